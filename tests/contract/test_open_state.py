@@ -142,7 +142,7 @@ def test_the_second_stage_is_asked(place: Place) -> None:
     )  # fmt: skip
     given = Rows({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
     later = Rows({"a": [row(100 * S)], "b": [row(100 * S)]})
-    place.ran([given, later], join, sources=("a", "b"), then=window)
+    place.ran([given, later], join, sources=("a", "b"), downstream=window)
     with sw.open_state(place.where) as view:
         assert view.fetch("k")["n"].to_list() == [1], "the session of the first two pairs is closed"
         assert view.scan()["left_user"].unique().to_list() == ["k"]

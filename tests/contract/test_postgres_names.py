@@ -73,7 +73,7 @@ def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tupl
     rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
     store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
     script = [Rows(rows)] if seconds else []
-    found = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), then=THEN, flush=flush, store=store)
+    found = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store)
     return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
 
 

@@ -48,7 +48,7 @@ class Place:
         given = corrupted.CASES[case]
         items = corrupted.script(case)[begin:end]
         return run_local(
-            given.step, items, corrupted.SCHEMA, given.sources, flush=flush, then=given.then, store=self.make
+            given.step, items, corrupted.SCHEMA, given.sources, flush=flush, downstream=given.then, store=self.make
         )
 
     def say(self, *arguments: str, code: int = 0) -> str:

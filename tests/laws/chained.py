@@ -60,7 +60,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         shards=run.shards,
         reshard_after=run.reshard_after,
         store=store,
-        then=after,
+        downstream=after,
     )
     judge = Judge(join, 0)
     for item in run.script:

@@ -125,7 +125,7 @@ def _run(case: str, home: Path, items: Sequence[Any], flush: bool, letters: Sequ
         given.sources,
         state_dir=str(home),
         flush=flush,
-        then=given.then,
+        downstream=given.then,
         letters=letters,
     )
 

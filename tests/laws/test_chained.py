@@ -51,7 +51,7 @@ def test_the_window_waits_for_outer_rows() -> None:
         rows([("z", 120)], [("t", 120)]),
         rows([("z", 131)], [("t", 131)]),
     ]
-    result = run_local(spec, script, SCHEMA, sources=("a", "b"), then=COUNTED, flush=False)
+    result = run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED, flush=False)
     assert [(r["_epoch"], r["left_k"], r["window_start"] // MS, r["n"]) for r in result.rows] == [
         (2, "x", 100, 1),
         (2, "y", 100, 1),
@@ -65,9 +65,9 @@ def test_one_commit_for_both(step: str) -> None:
     """Whatever step a runner dies at, rows are in both stages' state or in neither."""
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100 + n)], [("x", 100 + n)]) for n in range(0, 60, 5)]
-    calm = run_local(spec, script, SCHEMA, sources=("a", "b"), then=COUNTED)
+    calm = run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED)
     torn: list[Any] = [item for epoch in script for item in (Crash(step), epoch)]
-    died = run_local(spec, torn, SCHEMA, sources=("a", "b"), then=COUNTED)
+    died = run_local(spec, torn, SCHEMA, sources=("a", "b"), downstream=COUNTED)
     assert died.rows == calm.rows
     assert sum(r["n"] for r in calm.rows) == 12 * 9 - 2 * (4 + 3 + 2 + 1)
 
@@ -75,6 +75,6 @@ def test_one_commit_for_both(step: str) -> None:
 def test_a_stage_that_is_removed_lets_its_state_go(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100)], [("x", 100)])]
-    run_local(spec, script, SCHEMA, sources=("a", "b"), then=COUNTED, state_dir=str(tmp_path))
+    run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED, state_dir=str(tmp_path))
     found = run_local(spec, script, SCHEMA, sources=("a", "b"), state_dir=str(tmp_path))
     assert found.rows, "the join goes on"

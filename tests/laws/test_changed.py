@@ -276,8 +276,8 @@ def test_a_join_before_a_window_that_changes() -> None:
         row = {"ts": t * MS, "u": "x", "id": 1, "f": 1.0}
         return Rows({"a": [row], "b": [row]})
 
-    script = [both(0), both(10), Crash("commit.before"), Restart(then=counted("ids"), shards=3), both(20)]
-    result = run_local(join, script, SCHEMA, ("a", "b"), then=counted())
+    script = [both(0), both(10), Crash("commit.before"), Restart(downstream=counted("ids"), shards=3), both(20)]
+    result = run_local(join, script, SCHEMA, ("a", "b"), downstream=counted())
     assert [(r["window_start"], r["n"], r["ids"]) for r in result.rows] == [(0, 3, 1)]
     with pytest.raises(
         StateError, match=r"another join .*bounds_us: state has \[-5000, 5000\], config has \[-9000, 9000\]"

@@ -55,7 +55,7 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     )
     given = {"flush": False, "state_dir": str(tmp_path), "then": after}
     run_local(join, [ROWS, ROWS], TYPES, SOURCES, **given)  # type: ignore[arg-type]
-    watched = Watched(pipeline_for(join, SOURCES, then=after), "p.toml", FilesStore(tmp_path, "law"), lines)
+    watched = Watched(pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), lines)
     seen = look_at(watched, 0)
     assert seen.top.accounted
     assert seen.closing is not None

@@ -58,7 +58,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
         aggregations=[Aggregation(agg="count", as_="n")],
     )
     inner = join.model_copy(update={"kind": "inner"})
-    run_local(inner, [rows, rows], types, sources, flush=False, state_dir=str(tmp_path), then=after)
+    run_local(inner, [rows, rows], types, sources, flush=False, state_dir=str(tmp_path), downstream=after)
     (alone,) = watched_at(str(tmp_path / "law"))
     seen = look_at(alone, 0)
     assert [s.kind for s in seen.stages] == ["join", "tumbling"]

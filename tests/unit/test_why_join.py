@@ -62,8 +62,8 @@ def test_a_join_has_no_window_of_a_key(say: Say) -> None:
 def test_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
-    ran(then=window)
-    pipeline = pipeline_for(toml.loads(JOIN).transform.step, ("orders", "payments"), then=window)
+    ran(downstream=window)
+    pipeline = pipeline_for(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
     said = list(lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith('stage "')
     assert said[-1].endswith(": no window is open: there is nothing to come out")

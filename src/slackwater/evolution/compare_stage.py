@@ -23,7 +23,7 @@ from slackwater.core.words import plural
 from slackwater.evolution import growth, migrate, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
 from slackwater.evolution.texts import BY_KEY, emission_text, moved
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.logic import JoinLogic, Side
 from slackwater.operators.base import Operator
 from slackwater.operators.known import of_kind, of_step
 from slackwater.operators.windowed import Windowed
@@ -201,8 +201,8 @@ class StageComparison:
 
     def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[Change]:
         """Columns that came; a config alone does not tell which."""
-        if isinstance(self.made, JoinLogic) and any(new):
-            sides = zip(self.made.sides, new, strict=True)
+        if self.made is not None and any(new):
+            sides = zip(_sides(self.made), new, strict=True)
             found = {name: f.type for side, mine in sides for name, f in side.output if f"{f.name} {f.type}" in mine}
             yield growth.join_change(self.prefix, self.state, found)
 
@@ -245,6 +245,17 @@ def _read_by(operator: Operator) -> Mapping[str, Field]:
 @_read_by.register(Windowed)
 def _(operator: Windowed) -> Mapping[str, Field]:
     return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
+
+
+@singledispatch
+def _sides(operator: Operator) -> Sequence[Side]:
+    """The two that are joined."""
+    unregistered(operator, "slackwater.evolution.compare_stage")
+
+
+@_sides.register(JoinLogic)
+def _(operator: JoinLogic) -> Sequence[Side]:
+    return operator.sides
 
 
 def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:

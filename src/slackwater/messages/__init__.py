@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from slackwater.messages import of_commands, of_config, of_epochs, of_state, of_systems, of_warnings
 from slackwater.messages.family import WARNING as WARNING
-from slackwater.messages.family import Family as Family
+from slackwater.messages.family import MessageFamily as MessageFamily
 
 PAGE = "docs/messages.md"
-FAMILIES: Sequence[Family] = (  # the first that fits counts
+FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
     *of_config.FAMILIES,
     *of_state.FAMILIES,
     *of_systems.FAMILIES,
@@ -23,7 +23,7 @@ FAMILIES: Sequence[Family] = (  # the first that fits counts
 )
 
 
-def family(kinds: Sequence[str], text: str) -> Family | None:
+def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
     """Of a message: `kinds` are the names of its class and those above it, or `WARNING`."""
     for kind in kinds:
         for found in FAMILIES:

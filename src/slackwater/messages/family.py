@@ -11,7 +11,7 @@ STATE = ("StateError",)
 
 
 @dataclass(frozen=True)
-class Family:
+class MessageFamily:
     """Messages that mean the same. `of`: names of error classes, or `WARNING`; `patterns`: of their texts, any of them."""
 
     title: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import START, Family
+from slackwater.messages.family import START, MessageFamily
 
-FAMILIES: Sequence[Family] = (
-    Family(
+FAMILIES: Sequence[MessageFamily] = (
+    MessageFamily(
         "A join has no windows",
         START,
         "The question is about windows, keys of windows or corrections, and the pipeline is a join, whose rows are "
@@ -25,14 +25,14 @@ FAMILIES: Sequence[Family] = (
             "a join has one",
         ),
     ),
-    Family(
+    MessageFamily(
         "Letters cannot be replayed",
         START,
         "The dead letters that were chosen cannot be applied to this target or with this config. Nothing was changed.",
         "Choose others by `--reason` and `--epoch`; [what can be applied](late-data.md#applying-letters-slackwater-dlq-replay).",
         ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
     ),
-    Family(
+    MessageFamily(
         "A backfill cannot be made so",
         START,
         "The range, the source or the target of a backfill does not allow it. Nothing was written.",
@@ -45,21 +45,21 @@ FAMILIES: Sequence[Family] = (
             "name another place with --into",
         ),
     ),
-    Family(
+    MessageFamily(
         "A batch cannot be made of this DataFrame",
         START,
         "`sw.batch` takes batch DataFrames of a classic Spark session.",
         "Run a streaming DataFrame as a pipeline: [the same windows over a batch](state.md#the-same-windows-over-a-batch).",
         ("streaming DataFrame, expected", "Spark Connect"),
     ),
-    Family(
+    MessageFamily(
         "A condition cannot be asked",
         START,
         "What `--where` (`where=`) holds is not one of the conditions that may be asked of a state, or takes too long.",
         "See [looking](state.md#looking) for what it may hold.",
         ("^where: ",),
     ),
-    Family(
+    MessageFamily(
         "A file cannot be written",
         START,
         "The file or directory that a command was to write is there already, is no place for one, or the system refuses it.",
@@ -74,7 +74,7 @@ FAMILIES: Sequence[Family] = (
             "found the suffix",
         ),
     ),
-    Family(
+    MessageFamily(
         "An output cannot be read",
         START,
         "`show`, `diff`, `dlq` or `export` read what a target holds, and this one cannot be read, or keeps nothing.",
@@ -92,21 +92,21 @@ FAMILIES: Sequence[Family] = (
             "expected a table of dead letters",
         ),
     ),
-    Family(
+    MessageFamily(
         "The page or the server cannot be opened so",
         START,
         "`ui`, `serve` or the metrics cannot listen as they were told to, or who asks may not.",
         "See [what it costs, and who may see it](ui.md#what-it-costs-and-who-may-see-it).",
         ("--token", "--host", "cannot be served", "--save", "one FILE", "describe pipelines of one name"),
     ),
-    Family(
+    MessageFamily(
         "Other systems cannot be told",
         START,
         "`--otel` or `--openlineage` were asked for, and their configuration does not say where to send to, or cannot be read.",
         "See [watching it](monitoring.md).",
         ("OPENLINEAGE|--openlineage", "expected milliseconds above 0"),
     ),
-    Family(
+    MessageFamily(
         "A value that was given does not fit",
         START,
         "A key, a time, an option or a number of a command or a question is not of the form that is expected. Nothing was changed.",
@@ -126,7 +126,7 @@ FAMILIES: Sequence[Family] = (
             "leave it out",
         ),
     ),
-    Family(
+    MessageFamily(
         "The pipeline cannot start",
         START,
         "The pipeline does not fit the data, the SQL or the state that are there: one line for each thing that does not.",

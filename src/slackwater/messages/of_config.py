@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import START, Family
+from slackwater.messages.family import START, MessageFamily
 
-FAMILIES: Sequence[Family] = (
-    Family(
+FAMILIES: Sequence[MessageFamily] = (
+    MessageFamily(
         "The config is wrong",
         ("ConfigError",),
         "The description of a pipeline has mistakes, one line each: the pipeline, the key, what was found, what was expected. "
@@ -15,7 +15,7 @@ FAMILIES: Sequence[Family] = (
         "Correct the key that the line names. `slackwater check FILE` says below its lines where the keys are "
         "[documented](configuration.md); [an editor](configuration.md#in-an-editor) marks most mistakes while you type.",
     ),
-    Family(
+    MessageFamily(
         "A test cannot be run as it is",
         START,
         "What a test of a pipeline gives does not fit the pipeline: a column that no schema has, a value of another type, or SQL, an "

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import STATE, Family
+from slackwater.messages.family import STATE, MessageFamily
 
-FAMILIES: Sequence[Family] = (
-    Family(
+FAMILIES: Sequence[MessageFamily] = (
+    MessageFamily(
         "Another runner holds the pipeline",
         ("LockHeldError",),
         "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process; in an "
         "object store it is a lease, which a process of another machine that is gone keeps for 35 seconds at most.",
         "Stop that one first. Looking (`why`, `show`, `state`, `ui`) needs no lock.",
     ),
-    Family(
+    MessageFamily(
         "Another runner went on",
         ("FencedError",),
         "The store holds a commit that this runner did not make, so it stops before it writes anything. That happens where a "
         "runner was cut off (a pause, a lost connection) and another took over.",
         "Nothing: the other one goes on, and nothing is doubled or lost. If none should be there, find out who started it.",
     ),
-    Family(
+    MessageFamily(
         "There is no state to look into",
         ("StateError", "StartError"),
         "The question is about a state, and there is none yet at that place, or not of this pipeline, or only in a runner's memory.",
@@ -37,7 +37,7 @@ FAMILIES: Sequence[Family] = (
             "this is the state of",
         ),
     ),
-    Family(
+    MessageFamily(
         "The state was written for another config",
         ("StateError", "StartError"),
         "What is in the state does not mean what the config means now: another window, other keys, other columns. It was not touched.",
@@ -53,14 +53,14 @@ FAMILIES: Sequence[Family] = (
             "was rewritten for another way to emit",
         ),
     ),
-    Family(
+    MessageFamily(
         "The state was written by another version",
         STATE,
         "The state has a format or a part that this version does not know.",
         "Install the version that wrote it, or a newer one: [upgrading](upgrade.md).",
         ("has format", "a counter that this version"),
     ),
-    Family(
+    MessageFamily(
         "An epoch is committed and not published",
         ("StateError", "StartError"),
         "What is committed is published before anything else happens to the state, and that is still to come.",
@@ -74,14 +74,14 @@ FAMILIES: Sequence[Family] = (
             "name a directory that can be written",
         ),
     ),
-    Family(
+    MessageFamily(
         "That epoch is not kept",
         STATE,
         "Files keep the latest commits (8 or more), Postgres the latest alone.",
         "Ask one of the epochs that the line names.",
         ("is not kept",),
     ),
-    Family(
+    MessageFamily(
         "The name or the place is taken",
         ("StateError", "StartError"),
         "A state, a table or a fork of another pipeline is there already. Nothing was changed.",
@@ -94,7 +94,7 @@ FAMILIES: Sequence[Family] = (
             "holds a fork that was cut off",
         ),
     ),
-    Family(
+    MessageFamily(
         "The state is damaged",
         STATE,
         "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "
@@ -109,7 +109,7 @@ FAMILIES: Sequence[Family] = (
             "is no file",
         ),
     ),
-    Family(
+    MessageFamily(
         "The object store cannot be used",
         ("StateError", "StartError", "EpochError"),
         "The bucket that holds the state is not there, does not let this process in, or could not be reached for a minute. What was "
@@ -126,7 +126,7 @@ FAMILIES: Sequence[Family] = (
             "the cache of state files",
         ),
     ),
-    Family(
+    MessageFamily(
         "The state store cannot be used",
         STATE,
         "The directory or the database that holds the state did not let itself be read or written.",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import START, Family
+from slackwater.messages.family import START, MessageFamily
 
-FAMILIES: Sequence[Family] = (
-    Family(
+FAMILIES: Sequence[MessageFamily] = (
+    MessageFamily(
         "`init` cannot use the sample",
         START,
         "The file or directory of `--sample` is not there, holds no rows, or has nothing that can be a time or a key.",
         "Name another sample, or the columns with `--time` and `--key`: [the first day](first-day.md#what-it-takes-from-a-sample).",
         ("--sample", "--time: ", "--key: .* no column", "no config came of it"),
     ),
-    Family(
+    MessageFamily(
         "Offsets that cannot be gone on at",
         START,
         "Offsets that were given for a source are not of a form, a partition or a place that it has. Nothing was committed.",
@@ -32,7 +32,7 @@ FAMILIES: Sequence[Family] = (
             "it was never read",
         ),
     ),
-    Family(
+    MessageFamily(
         "A service cannot be reached",
         START,
         "A broker, a database or a registry does not answer at the address of the config, or refuses who asks.",
@@ -50,21 +50,21 @@ FAMILIES: Sequence[Family] = (
             "ended at once",
         ),
     ),
-    Family(
+    MessageFamily(
         "Starts are not made shorter",
         START,
         "`slackwater prepare` ran a small pipeline to keep what Java makes of Spark's classes, and that run or its end failed.",
         "Mend what the line tells of and run `slackwater prepare` again. Pipelines start without it, only slower.",
         ("the archive of Spark's classes was not made",),
     ),
-    Family(
+    MessageFamily(
         "The rights do not suffice",
         START,
         "The service is there, and does not let this role do what is needed.",
         "Grant the role what the line names.",
         ("check the role's rights", "check who may read", "does not give queue"),
     ),
-    Family(
+    MessageFamily(
         "Something is not installed",
         START,
         "A package, a jar, Java or a server is not on this machine.",
@@ -78,7 +78,7 @@ FAMILIES: Sequence[Family] = (
             "has no Kafka connector",
         ),
     ),
-    Family(
+    MessageFamily(
         "Spark Connect has what its server has",
         START,
         "The server that `SPARK_REMOTE` names is not there, or a pipeline asks for what a client cannot have: the server's own settings, a "
@@ -86,14 +86,14 @@ FAMILIES: Sequence[Family] = (
         "What runs over it, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
         ("Spark Connect", "nobody answers there", "over Connect"),
     ),
-    Family(
+    MessageFamily(
         "Spark does not start",
         START,
         "Spark's process ended before it was up. Nothing was read.",
         "`java -version` must say 17 or later; the lines above it in the log are Spark's.",
         ("Spark did not start",),
     ),
-    Family(
+    MessageFamily(
         "There is nothing to read",
         START,
         "The topic, the queue, the directory or the file that a source or a lookup names is not there.",
@@ -108,7 +108,7 @@ FAMILIES: Sequence[Family] = (
             "^lookup ",
         ),
     ),
-    Family(
+    MessageFamily(
         "A table cannot be read on",
         (*START, "EpochError"),
         "A table that is a source cannot be read from where the state stands: a version takes rows away or writes them anew, one that is "
@@ -129,7 +129,7 @@ FAMILIES: Sequence[Family] = (
             "the table is to be asked",
         ),
     ),
-    Family(
+    MessageFamily(
         "The columns of a table changed",
         (*START, "EpochError"),
         "A table that is a source has other columns than the run began with, or the state was first read with. Nothing of them was read.",
@@ -137,7 +137,7 @@ FAMILIES: Sequence[Family] = (
         "[Delta and Iceberg tables](sources.md#new-columns).",
         ("its columns changed with", "columns are new with", "did not find columns that came"),
     ),
-    Family(
+    MessageFamily(
         "A table needs another reader",
         START,
         "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes beside its data, features or types "
@@ -145,7 +145,7 @@ FAMILIES: Sequence[Family] = (
         "Write its files anew without them, begin behind them, or read another table: [what is read](sources.md#delta-and-iceberg-tables).",
         ("needs readers that know", "reader of Parquet", "holds files of the format", "which is binary"),
     ),
-    Family(
+    MessageFamily(
         "The schema of a source does not fit",
         START,
         "No schema is declared and none can be inferred, or the declared one (DDL, Avro, JSON Schema, Protobuf) cannot be used.",
@@ -160,7 +160,7 @@ FAMILIES: Sequence[Family] = (
             "schema_registry in the connection and topics by name",
         ),
     ),
-    Family(
+    MessageFamily(
         "There is no usable event time",
         START,
         "The column that `event_time_column` names is not there, has an unfit type, or the first rows hold no time in it. Such a "
@@ -168,7 +168,7 @@ FAMILIES: Sequence[Family] = (
         "Correct `event_time_column` or `event_time_unit`: [event time](semantics.md#event-time).",
         ("usable event time", "event_time_column", "event_time_unit", "expected a timestamp, a date", "_event_ts"),
     ),
-    Family(
+    MessageFamily(
         "The SQL or its columns do not fit",
         START,
         "The SQL runs row by row over `source`, and what comes out of it must have the columns that keys, aggregations and the join name.",
@@ -186,7 +186,7 @@ FAMILIES: Sequence[Family] = (
             "give each column its own name",
         ),
     ),
-    Family(
+    MessageFamily(
         "Only Spark's checkpoint knows where to go on",
         START,
         "A source that cannot seek (a queue, a connector, a DataFrame) goes on by Spark's checkpoint alone, and that is lost, or was "
@@ -194,7 +194,7 @@ FAMILIES: Sequence[Family] = (
         "Restore the checkpoint, keep the sources as they were, or begin anew under another name: [seek](sources.md).",
         ("cannot seek", "Spark's checkpoint only"),
     ),
-    Family(
+    MessageFamily(
         "The target does not fit the output",
         START,
         "The table, topic or directory that is there has other columns or settings than what would be written, or cannot be opened.",
@@ -211,7 +211,7 @@ FAMILIES: Sequence[Family] = (
             "a name of .* bytes",
         ),
     ),
-    Family(
+    MessageFamily(
         "The target holds what another state wrote",
         START,
         "A state begins anew, and its target, which only adds rows, holds those of a former state; or paths of an earlier version "

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import WARNING, Family
+from slackwater.messages.family import WARNING, MessageFamily
 
-FAMILIES: Sequence[Family] = (
-    Family(
+FAMILIES: Sequence[MessageFamily] = (
+    MessageFamily(
         "A clock in the input may be wrong",
         (WARNING,),
         "A few rows are far ahead of the others. What such a row moves is the watermark, and all others are late behind it.",
         "Filter at the source, or set `max_jump_ms`: [far dates](semantics.md#watermarks).",
         ("newest event time", "jumps from", "far from now", "most rows come late"),
     ),
-    Family(
+    MessageFamily(
         "Rows came late",
         (WARNING,),
         "Rows came after the watermark had closed their windows. They are counted, and `late_data` decides what becomes of them.",
         "Raise `lateness_ms`, or choose another policy: [late rows](late-data.md), [corrections](corrections.md).",
         (r"\(watermark", r"side \(\"…\"\) …$"),
     ),
-    Family(
+    MessageFamily(
         "A commit was looked up or could not be noted",
         (WARNING,),
         "The connection to Postgres was lost around a commit; the runner found out what became of it and went on.",
@@ -34,42 +34,42 @@ FAMILIES: Sequence[Family] = (
             "was set aside",
         ),
     ),
-    Family(
+    MessageFamily(
         "Rows were left out",
         (WARNING,),
         "Bad rows, groups beyond a bound, rows of a join beyond `max_rows_per_key`, or records that were gone. Each is counted.",
         "The line says which, how many and where they were read.",
         ("refused", "wait for partners", "gone before", "are gone from Kafka", "^… …: …$"),
     ),
-    Family(
+    MessageFamily(
         "Results came out as NULL",
         (WARNING,),
         'A result did not fit its type under `on_overflow = "null"`.',
         "Cast the column to a wider type in the SQL: [aggregations](aggregations.md).",
         ("fit the type of the column",),
     ),
-    Family(
+    MessageFamily(
         "Delivery is at least once",
         (WARNING,),
         "After a crash the target may get an epoch a second time.",
         'For Kafka set `delivery = "exactly_once"`: [delivery](semantics.md#delivery).',
         ("^delivery to",),
     ),
-    Family(
+    MessageFamily(
         "Files were not read",
         (WARNING,),
         "A file was removed between the listing and the reading, or Spark cannot be told of it because its name is no UTF-8.",
         "Write elsewhere and rename, and remove only what was read; rename what the line names.",
         ("removed before it was read", "is no UTF-8"),
     ),
-    Family(
+    MessageFamily(
         "A source does not answer",
         (WARNING,),
         "A broker that answered before does not now. What it holds is not known meanwhile, so nothing counts as silent.",
         "Nothing, if it comes back: it is asked again for two minutes, and the run ends after that.",
         ("is asked again for two minutes",),
     ),
-    Family(
+    MessageFamily(
         "Other warnings",
         (WARNING,),
         "What the start or a run wants somebody to know: a file that changed after it was read, a name of the schema that is not in the "

@@ -76,7 +76,7 @@ class _Commits:
     written: dict[str, int] = field(default_factory=dict)  # by target
     letters: int = 0
 
-    def then(self, later: _Commits) -> _Commits:
+    def plus(self, later: _Commits) -> _Commits:
         read, written = _sum(self.read, later.read), _sum(self.written, later.written)
         return _Commits(self.first, later.last, later.watermark_us, read, written, self.letters + later.letters)
 
@@ -135,7 +135,7 @@ class OpenLineage(Observer):
             sum(status.counters.letters.values()) - letters,
         )
         with self._wake:
-            self._commits = new if self._commits is None else self._commits.then(new)
+            self._commits = new if self._commits is None else self._commits.plus(new)
             self._wake.notify()
 
     def ended(self, error: BaseException | None) -> None:
@@ -162,7 +162,7 @@ class OpenLineage(Observer):
                 end = self._end and not commits
             if commits is not None and not (started and self._sent(event_v2.RunState.RUNNING, commits)):
                 with self._wake:
-                    self._commits = commits if self._commits is None else commits.then(self._commits)
+                    self._commits = commits if self._commits is None else commits.plus(self._commits)
             if end or (self._end and self._outage.now):
                 self._sent(self._end[0], self._commits)
                 return

@@ -69,7 +69,7 @@ class Restart:
     step: Step | None = None
     shards: int | None = None
     sources: Sequence[str] | None = None
-    then: Window | None = None
+    downstream: Window | None = None
     target: str | None = None
 
 
@@ -89,17 +89,19 @@ def run_local(
     upserts: bool = True,
     on_error: str = "drop",
     letters: Sequence[Mapping[str, Any]] = (),
-    then: Window | None = None,
+    downstream: Window | None = None,
     on_publish: Callable[[pl.DataFrame], None] | None = None,
     of: type[Transform] = Transform,
 ) -> LocalResult:
-    """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `then`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
+    """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `downstream`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
     The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows. `of`: what has the table of the step.
     """
 
     def described() -> Pipeline:
-        return pipeline_for(step, sources, lateness_ms, on_error=on_error, upserts=upserts, then=then, of=of)
+        return pipeline_for(
+            step, sources, lateness_ms, on_error=on_error, upserts=upserts, downstream=downstream, of=of
+        )
 
     test = LocalPipeline(
         described(),
@@ -118,7 +120,8 @@ def run_local(
             if isinstance(item, Crash):
                 test.crash(item.step, item.shards)
             elif isinstance(item, Restart):
-                step, sources, then = item.step or step, item.sources or sources, item.then or then
+                step, sources = item.step or step, item.sources or sources
+                downstream = item.downstream or downstream
                 test.restart(described(), shards=item.shards, target=item.target)
             elif isinstance(item, Replay):
                 test.replay(item.limit, item.dry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -90,8 +90,7 @@ def joined(snapshot: Snapshot, sources: Sequence[str]) -> Joined | None:
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None
-    logic = step_in(snapshot.commit)
-    assert isinstance(logic, JoinLogic)
+    logic = cast("JoinLogic", step_in(snapshot.commit))
     watermark = first.watermark_us
     rows = [
         pl.concat([snapshot.buffers(n, logic).outline(side.which, watermark) for n in range(first.shards)])
