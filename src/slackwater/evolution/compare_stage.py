@@ -23,8 +23,9 @@ from slackwater.core.words import plural
 from slackwater.evolution import growth, migrate, restore
 from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
 from slackwater.evolution.texts import BY_KEY, emission_text, moved
-from slackwater.joins.logic import JoinLogic, Side
+from slackwater.joins.logic import Side
 from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoin
 from slackwater.operators.known import of_kind, of_step
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
@@ -253,8 +254,8 @@ def _sides(operator: Operator) -> Sequence[Side]:
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
-@_sides.register(JoinLogic)
-def _(operator: JoinLogic) -> Sequence[Side]:
+@_sides.register(IntervalJoin)
+def _(operator: IntervalJoin) -> Sequence[Side]:
     return operator.sides
 
 
