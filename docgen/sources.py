@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater import errors
-from slackwater.messages import WARNING, Family, family
+from slackwater.messages import WARNING, MessageFamily, family
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "slackwater"
@@ -29,7 +29,7 @@ class Message:
     text: str
 
     @property
-    def family(self) -> Family | None:
+    def family(self) -> MessageFamily | None:
         above = [c.__name__ for c in CLASSES[self.kind].__mro__] if self.kind in CLASSES else [self.kind]
         return family(above, self.text)
 
