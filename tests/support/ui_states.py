@@ -139,5 +139,5 @@ def joined_and_counted(home: Path, seed: int = 1, epochs: int = 12, kind: str = 
         group_by=["left_user"],
         aggregations=[Aggregation(agg="count", as_="n")],
     )
-    more: dict[str, Any] = {"then": after} if kind == "inner" else {}
+    more: dict[str, Any] = {"downstream": after} if kind == "inner" else {}
     run_local(join, script, TYPES, ("orders", "payments"), flush=False, state_dir=str(home), clock_us=CLOCK, **more)

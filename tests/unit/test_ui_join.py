@@ -53,7 +53,7 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     after = Window(
         kind="tumbling", duration_ms=60_000, max_groups_per_window=99, group_by=["left_user"], aggregations=SUMS
     )
-    given = {"flush": False, "state_dir": str(tmp_path), "then": after}
+    given = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
     run_local(join, [ROWS, ROWS], TYPES, SOURCES, **given)  # type: ignore[arg-type]
     watched = Watched(pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), lines)
     seen = look_at(watched, 0)
