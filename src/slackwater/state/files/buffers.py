@@ -24,7 +24,7 @@ from slackwater.joins.logic import HIDDEN, JoinLogic, Side
 from slackwater.joins.match import Run, bisect, order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of
-from slackwater.state.files.merging import merge_plan
+from slackwater.state.files.merging import MOST, Merge, merge_plan
 from slackwater.state.files.place import Place, opened, wanted
 from slackwater.watermark import NO_WATERMARK
 
@@ -162,7 +162,7 @@ class JoinWriter:
     logic: JoinLogic
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """The segments after these changes, without those that are over, with those merged that have piled up."""
+        """The segments after these changes, without those that are over, with those merged that nobody merged beside."""
         kept: list[SegmentMeta] = []
         for side in self.logic.sides:
             change = changes.get(side.which, Change(pl.DataFrame(schema=side.schema)))
@@ -170,8 +170,20 @@ class JoinWriter:
                 mine = [m for m in metas if m.kind == side.name + what and m.dead > watermark]
                 if frame.height:
                     mine.append(self.write(side, what, frame if not what else frame.sort("__id")))
-                kept += self._merged(side, what, mine, watermark)
-        return tuple(kept)
+                kept += mine
+        after = tuple(kept)
+        for merge in self.merges(after, watermark, MOST):
+            after = merge.applied(after, watermark)
+        return after
+
+    def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[Merge]:
+        """Of each side and kind the newest segments as one, once `fan` of a size have piled up."""
+        found = [
+            self._merge(side, what, [m for m in metas if m.kind == side.name + what], watermark, fan)
+            for side in self.logic.sides
+            for what in ("", "+", "-")
+        ]
+        return [merge for merge in found if merge is not None]
 
     def write(self, side: Side, what: str, frame: pl.DataFrame) -> SegmentMeta:
         """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
@@ -179,15 +191,15 @@ class JoinWriter:
         size, digest = self.place.write(name, frame)
         return meta_of(side, what, frame, name, size, digest)
 
-    def _merged(self, side: Side, what: str, metas: list[SegmentMeta], watermark: int) -> list[SegmentMeta]:
-        count = merge_plan(metas)
+    def _merge(self, side: Side, what: str, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> Merge | None:
+        count = merge_plan(metas, fan)
         if not count:
-            return metas
+            return None
         frames = [JoinSegment(self.place, m, side).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
         frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
-        return [*metas[:-count], *([self.write(side, what, frame)] if frame.height else [])]
+        return Merge(tuple(metas[-count:]), (self.write(side, what, frame),) if frame.height else ())
 
 
 def meta_of(side: Side, what: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:

@@ -26,6 +26,7 @@ from slackwater.errors import FencedError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.files import lists, published
 from slackwater.state.files.arrow import read_arrow
+from slackwater.state.files.beside import Beside
 from slackwater.state.files.commit import Log
 from slackwater.state.files.fork import FORKING, fork
 from slackwater.state.files.place import NAMED, Lock, Place, Wanted, wanted
@@ -54,6 +55,7 @@ class FilesStore:
         self._published = published.OwnNote(self.place, published.PUBLISHED)
         self._reached = published.OwnNote(self.place, published.REACHED)
         self._onlooker = Onlooker(self._log)
+        self._beside = Beside(self.place)
         self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -164,13 +166,13 @@ class FilesStore:
         return self._log.written(epochs[-1]) if epochs else None
 
     def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
-        return
+        self._beside.keeps(stage, logic)
 
     def forget(self, stages: range) -> None:
         """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.place, shard, epoch, metas)
+        return FilesShard(self.place, shard, epoch, self._beside.taken(stage, shard, metas))
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         held = self.place.held(Wanted(meta.file, meta.checksum))
@@ -214,6 +216,7 @@ class FilesStore:
         self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = _files_of(commit)
+        self._beside.committed(commit)
 
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner has the state by now."""
@@ -244,18 +247,22 @@ class FilesStore:
             log.warning("%s; nothing is cleaned up", error)
             return
         self._named, used = named, frozenset[str]().union(*named.values())
+        spared = self._beside.epochs
         there = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
-        self.place.delete([file for file, of in there if of.isdigit() and int(of) <= self._latest and file not in used])
+        old = [(file, int(of)) for file, of in there if of.isdigit() and int(of) <= self._latest]
+        self.place.delete([file for file, of in old if of not in spared and file not in used])
 
     def fork(self, name: str, epoch: int | None = None) -> Commit | None:
         return fork(self, FilesStore(self.place, name), epoch)
 
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `open`."""
+        self._beside.close()
         self.place.remove()
         self.close()
 
     def close(self) -> None:
+        self._beside.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

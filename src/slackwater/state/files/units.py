@@ -22,7 +22,7 @@ from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.buffers import FilesBuffers, JoinWriter
-from slackwater.state.files.merging import merge_plan
+from slackwater.state.files.merging import MOST, Merge, merge_plan
 from slackwater.state.files.place import Place, opened, wanted
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
@@ -191,17 +191,24 @@ class FilesShard:
         return SegmentReader(self.place, self.metas, logic.state_schema)
 
     def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
-        """The segments with `rows` as the newest, after dropping and merging what has piled up."""
+        """The segments with `rows` as the newest, after dropping what is over, and merging what nobody merged beside."""
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
             metas.pop(0)
         if rows.height:
             metas.append(self._write(logic, rows))
-        count = merge_plan(metas)
-        if count:
-            merged = self._merged(logic, metas[-count:], oldest=count == len(metas), watermark=watermark)
-            metas[-count:] = [self._write(logic, merged)] if merged.height else []
-        return tuple(metas)
+        kept = tuple(metas)
+        for merge in self.at(kept).merges(logic, watermark, MOST):
+            kept = merge.applied(kept, watermark)
+        return kept
+
+    def merges(self, logic: Kept, watermark: int, fan: int) -> list[Merge]:
+        """The newest segments as one, once `fan` of a size have piled up."""
+        count = merge_plan(self.metas, fan)
+        if not count:
+            return []
+        merged = self._merged(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
+        return [Merge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
 
     def buffers(self, logic: JoinLogic) -> FilesBuffers:
         return FilesBuffers(self.place, self.metas, logic)
@@ -228,10 +235,10 @@ class FilesShard:
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merged(self, logic: Kept, metas: list[SegmentMeta], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merged(self, logic: Kept, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
-            return in_order(logic.forget(self.at(tuple(metas)).reader(logic).scan(), watermark))
+            return in_order(logic.forget(self.at(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.place, m) for m in metas]
         rows = [logic.unrevised(s.whole()) for s in opened]
         found = [f.select(list(logic.state_schema)) for f in rows]

@@ -1,0 +1,126 @@
+"""Segments that have piled up are merged beside the epochs, by a thread of the driver's process.
+
+    commit 12   [a][b][c][d][e][f][g][h]       eight of a size: the thread writes [m]
+    epoch  13   [a][b][c][d][e][f][g][h][i]    goes on meanwhile
+    epoch  14   [m][i][j]                      a shard that is opened later finds [m] in their place
+
+What was merged counts once a commit names it; one that nobody takes is garbage. Where the thread falls behind, the task that
+writes a shard merges itself (`FilesShard.stage`), at twice the pile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+from slackwater.core.dispatch import unregistered
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import Commit, SegmentMeta
+from slackwater.state.files.buffers import JoinWriter
+from slackwater.state.files.merging import FAN, Merge
+from slackwater.state.files.place import Place
+from slackwater.state.files.units import FilesShard
+from slackwater.state.protocol import Stateful, Stateless
+from slackwater.windows.kept import Kept
+
+Spot = tuple[int, int]  # number of a stage, shard
+
+
+@dataclass(frozen=True)
+class Merger:
+    """One shard as of a commit, and what may be merged of it."""
+
+    place: Place
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+    watermark: int
+
+    @singledispatchmethod
+    def merges(self, logic: Stateful) -> list[Merge]:
+        unregistered(logic, "slackwater.state.files.beside.Merger.merges")
+
+    @merges.register
+    def _(self, logic: Kept) -> list[Merge]:
+        return FilesShard(self.place, self.shard, self.epoch, self.metas).merges(logic, self.watermark, FAN)
+
+    @merges.register
+    def _(self, logic: JoinLogic) -> list[Merge]:
+        return JoinWriter(self.place, self.shard, self.epoch, logic).merges(self.metas, self.watermark, FAN)
+
+    @merges.register
+    def _(self, logic: Stateless) -> list[Merge]:
+        return []
+
+
+class Beside:
+    """The merges of one store. Asked from the driver's thread alone; one thread of its own merges."""
+
+    def __init__(self, place: Place) -> None:
+        # configuration
+        self._place = place
+        self._logics: dict[int, Stateful] = {}  # by the number of their stage
+        # as it goes
+        self._watermarks: list[int] = []  # of the stages, in the latest commit
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: dict[Spot, tuple[int, Future[list[Merge]]]] = {}  # with the epoch whose files they write
+        self._done: dict[Spot, tuple[int, list[Merge]]] = {}
+
+    def keeps(self, stage: int, logic: Stateful) -> None:
+        """What the rows of a stage are: without it they are not merged."""
+        self._logics[stage] = logic
+
+    @property
+    def epochs(self) -> Collection[int]:
+        """Files of these epochs may be merged ones that no commit names yet: they are no garbage."""
+        return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
+
+    def taken(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
+        """The segments of a shard, merged ones in the place of what they were merged from. Raises what merging them raised."""
+        for merge in self._finished((stage, shard)):
+            metas = merge.applied(metas, self._watermarks[stage])
+        return metas
+
+    def _finished(self, spot: Spot) -> list[Merge]:
+        if spot in self._running and self._running[spot][1].done():
+            epoch, future = self._running.pop(spot)
+            if found := future.result():
+                self._done[spot] = (epoch, found)
+        return self._done.get(spot, (0, []))[1]
+
+    def committed(self, commit: Commit) -> None:
+        """A commit was made: what it has taken is done, and what has piled up in it is merged from now on."""
+        self._watermarks = [stage.watermark_us for stage in commit.stages]
+        there = {
+            (number, shard): metas
+            for number, stage in enumerate(commit.stages)
+            for shard, metas in enumerate(stage.segments)
+        }
+        for spot in [*self._running]:
+            self._finished(spot)
+        for spot, (_, merges) in [*self._done.items()]:
+            metas, watermark = there.get(spot, ()), self._watermarks[spot[0]]
+            if all(merge.applied(metas, watermark) == metas for merge in merges):  # taken, or too late for it
+                del self._done[spot]
+        for spot, metas in there.items():
+            if spot[0] in self._logics and spot not in self._running and spot not in self._done:
+                self._merge(commit, spot, metas)
+
+    def _merge(self, commit: Commit, spot: Spot, metas: tuple[SegmentMeta, ...]) -> None:
+        if len(metas) < FAN:
+            return
+        stage, shard = spot
+        merger = Merger(self._place, shard, commit.epoch, metas, commit.stages[stage].watermark_us)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="slackwater-merge")
+        self._running[spot] = (commit.epoch, self._thread.submit(merger.merges, self._logics[stage]))
+
+    def close(self) -> None:
+        """Wait for what is being merged: it writes to a state that is somebody else's from then on."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
+        self._running.clear()
+        self._done.clear()

@@ -1,0 +1,127 @@
+"""What is merged beside the epochs, and when it takes the place of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+from tests.support.stores import LOGIC, commit, rows
+
+from slackwater.errors import StateError
+from slackwater.state.commit import SegmentMeta
+from slackwater.state.files.merging import Merge
+from slackwater.state.files.store import FilesStore
+
+ALIVE = -(1 << 62)
+
+
+def metas(text: str) -> tuple[SegmentMeta, ...]:
+    """One for each letter; all rows of a "d" and of an "e" are over at 10."""
+    return tuple(
+        SegmentMeta(file=c, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=10 if c in "de" else 99)
+        for c in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "there", "watermark", "after"),
+    [
+        ("abc", "abc", 0, "M"),
+        ("abc", "xabcy", 0, "xMy"),
+        ("abc", "xbcy", 0, "xbcy"),  # an epoch has merged "a" itself: its rows would be there twice
+        ("abc", "xab", 0, "xab"),
+        ("abc", "xy", 0, "xy"),
+        ("dab", "aby", 10, "My"),  # "d" was dropped, as all its rows are over
+        ("dab", "aby", 9, "aby"),  # who took "d" away was somebody else
+        ("ade", "ay", 10, "My"),
+        ("dea", "y", 99, "y"),
+        ("ab", "axb", 0, "axb"),
+    ],
+)
+def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
+    of: str, there: str, watermark: int, after: str
+) -> None:
+    found = Merge(metas(of), metas("M")).applied(metas(there), watermark)
+    assert "".join(m.file for m in found) == after
+
+
+def test_of_rows_that_are_all_over_nothing_is_left() -> None:
+    assert Merge(metas("ab"), ()).applied(metas("xaby"), 0) == metas("xy")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FilesStore]:
+    store = FilesStore(str(tmp_path), "p")
+    store.open()
+    store.prepare(LOGIC)
+    yield store
+    store.close()
+
+
+def piled(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()) -> tuple[SegmentMeta, ...]:
+    """A new version of the same three sessions in each epoch."""
+    for epoch in epochs:
+        shard = store.shard(0, 1, epoch, before)
+        staged = shard.stage(LOGIC, rows("a", "b", "c"), LOGIC.empty_state(), ALIVE)
+        before = store.commit(commit(epoch, segments=(staged,))).stages[0].segments[0]
+    return before
+
+
+def merged(store: FilesStore) -> None:
+    assert wait([future for _, future in store._beside._running.values()], timeout=60).not_done == set()
+
+
+def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: FilesStore) -> None:
+    there = piled(store, range(8))
+    assert len(there) == 8
+    merged(store)
+    store.collect_garbage()  # what no commit names yet is spared
+    shard = store.shard(0, 1, 8, there)
+    assert len(shard.metas) == 1
+    assert shard.reader(LOGIC).scan().sort("user").equals(rows("a", "b", "c"))
+    after = piled(store, range(8, 9), there)
+    assert [m.file for m in after[:1]] == [m.file for m in shard.metas]
+    assert len(after) == 2
+    assert not store._beside.epochs
+    piled(store, range(9, 17), after)  # the commits that name the eight are let go of
+    merged(store)
+    store.collect_garbage()
+    names = {path.name for path in (Path(store.root) / "segments").iterdir()}
+    assert not {Path(m.file).name for m in there} & names
+    assert Path(after[0].file).name in names
+
+
+def test_an_epoch_merges_what_nobody_merged_beside(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store._beside, "committed", lambda commit: None)
+    there = piled(store, range(15))
+    assert len(there) == 15
+    assert len(piled(store, range(15, 16), there)) == 1
+
+
+def test_what_merging_meets_ends_the_next_epoch(store: FilesStore) -> None:
+    there = piled(store, range(7))
+    (Path(store.root) / there[0].file).write_bytes(b"damaged")
+    shard = store.shard(0, 1, 7, there)
+    staged = shard.stage(LOGIC, rows("a"), LOGIC.empty_state(), ALIVE)
+    there = store.commit(commit(7, segments=(staged,))).stages[0].segments[0]
+    merged(store)
+    with pytest.raises(StateError, match=r"segments/.*arrow"):
+        store.shard(0, 1, 8, there)
+
+
+def test_a_store_that_is_closed_writes_no_more(store: FilesStore) -> None:
+    piled(store, range(8))
+    store.close()
+    before = sorted((Path(store.root) / "segments").iterdir())
+    assert store._beside._thread is None and not store._beside.epochs
+    again = FilesStore(str(Path(store.root).parent), "p")
+    latest = again.open()
+    assert latest is not None and len(latest.stages[0].segments[0]) == 8
+    again.prepare(LOGIC)
+    assert again.shard(0, 1, 8, latest.stages[0].segments[0]).reader(LOGIC).scan().height == 3
+    again.collect_garbage()
+    after = sorted((Path(store.root) / "segments").iterdir())
+    assert len(after) == 8 and set(after) <= set(before)
+    again.close()
