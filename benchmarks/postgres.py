@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -33,49 +37,71 @@ def latency() -> dict[str, float]:
     """Seconds from the append of the record that ends a one-second window to the window's rows in Postgres.
 
     Records come at LATENCY_ROWS_PER_S with the wall clock as event time; the table is asked for later windows every LOOK_S,
-    which is cheap: what measures must not take the processor from what is measured.
+    which is cheap. Both are processes of their own: what measures must not hold the interpreter of what is measured.
     """
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.create("events", 2)
-        stop, appended, seen = threading.Event(), dict[int, float](), dict[int, float]()
-        producing = threading.Thread(target=_produce, args=(kafka.address, stop, appended), daemon=True)
-        watching = threading.Thread(target=_watch, args=(postgres.url, stop, seen), daemon=True)
+        over = threading.Event()
+        producing, watching = Beside(_produce, kafka.address), Beside(_watch, postgres.url)
         # Spark's start and the first epochs, which catch up with what was sent meanwhile, are left out below
-        ending = threading.Timer(LATENCY_SECONDS + LEAD_S, stop.set)
-        for thread in (producing, watching, ending):
-            thread.start()
-        sw.run_streaming_pipeline(
-            name="latency",
-            source=sw.KafkaConnection(bootstrap_servers=kafka.address),
-            source_query="events",
-            source_schema="k INT, v BIGINT",
-            starting_offsets="latest",
-            window=sw.Window(
-                kind="tumbling",
-                duration_ms="1s",
-                group_by=["k"],
-                max_groups_per_window=10_000,
-                aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")],
-            ),
-            target=sw.PostgresConnection(url=postgres.url),
-            target_table="out",
-            state_store=sw.StateStore(kind="postgres", url=postgres.url),
-            stop=stop,
-        )
-        watching.join()
+        threading.Timer(LATENCY_SECONDS + LEAD_S, over.set).start()
+        try:
+            sw.run_streaming_pipeline(
+                name="latency",
+                source=sw.KafkaConnection(bootstrap_servers=kafka.address),
+                source_query="events",
+                source_schema="k INT, v BIGINT",
+                starting_offsets="latest",
+                window=sw.Window(
+                    kind="tumbling",
+                    duration_ms="1s",
+                    group_by=["k"],
+                    max_groups_per_window=10_000,
+                    aggregations=[
+                        sw.Aggregation(agg="count", as_="n"),
+                        sw.Aggregation(agg="sum", column="v", as_="total"),
+                    ],
+                ),
+                target=sw.PostgresConnection(url=postgres.url),
+                target_table="out",
+                state_store=sw.StateStore(kind="postgres", url=postgres.url),
+                stop=over,
+            )
+        finally:
+            appended, seen = producing.end(), watching.end()
     windows = sorted(w for w in seen if w + 1 in appended)[-LATENCY_SECONDS:]
     delays = sorted(seen[w] - appended[w + 1] for w in windows)
     cuts = quantiles(delays, n=100, method="inclusive")
     return {"p50_s": cuts[49], "p99_s": cuts[98], "windows": len(delays), "rows_per_s": LATENCY_ROWS_PER_S}
 
 
-def _produce(address: str, stop: threading.Event, appended: dict[int, float]) -> None:
-    """`appended`: when the first record of each second was in the slower of the partitions."""
+Times = dict[int, float]  # by whole second
+
+
+class Beside:
+    """A process beside the pipeline, until `end` asks it what it saw."""
+
+    def __init__(self, work: Callable[[str, Event, Queue[Times]], None], where: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._over, self._found = context.Event(), context.Queue()
+        self._process = context.Process(target=work, args=(where, self._over, self._found), daemon=True)
+        self._process.start()
+
+    def end(self) -> Times:
+        self._over.set()
+        found: Times = self._found.get(timeout=60)
+        self._process.join()
+        return found
+
+
+def _produce(address: str, over: Event, found: Queue[Times]) -> None:
+    """When the first record of each second was in the slower of the partitions."""
     from confluent_kafka import Producer
 
     producer, chance = Producer({"bootstrap.servers": address, "linger.ms": 5}), random.Random(1)
     began, sent, firsts = time.time(), 0, dict[tuple[int, int], float]()
-    while not stop.is_set():
+    appended: Times = {}
+    while not over.is_set():
         now = time.time()
         for _ in range(int((now - began) * LATENCY_ROWS_PER_S) - sent):
             value, partition = json.dumps({"k": chance.randrange(100), "v": sent}), sent % 2
@@ -86,18 +112,21 @@ def _produce(address: str, stop: threading.Event, appended: dict[int, float]) ->
         producer.poll(0)
         time.sleep(0.002)
     producer.flush(5)
+    found.put(appended)
 
 
-def _watch(url: str, stop: threading.Event, seen: dict[int, float]) -> None:
-    """Windows come out in order of time: only later ones than the last are asked for."""
+def _watch(url: str, over: Event, found: Queue[Times]) -> None:
+    """When the rows of each window were there. Windows come out in order of time: only later ones than the last are asked for."""
     later = "SELECT DISTINCT extract(epoch FROM window_start)::bigint FROM out WHERE window_start > to_timestamp(%s)"
+    seen: Times = {}
     with psycopg.connect(url, autocommit=True) as db:
-        while not stop.is_set() and db.execute("SELECT to_regclass('out')").fetchone() == (None,):
+        while not over.is_set() and db.execute("SELECT to_regclass('out')").fetchone() == (None,):
             time.sleep(LOOK_S)
-        while not stop.is_set():
+        while not over.is_set():
             for (start,) in db.execute(later, (max(seen, default=0),)):
                 seen[start] = time.time()
             time.sleep(LOOK_S)
+    found.put(seen)
 
 
 def environment(url: str) -> None:

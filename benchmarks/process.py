@@ -66,16 +66,18 @@ class Usage:
         self.peak = {role: max(peak, now[role]) for role, peak in self.peak.items()}
 
 
-def run_worker(system: str, query: Window | Join, data: Path | Topic, work: Path, driver_memory: str) -> dict[str, Any]:
+def run_worker(
+    system: str, query: Window | Join, data: Path | Topic, work: Path, driver_memory: str, own_start: bool = False
+) -> dict[str, Any]:
     """The worker's result, with its data `epochs`, `memory`, `first_row_s`, `wall_s` and a summary of its `output`.
 
-    Raises WorkerFailed with the end of the worker's output.
+    `own_start`: each system starts Spark as its users do. Raises WorkerFailed with the end of the worker's output.
     """
     work.mkdir(parents=True)
     job = {"system": system, type(query).__name__.lower(): asdict(query), "work": str(work)}
     job |= {"data": str(data)} if isinstance(data, Path) else {"topic": asdict(data)}
     job_file, log = work / "job.json", work / "log.txt"
-    job_file.write_text(json.dumps(job | {"driver_memory": driver_memory}))
+    job_file.write_text(json.dumps(job | {"driver_memory": driver_memory, "own_start": own_start}))
     usage, first_row, started = Usage(), None, time.monotonic()
     with log.open("wb") as output:
         command = [sys.executable, "-m", "benchmarks.worker", str(job_file)]

@@ -30,6 +30,7 @@ from benchmarks.systems import PROVIDER, run_native, run_slackwater
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
 from slackwater.spark.packages import kafka_connector
+from slackwater.spark.session import start
 
 POSTGRES_URL = "SLACKWATER_BENCH_POSTGRES"
 _REPORTED_WITHIN_S = 60
@@ -77,7 +78,12 @@ class Progress(StreamingQueryListener):
 
 
 def session(job: dict[str, Any]) -> SparkSession:
-    """The same settings for every system; only the native ones have a state store to choose."""
+    """The same settings for every system; only the native ones have a state store to choose.
+
+    `own_start`: Slackwater starts it itself, as `slackwater run` does."""
+    if job.get("own_start") and job["system"] == SLACKWATER:
+        settings = {"spark.master": "local[2]", "spark.driver.memory": job["driver_memory"]}
+        return start({**_SESSION, **settings})
     builder = SparkSession.builder.master("local[2]").appName("slackwater-bench")
     for key, value in _SESSION.items():
         builder = builder.config(key, value)

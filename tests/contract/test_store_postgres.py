@@ -266,10 +266,12 @@ def backend(url: str) -> int:
 
 def test_workers_use_their_connection_again(url: str) -> None:
     assert backend(url) == backend(url)
-    with client.arrow_cursor(url) as cursor:  # in use: another one is opened, and one of the two kept
-        cursor.execute("SELECT 1")
-        other = backend(url)
-    assert backend(url) != other
+    used = []
+    for _ in range(2):  # one is in use: another is opened once, and both wait from then on
+        with client.arrow_cursor(url) as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            used.append({int(cursor.fetchone()[0]), backend(url)})
+    assert used[0] == used[1] and len(used[0]) == 2
     client.close_kept()
     with psycopg.connect(url) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"

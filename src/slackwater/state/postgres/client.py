@@ -12,6 +12,7 @@ import io
 import os
 import re
 import socket
+import threading
 import time as clock
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -276,18 +277,23 @@ def lent(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
             connection.close()
 
 
-# One connection of each kind per process and address waits for its next use: to connect takes ADBC 50 ms of CPU, and a shard
-# connects several times in an epoch. What waited for long is not trusted: a firewall may have dropped it without a word.
+# Connections wait in their process for their next use: to connect takes ADBC 50 ms of CPU, a shard connects several times in an
+# epoch, and a driver emits in a thread for each shard. What waited for long is not trusted: a firewall may have dropped it
+# without a word.
 KEPT_S = 20.0
-KEPT = 6  # connections: who asks many databases does not hold one of each
-_kept: dict[tuple[int, str, str], tuple[float, Any]] = {}
+KEPT = 8  # connections of a process, whatever it connects to
+_kept: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the last to come goes first
+_lock = threading.Lock()
 
 
 def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """The connection that waits for this address, if it is still good."""
-    since, connection = _kept.pop((os.getpid(), url, kind), (0.0, None))
-    if connection is None:
-        return None
+    """A connection that waits for this address, if it is still good."""
+    with _lock:
+        of = (os.getpid(), url, kind)
+        place = next((n for n in reversed(range(len(_kept))) if _kept[n][0] == of), None)
+        if place is None:
+            return None
+        _, since, connection = _kept.pop(place)
     try:
         if clock.monotonic() - since < KEPT_S:
             with connection.cursor() as cursor:
@@ -303,21 +309,22 @@ def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
 
 
 def _keep(url: str, kind: str, connection: Any) -> Any | None:
-    """Let a connection wait; returns the one that is to be closed for it."""
-    _, former = _kept.pop((os.getpid(), url, kind), (0.0, None))
-    mine = [kept for kept in list(_kept) if kept[0] == os.getpid()]  # those of a parent stay: they are its own
-    if former is None and len(mine) >= KEPT:
-        _, former = _kept.pop(mine[0])
-    _kept[os.getpid(), url, kind] = clock.monotonic(), connection
-    return former
+    """Let a connection wait; returns the one that is to be closed for it: where there are too many, the one that waited longest."""
+    with _lock:
+        _kept.append(((os.getpid(), url, kind), clock.monotonic(), connection))
+        mine = [
+            n for n, (of, *_) in enumerate(_kept) if of[0] == os.getpid()
+        ]  # those of a parent stay: they are its own
+        return _kept.pop(mine[0])[2] if len(mine) > KEPT else None
 
 
 @atexit.register
 def close_kept() -> None:
     """Close the connections of this process that wait."""
-    for kept in list(_kept):
-        _, connection = _kept.pop(kept)
-        if kept[0] == os.getpid():
+    with _lock:
+        kept, _kept[:] = list(_kept), []
+    for of, _, connection in kept:
+        if of[0] == os.getpid():
             connection.close()
 
 
