@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kafka test test-all test-spark check bench bench-compare bench-peers faults docs reference format clean
+.PHONY: help demo demo-kafka test test-all test-spark lint check bench bench-compare bench-peers faults docs reference format clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -18,6 +18,7 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@$(BIN)/slackwater prepare || true # starts go on without it
+	@$(BIN)/python -m compileall -q src tests # the tests start hundreds of processes
 	@touch $(READY)
 	@echo "Installed: $$($(BIN)/slackwater --version), as $(BIN)/slackwater"
 
@@ -55,12 +56,14 @@ test-spark: $(SPARK_VENV)/.ready ## the tests of Spark with another version of i
 	  -W "ignore:unclosed <socket:ResourceWarning" -W ignore::pytest.PytestUnraisableExceptionWarning \
 	  $(or $(ONLY),-m "not exhaustive") $(SPARK_TESTS)
 
-check: $(READY)  ## lint, types, import contracts, fast tests
+lint: $(READY)   ## lint, types, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
+
+check: lint      ## lint, and the fast tests
 	@$(BIN)/python -m pytest -q tests/unit
 
 bench: $(READY)  ## Slackwater beside Spark's own stateful operators; RELEASE=0.1.0 keeps the figures

@@ -90,7 +90,13 @@ def spark() -> Iterator[Any]:
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
         active = session.start({"spark.master": "local[2]", **settings})
     yield active
-    active.stop()
+    code = active.sparkContext._gateway.proc.poll()
+    if code is None:
+        active.stop()
+    else:  # tests of it fail for themselves; behind the last one it is a line of the summary
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.warn(f"Spark's process had ended before the tests did, with {code}", stacklevel=1)
 
 
 @pytest.fixture(scope="session")

@@ -69,11 +69,12 @@ def test_the_pages_name_the_targets_that_there_are() -> None:
 
 def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    assert re.findall(r"^make [a-z-]+", ci, re.MULTILINE)[:2] == ["make check", "make test-all"]
+    assert re.findall(r"^make [a-z-]+", ci, re.MULTILINE)[:2] == ["make lint", "make test-all"]
     (oldest,) = re.findall(r'"pyspark>=([\d.]+),', (ROOT / "pyproject.toml").read_text())
     assert re.search(rf"^make test-spark VERSION={re.escape(oldest)}\.\d+ ", ci, re.MULTILINE)
     assert "export CI=1" in ci
     known = targets()
+    assert re.search(r"^check: lint\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert '-m "not exhaustive"' in known["test"]
     assert "SLACKWATER_TEST_ALL=1" in known["test-all"]
     assert "-m " not in known["test-all"]
