@@ -17,7 +17,7 @@ from slackwater.engine import accounting, bounds, fold, outbox
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.protocol import Engine, IngestOutcome
 from slackwater.engine.timer import Timer
-from slackwater.operators.base import LateLetters, Operator, ShardTask
+from slackwater.operators.base import LateLetters, Onward, Operator, ShardTask
 from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
@@ -106,7 +106,8 @@ class Stage:
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                tasks = self.tasks(before, clocks, moment.epoch)
+                onward = self._onward(before, moment, upstream)
+                tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, moment.epoch)]
             with timer.phase("ingest"):
                 outcome = self._read(before, clocks, moment, batch, tasks)
         clocks, outcome = self._heard(clocks, moment, upstream, outcome)
@@ -185,14 +186,25 @@ class Stage:
             found.append(run_on(global_watermark(since, read), read, None if close is None else 1000 * close))
         return max(since, min(found))
 
+    def _onward(self, before: StageState, moment: Moment, upstream: Mapping[str, Results]) -> Onward | None:
+        """Where the watermark goes, if that is known before the rows: where all of them are results of other stages, none moves it."""
+        if moment.flush or any(name not in upstream for name in self.inputs):
+            return None
+        early = self.operator.updates and self.may_emit_early(before, moment.clock_us)
+        return Onward(self._watermark(before, {}, moment, upstream), early)
+
     def _emit(self, before: StageState, state: StageState, moment: Moment, outcome: IngestOutcome | None) -> Advanced:
         """Put aside what comes out between two watermarks."""
         early = self.operator.updates and (moment.flush or self.may_emit_early(before, moment.clock_us))
+        folded = outcome.reports if outcome is not None else ()
+        reports = [r.emitted for r in folded if r.emitted is not None]  # in the same pass as the rows
+        passed = {r.shard for r in reports}
         due = self.due_tasks(state, moment.epoch, before.watermark_us, moment.flush, early)
-        reports = self.engine.emit(due) if due else ()
+        if left := [task for task in due if task.shard not in passed]:
+            reports += self.engine.emit(left)
         accounting.tell_overflows(self.pipeline, moment.epoch, reports)
         after = fold.emitted(state, reports, self.operator, moment.clock_us, early, before.watermark_us)
-        reported: list[IngestReport | EmitReport] = [*(outcome.reports if outcome is not None else ()), *reports]
+        reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
         return Advanced(after, output, letters, outcome, reports)

@@ -184,6 +184,14 @@ class LateLetters:
 
 
 @dataclass(frozen=True)
+class Onward:
+    """Where the watermark goes in this epoch, as far as that is known before its rows are read."""
+
+    watermark: int
+    early: bool
+
+
+@dataclass(frozen=True)
 class ShardTask:
     """What a shard needs to know of an epoch."""
 
@@ -201,6 +209,7 @@ class ShardTask:
     late: LateLetters | None = None  # late rows become letters
     keeps_bad: bool = False  # so do rows that bring no usable gap
     capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
+    onward: Onward | None = None  # ingest: what is due there comes out in the same pass
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 
     def staging(self, when: str) -> None:

@@ -37,6 +37,20 @@ class Overflows(Record):
     sample: tuple[dict[str, Any], ...] = ()  # keys, `aggregation`, `event_us`: the start of the window
 
 
+class EmitReport(Record):
+    """What a shard emitted."""
+
+    shard: int
+    segments: tuple[SegmentMeta, ...]
+    outputs: tuple[OutputMeta, ...] = ()
+    reasons: Mapping[str, int] = Field(default_factory=dict)
+    groups: int = 0
+    windows: int = 0
+    last_end_us: int | None = None
+    unmatched: tuple[int, int] = (0, 0)  # of a join: left, right
+    overflows: Overflows = Overflows()
+
+
 class IngestReport(Record):
     """What a shard did with its rows."""
 
@@ -61,20 +75,7 @@ class IngestReport(Record):
     letters: LetterFile | None = None
     sides: tuple[SideReport, ...] = ()  # of a join: left, right
     overflows: Overflows = Overflows()
-
-
-class EmitReport(Record):
-    """What a shard emitted."""
-
-    shard: int
-    segments: tuple[SegmentMeta, ...]
-    outputs: tuple[OutputMeta, ...] = ()
-    reasons: Mapping[str, int] = Field(default_factory=dict)
-    groups: int = 0
-    windows: int = 0
-    last_end_us: int | None = None
-    unmatched: tuple[int, int] = (0, 0)  # of a join: left, right
-    overflows: Overflows = Overflows()
+    emitted: EmitReport | None = None  # what came out in the same pass, see `operators.one_pass`
 
 
 def plain(value: object) -> object:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slackwater import errors
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import EpochError, SlackwaterError
-from slackwater.operators import dead_letters
+from slackwater.operators import dead_letters, one_pass
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.task import LetterFile
 from slackwater.sources.base import reason
@@ -126,8 +126,7 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        operator = task.operator
-        return operator.ingest(task, columns.typed(operator, rows), origins).model_dump_json()
+        return one_pass.run(task, columns.typed(task.operator, rows), origins).model_dump_json()
 
     return run
 

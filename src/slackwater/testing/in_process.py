@@ -17,7 +17,7 @@ import polars as pl
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.hashing import shard_of
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
-from slackwater.operators import fitting
+from slackwater.operators import fitting, one_pass
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
 from slackwater.operators.task import EmitReport, LetterFile
@@ -110,7 +110,7 @@ class GivenEngine:
         every = lift_inputs(self.logic, as_declared(self.logic, every))
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         mine = [(t, owner == t.shard) for t in tasks]
-        reports = [t.operator.ingest(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]
+        reports = [one_pass.run(t, every.filter(m), None if folded else origin[ORIGIN].filter(m)) for t, m in mine]
         if folded and tasks[0].late is not None:
             late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
             staged += [write_late(tasks[0], late)] if late.height else []

@@ -21,7 +21,7 @@ from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.joins.slots import Slots
-from slackwater.operators import fitting
+from slackwater.operators import fitting, one_pass
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
 from slackwater.operators.interval_join import IntervalJoin
@@ -95,7 +95,7 @@ class LocalEngine:
         kept, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
         alongside = None if kept is None or folded else kept[ORIGIN]
         reports = [
-            t.operator.ingest(t, every.filter(m), None if alongside is None else alongside.filter(m)) for t, m in mine
+            one_pass.run(t, every.filter(m), None if alongside is None else alongside.filter(m)) for t, m in mine
         ]
         if kept is not None and folded:
             late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
