@@ -185,18 +185,24 @@ def main() -> int:
         for case in chosen(options.only, options.quick):
             with _told_if_it_fails(report, case.name):
                 report["cases"].append(bench.case(case))
+            _write(report, began, options)
         for name, (key, measure) in PARTS.items():
             if not options.only or name in options.only:
                 with _told_if_it_fails(report, name):
                     report[key] = measure(bench, options.quick)
+                _write(report, began, options)
+    print("\n".join(lines(report)))
+    return int(bool(report["failed"]))
+
+
+def _write(report: dict[str, Any], began: float, options: argparse.Namespace) -> None:
+    """What there is so far: who stops a run of an hour keeps what was measured."""
     report["machine"]["load_after"] = os.getloadavg()[0]
     report["took_s"] = time.monotonic() - began
-    print("\n".join(lines(report)))
     for path, figures in ((options.json, report), (options.keep, kept(report))):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(figures, indent=1) + "\n")
-    return int(bool(report["failed"]))
 
 
 @contextmanager
