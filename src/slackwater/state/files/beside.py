@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import singledispatchmethod
+from functools import singledispatch
 
 from slackwater.core.dispatch import unregistered
 from slackwater.joins.logic import JoinLogic
@@ -28,31 +27,25 @@ from slackwater.windows.kept import Kept
 Spot = tuple[int, int]  # number of a stage, shard
 
 
-@dataclass(frozen=True)
-class Merger:
-    """One shard as of a commit, and what may be merged of it."""
+@singledispatch
+def merges(logic: Stateful, shard: FilesShard, watermark: int) -> list[Merge]:
+    """What has piled up in a shard, merged."""
+    unregistered(logic, "slackwater.state.files.beside.merges")
 
-    place: Place
-    shard: int
-    epoch: int
-    metas: tuple[SegmentMeta, ...]
-    watermark: int
 
-    @singledispatchmethod
-    def merges(self, logic: Stateful) -> list[Merge]:
-        unregistered(logic, "slackwater.state.files.beside.Merger.merges")
+@merges.register
+def _(logic: Kept, shard: FilesShard, watermark: int) -> list[Merge]:
+    return shard.merges(logic, watermark, FAN)
 
-    @merges.register
-    def _(self, logic: Kept) -> list[Merge]:
-        return FilesShard(self.place, self.shard, self.epoch, self.metas).merges(logic, self.watermark, FAN)
 
-    @merges.register
-    def _(self, logic: JoinLogic) -> list[Merge]:
-        return JoinWriter(self.place, self.shard, self.epoch, logic).merges(self.metas, self.watermark, FAN)
+@merges.register
+def _(logic: JoinLogic, shard: FilesShard, watermark: int) -> list[Merge]:
+    return JoinWriter(shard.place, shard.shard, shard.epoch, logic).merges(shard.metas, watermark, FAN)
 
-    @merges.register
-    def _(self, logic: Stateless) -> list[Merge]:
-        return []
+
+@merges.register
+def _(logic: Stateless, shard: FilesShard, watermark: int) -> list[Merge]:
+    return []
 
 
 class Beside:
@@ -91,18 +84,17 @@ class Beside:
         return self._done.get(spot, (0, []))[1]
 
     def committed(self, commit: Commit) -> None:
-        """A commit was made: what it has taken is done, and what has piled up in it is merged from now on."""
+        """A commit was made: what it has taken is done, and what has piled up in it is merged from now on. Raises nothing: what merging
+        met is told when the shard is opened, and no commit is in doubt for it."""
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         there = {
             (number, shard): metas
             for number, stage in enumerate(commit.stages)
             for shard, metas in enumerate(stage.segments)
         }
-        for spot in [*self._running]:
-            self._finished(spot)
-        for spot, (_, merges) in [*self._done.items()]:
+        for spot, (_, found) in [*self._done.items()]:
             metas, watermark = there.get(spot, ()), self._watermarks[spot[0]]
-            if all(merge.applied(metas, watermark) == metas for merge in merges):  # taken, or too late for it
+            if all(merge.applied(metas, watermark) == metas for merge in found):  # taken, or too late for it
                 del self._done[spot]
         for spot, metas in there.items():
             if spot[0] in self._logics and spot not in self._running and spot not in self._done:
@@ -111,11 +103,11 @@ class Beside:
     def _merge(self, commit: Commit, spot: Spot, metas: tuple[SegmentMeta, ...]) -> None:
         if len(metas) < FAN:
             return
-        stage, shard = spot
-        merger = Merger(self._place, shard, commit.epoch, metas, commit.stages[stage].watermark_us)
+        stage, number = spot
+        shard, watermark = FilesShard(self._place, number, commit.epoch, metas), self._watermarks[stage]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slackwater-merge")
-        self._running[spot] = (commit.epoch, self._thread.submit(merger.merges, self._logics[stage]))
+        self._running[spot] = (commit.epoch, self._thread.submit(merges, self._logics[stage], shard, watermark))
 
     def close(self) -> None:
         """Wait for what is being merged: it writes to a state that is somebody else's from then on."""
