@@ -1,4 +1,5 @@
-"""A stage behind others lets out in the pass that reads what it knows to be due: its watermark is theirs, and theirs is known.
+"""What is known to be due comes out in the pass that reads: behind other stages, whose watermark is known, and where it is known
+how new a source's rows are.
 
 rows 1 2 | 11 12 | 21      seconds, a row each; three epochs on one shard
 first     [0,10) ▶  [10,20) ▶               windows of 10 s, one at a time
@@ -8,30 +9,36 @@ second      opens [0,20)  closes            of 20 s over them: the second result
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 import slackwater as sw
 from slackwater.operators.base import ShardTask
+from slackwater.sources.base import Batch
 from slackwater.testing.kit import LocalPipeline
 from slackwater.testing.local import LocalEngine
+from slackwater.watermark import CONFIRMS
 
 S = 1_000_000
 
 
+def tumbling(seconds: int, aggregation: Any, **more: Any) -> sw.Window:
+    return sw.Window(
+        kind="tumbling",
+        duration_ms=1000 * seconds,
+        lateness_ms=0,
+        group_by=["k"],
+        aggregations=[aggregation],
+        max_groups_per_window=9,
+        **more,
+    )
+
+
 def chained() -> Any:
     def stage(name: str, seconds: int, of: str, column: str | None) -> Any:
-        aggregation = sw.Aggregation(agg=of, column=column, as_="n")
-        window = sw.Window(
-            kind="tumbling",
-            duration_ms=1000 * seconds,
-            lateness_ms=0,
-            group_by=["k"],
-            aggregations=[aggregation],
-            max_groups_per_window=9,
-        )
-        return sw.Stage(name=name, window=window)
+        return sw.Stage(name=name, window=tumbling(seconds, sw.Aggregation(agg=of, column=column, as_="n")))
 
     return sw.pipeline(
         name="p",
@@ -42,28 +49,86 @@ def chained() -> Any:
     )
 
 
-def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []  # the duration of the windows that were asked a second time
-    passes: list[int] = []  # how many files of results came out of each pass that emitted
+@dataclass
+class Passes:
+    """`asked`: the duration of the windows that were asked a second time; `passes`: per pass that emitted, by the duration of its
+    windows, how many files of results came out."""
+
+    asked: list[int] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    found = Passes()
     emit, ingest = LocalEngine.emit, LocalEngine.ingest
 
+    def duration(tasks: Sequence[ShardTask]) -> int:
+        return int(tasks[0].operator.window.duration_ms)  # type: ignore[attr-defined]
+
     def emitting(engine: LocalEngine, tasks: Sequence[ShardTask]) -> Any:
-        asked.append(tasks[0].operator.window.duration_ms)  # type: ignore[attr-defined]
+        found.asked.append(duration(tasks))
         return emit(engine, tasks)
 
     def ingesting(engine: LocalEngine, batch: Any, tasks: Sequence[ShardTask], *more: Any) -> Any:
-        found = ingest(engine, batch, tasks, *more)
-        passes.extend(len(r.emitted.outputs) for r in found.reports if r.emitted is not None)
-        return found
+        outcome = ingest(engine, batch, tasks, *more)
+        emitted = [r.emitted for r in outcome.reports if r.emitted is not None]
+        found.passes.extend((duration(tasks), len(report.outputs)) for report in emitted)
+        return outcome
 
     monkeypatch.setattr(LocalEngine, "emit", emitting)
     monkeypatch.setattr(LocalEngine, "ingest", ingesting)
+    return found
+
+
+def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
+    """Whether rows of sources are known before they are read."""
+
+    def ahead(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
+        latest = clock_us + engine.max_future_ms * 1000
+        return {name: engine._stats(batch, name, latest) for name in batch.payload} if sources else {}
+
+    monkeypatch.setattr(LocalEngine, "ahead", ahead)
+
+
+def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
+    monkeypatch: pytest.MonkeyPatch, seen: Passes
+) -> None:
+    foresee(monkeypatch, False)
     with LocalPipeline(chained(), schema={"k": "string"}, shards=1) as test:
         for seconds in ([1, 2], [11, 12], [21]):
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
         assert [r["n"] for r in rows] == [4]
-        assert asked == [10_000, 10_000]  # the first stage: its watermark follows from its rows
-        assert passes == [0, 1]
+        assert seen.asked == [10_000, 10_000]  # the first stage: its watermark follows from its rows
+        assert seen.passes == [(20_000, 0), (20_000, 1)]
         test.flush()
-    assert asked[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
+    assert seen.asked[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
+
+
+def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
+    monkeypatch: pytest.MonkeyPatch, seen: Passes
+) -> None:
+    foresee(monkeypatch, True)
+    with LocalPipeline(chained(), schema={"k": "string"}, shards=1) as test:
+        for seconds in ([1, 2], [11, 12], [21]):
+            test.pipe([{"k": "a", "ts": s * S} for s in seconds])
+        rows = test.result().rows
+    assert [r["n"] for r in rows] == [4]
+    assert not seen.asked
+    assert seen.passes == [(10_000, 0), (10_000, 1), (20_000, 0), (10_000, 1), (20_000, 1)]
+
+
+def test_a_time_that_may_be_a_jump_says_nothing_before_its_rows_are_read(
+    monkeypatch: pytest.MonkeyPatch, seen: Passes
+) -> None:
+    """rows 1 1 1 … | 4 | 60 | 12      more than 10 s ahead: held back until it is followed"""
+    foresee(monkeypatch, True)
+    window = tumbling(10, sw.Aggregation(agg="count", as_="n"), max_jump_ms="10s")
+    with LocalPipeline(window, schema={"k": "string"}, shards=1) as test:
+        for seconds in ([1] * CONFIRMS, [4], [60], [12]):
+            test.pipe([{"k": "a", "ts": s * S} for s in seconds])
+        rows = test.result().rows
+    assert [r["n"] for r in rows] == [CONFIRMS + 1]
+    assert seen.passes == [(10_000, 0), (10_000, 1)], "of the second epoch and the fourth"
+    assert not seen.asked, "nor was anything due in the others"

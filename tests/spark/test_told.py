@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -14,64 +15,167 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import EpochError
-from slackwater.spark import told
+from slackwater.sources import footers
+from slackwater.sources.files import FilesSource
+from slackwater.spark import first_rows, told
+from slackwater.spark.engine import SparkEngine
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
 
-BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
+BEGIN_US = 1_709_251_200_000_000  # 2024-03-01
 
 
-def columnar(runner: Runner) -> sw.Source:
-    """Three files by columns, an epoch each; in the second the newest rows go no further than the SQL, and two rows are bad."""
-    for n, seconds in enumerate([[0, 1, 2], [10, None, 12, 900, 1e10], [20, 21, 60]]):
-        at = [None if s is None else BEGIN + dt.timedelta(seconds=s) for s in seconds]
+Seconds = list[float | None]
+# in the second epoch the newest rows go no further than the SQL, and two rows are bad: one has no time, one is far ahead
+FAR: list[Seconds] = [[0, 1, 2], [10, None, 12, 900, 1e10], [20, 21, 60]]
+NEAR: list[Seconds] = [[0, 1, 2], [10, None, 12, 900], [20, 21, 60]]
+OUTSIDE: list[Seconds] = [[0, 1, 2], [10, 4e12, 12], [20, 21, None], [30]]
+
+
+def columnar(runner: Runner, epochs: Sequence[Seconds], kind: Any = None, declared: str = "TIMESTAMP") -> sw.Source:
+    """Files by columns, an epoch each. `kind`: of the column of times, which are numbers of microseconds where it is one of numbers."""
+    for n, seconds in enumerate(epochs):
+        micros = [None if s is None else BEGIN_US + round(s * 1e6) for s in seconds]
         users = ["left" if s == 900 else "a" for s in seconds]
+        numbers = pl.Series(micros, dtype=pl.Int64)
+        times = numbers.cast(pl.Datetime("us", "UTC")) if kind is None else numbers
+        if isinstance(kind, pl.Datetime):
+            times = numbers.cast(pl.Datetime("us")).cast(kind)
         path = runner.home / "in" / f"{n}.parquet"
         path.parent.mkdir(exist_ok=True)
-        pl.DataFrame({"user": users, "i": pl.Series(range(len(at)), dtype=pl.Int32), "ts": at}).write_parquet(path)
+        pl.DataFrame({"user": users, "i": pl.Series(range(len(users)), dtype=pl.Int32), "ts": times}).write_parquet(
+            path
+        )
         os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
     return sw.Source(
         name="events",
         connection=sw.FilesConnection(),
         query=str(runner.home / "in" / "*.parquet"),
         format="parquet",
-        schema="user STRING, i INT, ts TIMESTAMP",
+        schema=f"user STRING, i INT, ts {declared}",
         max_files_per_trigger=1,
     )
 
 
-def test_rows_of_files_by_columns_are_asked_beside_the_job(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = columnar(runner)
-    beside: list[str] = []
-    ask = told._ask
+@dataclass
+class Ways:
+    """Runs the same input, and tells by which ways the epochs learned of its rows."""
 
-    def asked(timed: Any, wanted: Any) -> Any:
-        beside.append("job")
-        return ask(timed, wanted)
+    runner: Runner
+    patch: pytest.MonkeyPatch
+    seen: list[str] = field(default_factory=list)
 
-    monkeypatch.setattr(told, "_ask", asked)
+    def __post_init__(self) -> None:
+        self.patch.setattr(told, "_ask", self.noting("job", told._ask))
+        self.patch.setattr(footers, "known", self.noting("footers", footers.known))
 
-    def run(many: int) -> tuple[Any, ...]:
-        monkeypatch.setattr(told, "MANY_ROWS", many)
+    def noting(self, way: str, done: Any) -> Any:
+        def do(*given: Any) -> Any:
+            found = done(*given)
+            self.seen.append(way if found is not None else f"no {way}")
+            return found
+
+        return do
+
+    def run(self, source: sw.Source, many: int, footers_tell: bool, **window: Any) -> tuple[Any, ...]:
+        """Results, the counters of each epoch, what the clock heard. `many`: rows from which on a job is begun."""
+        self.seen.clear()
+        self.patch.setattr(told, "MANY_ROWS", many)
+        with self.patch.context() as patch:
+            if not footers_tell:
+                patch.setattr(FilesSource, "_footers_tell", lambda *_: False)
+            return self._run(source, simple(**({"lateness_ms": "1m"} | window)))
+
+    def _run(self, source: sw.Source, window: sw.Window) -> tuple[Any, ...]:
         for folder in ("state", "out"):
-            shutil.rmtree(runner.home / folder, ignore_errors=True)
-        runner.statuses.clear()
+            shutil.rmtree(self.runner.home / folder, ignore_errors=True)
+        self.runner.statuses.clear()
         sql = "SELECT user, i, _event_ts FROM source WHERE user <> 'left'"
-        found = runner.run(source=source, transform_sql=sql, window=simple(lateness_ms="1m"), on_error="drop")
-        with FilesStore(runner.home / "state", "test").peek() as snapshot:
+        found = self.runner.run(source=source, transform_sql=sql, window=window, on_error="drop")
+        with FilesStore(self.runner.home / "state", "test").peek() as snapshot:
             assert snapshot is not None
             clock = snapshot.commit.clocks["events"]
-        return found.rows(), [s.counters for s in runner.statuses], clock
+        return found.rows(), [s.counters for s in self.runner.statuses], clock
 
-    observed = run(told.MANY_ROWS)
-    assert not beside
-    assert run(1) == observed
-    assert len(beside) == 3, (
+
+@pytest.fixture
+def ways(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Ways:
+    return Ways(runner, monkeypatch)
+
+
+OBSERVED = told.MANY_ROWS
+
+
+def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
+    source = columnar(ways.runner, FAR)
+    observed = ways.run(source, OBSERVED, False)
+    assert not ways.seen
+    assert ways.run(source, 1, False) == observed
+    assert ways.seen == ["job"] * 3, (
         "none of the first epoch, whose rows are not known yet; two of the second, as a time lay too far ahead"
     )
-    assert observed[2].newest_at == str(runner.home / "in" / "1.parquet")
+    assert observed[2].newest_at == str(ways.runner.home / "in" / "1.parquet")
     assert observed[1][-1].rows_bad == 2
+
+
+def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
+    """Of the first epoch more is asked, as its rows are the first; of the second again, once a time was found to lie too far ahead."""
+    source = columnar(ways.runner, FAR)
+    observed = ways.run(source, OBSERVED, False)
+    assert ways.run(source, OBSERVED, True) == observed
+    assert not ways.seen, "all are first rows"
+    ways.patch.setattr(first_rows, "ROWS", 1)
+    assert ways.run(source, OBSERVED, True) == observed
+    assert ways.seen == ["footers"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "unit"),
+    [
+        (pl.Datetime("us", "UTC"), "TIMESTAMP", None),
+        (pl.Datetime("ms"), "TIMESTAMP", None),
+        (pl.Int64, "BIGINT", "us"),
+    ],
+    ids=["times", "times in milliseconds without a zone", "numbers"],
+)
+def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, unit: str | None) -> None:
+    source = columnar(ways.runner, NEAR, kind, declared)
+    ways.patch.setattr(first_rows, "ROWS", 1)
+    more = {} if unit is None else {"event_time_unit": unit}
+    observed = ways.run(source, OBSERVED, False, **more)
+    assert observed[1][-1].rows_bad == 1
+    assert ways.run(source, OBSERVED, True, **more) == observed
+    assert ways.seen == ["footers"] * 2
+
+
+def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None:
+    """seconds 0 1 2 | 10 | 100 | 200      sessions with a gap of 20 s: one is over in the third epoch, one in the fourth"""
+    source = columnar(ways.runner, [[0, 1, 2], [10], [100], [200]])
+    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(SparkEngine, "emit", ways.noting("emit", SparkEngine.emit))
+    observed = ways.run(source, OBSERVED, False, lateness_ms=0)
+    assert ways.seen == ["emit"] * 3, "the last is the flush"
+    assert ways.run(source, OBSERVED, True, lateness_ms=0) == observed
+    assert ways.seen == ["footers"] * 3 + ["emit"]
+
+
+def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
+    """A time outside of all years is a bad row, and which is the newest of the others only reading them tells."""
+    source = columnar(ways.runner, OUTSIDE, pl.Int64, "BIGINT")
+    ways.patch.setattr(first_rows, "ROWS", 1)
+    observed = ways.run(source, OBSERVED, False, event_time_unit="us")
+    assert observed[1][-1].rows_bad == 2
+    assert ways.run(source, OBSERVED, True, event_time_unit="us") == observed
+    assert ways.seen == ["footers"] * 3
+
+
+@pytest.mark.parametrize("option", ["ignoreCorruptFiles", "ignoreMissingFiles"])
+def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option: str) -> None:
+    source = columnar(ways.runner, NEAR)
+    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.run(source.model_copy(update={"options": {option: "true"}}), OBSERVED, True)
+    assert not ways.seen
 
 
 def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
@@ -91,4 +195,4 @@ def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: 
     with pytest.raises(
         EpochError, match='not committed: the rows of source "events" cannot be counted: IOException: the file is gone'
     ):
-        runner.run(source=columnar(runner), window=simple(), on_error="drop")
+        runner.run(source=columnar(runner, FAR), window=simple(), on_error="drop")

@@ -64,6 +64,10 @@ class IngestOutcome:
 
 
 class Engine(Protocol):
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        """What `ingest` will tell of a batch's sources, of those of which it is known before a row is read."""
+        ...
+
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:

@@ -15,7 +15,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.engine import accounting, bounds, fold, outbox
 from slackwater.engine.far_dates import FarDates
-from slackwater.engine.protocol import Engine, IngestOutcome
+from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
 from slackwater.engine.timer import Timer
 from slackwater.operators.base import LateLetters, Onward, Operator, ShardTask
 from slackwater.operators.task import EmitReport, IngestReport
@@ -106,7 +106,7 @@ class Stage:
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                onward = self._onward(before, moment, upstream)
+                onward = self._onward(before, clocks, moment, batch, upstream)
                 tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, moment.epoch)]
             with timer.phase("ingest"):
                 outcome = self._read(before, clocks, moment, batch, tasks)
@@ -153,18 +153,30 @@ class Stage:
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
         if outcome is None or not moment.moves_clocks:
-            if moment.quiet_us is None:
-                return clocks, outcome
-            asked = [n for n in clocks if n not in upstream]
-            return {**clocks, **{n: listen(clocks[n], fold.NOTHING, moment.quiet_us) for n in asked}}, outcome
+            return self._listened(clocks, moment, upstream, None), outcome
         outcome = fold.with_spans(outcome, clocks)
-        heard = {
-            n: listen(c, fold.heard(outcome.sources.get(n)), 0 if n in upstream else moment.quiet_us or 0)
-            for n, c in clocks.items()
-        }
+        heard = self._listened(clocks, moment, upstream, outcome.sources)
         if self.far_dates is not None:
             self.far_dates.followed(heard, moment.epoch, outcome)
         return heard, outcome
+
+    def _listened(
+        self,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        upstream: Mapping[str, Results],
+        rows: Mapping[str, SourceStats] | None,
+    ) -> Mapping[str, SourceClock]:
+        """The clocks after what came (None: no row), or after the silence."""
+        if rows is None or not moment.moves_clocks:
+            if moment.quiet_us is None:
+                return clocks
+            asked = [n for n in clocks if n not in upstream]
+            return {**clocks, **{n: listen(clocks[n], fold.NOTHING, moment.quiet_us) for n in asked}}
+        return {
+            n: listen(c, fold.heard(rows.get(n)), 0 if n in upstream else moment.quiet_us or 0)
+            for n, c in clocks.items()
+        }
 
     def _watermark(
         self,
@@ -186,12 +198,23 @@ class Stage:
             found.append(run_on(global_watermark(since, read), read, None if close is None else 1000 * close))
         return max(since, min(found))
 
-    def _onward(self, before: StageState, moment: Moment, upstream: Mapping[str, Results]) -> Onward | None:
-        """Where the watermark goes, if that is known before the rows: where all of them are results of other stages, none moves it."""
-        if moment.flush or any(name not in upstream for name in self.inputs):
+    def _onward(
+        self,
+        before: StageState,
+        clocks: Mapping[str, SourceClock],
+        moment: Moment,
+        batch: Batch,
+        upstream: Mapping[str, Results],
+    ) -> Onward | None:
+        """Where the watermark goes, if that is known before the rows: results of other stages do not move it, and of a source's rows
+        it may be known how new they are."""
+        read = batch.payload.keys() - upstream.keys()
+        known = self.engine.ahead(batch, moment.clock_us) if read else {}
+        if moment.flush or not read <= known.keys() or any(c.asks(fold.heard(known.get(n))) for n, c in clocks.items()):
             return None
         early = self.operator.updates and self.may_emit_early(before, moment.clock_us)
-        return Onward(self._watermark(before, {}, moment, upstream), early)
+        heard = self._listened(clocks, moment, upstream, known)
+        return Onward(self._watermark(before, heard, moment, upstream), early)
 
     def _emit(self, before: StageState, state: StageState, moment: Moment, outcome: IngestOutcome | None) -> Advanced:
         """Put aside what comes out between two watermarks."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from slackwater.sources.footers import Known
+
 CORRUPT = "_corrupt_record"
 
 
@@ -35,6 +37,7 @@ class SourceBatch:
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
     # of files: which of them a mark is of, see `sources.files.marked`
     marked: Callable[[int], str | None] | None = None
+    known: Callable[[str], Known | None] | None = None  # of a column: what is known of it without reading a row
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Batch:
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
     marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    known: Mapping[str, Callable[[str], Known | None]] = field(default_factory=dict)
     replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
     began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
 
@@ -72,6 +76,7 @@ def batch_of(id_: BatchId, found: Mapping[str, SourceBatch], began: float | None
         {name: part.partitions for name, part in found.items() if part.partitions},
         {name: part.lost for name, part in found.items() if part.lost},
         {name: part.marked for name, part in found.items() if part.marked},
+        {name: part.known for name, part in found.items() if part.known},
         began=began,
     )
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,7 @@ from slackwater.config.paths import as_written
 from slackwater.config.source import Source
 from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import EpochError, StartError
-from slackwater.sources import letters
+from slackwater.sources import footers, letters
 from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, declared_schema, reason
 from slackwater.sources.times import UTC, TextTimes, zone_of
 from slackwater.state.commit import SourceRecord
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 MERGE_AT = 64  # offset files before they are rewritten as one
 MARKS = 1 << 20  # a mark holds so much of a file's size
+# what makes Spark leave out rows of files that it cannot read, as an option of a reader
+_LEAVES_OUT = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
 CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
 
 
@@ -115,7 +118,25 @@ class FilesSource(PlannedBySpark):
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
         offsets = remember(store, epoch, FilesRead.known(record.offsets), entries)
-        return SourceBatch(self.read(session, entries), offsets, files=len(entries), marked=marked(entries))
+        return self.of(session, entries, offsets)
+
+    def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FilesRead) -> SourceBatch:
+        """What these files hold, behind which are these offsets."""
+        known = cache(partial(footers.known, [Path(local_name(f.path)) for f in files]))
+        told = known if self._footers_tell(session, files) else None
+        return SourceBatch(self.read(session, files), offsets, len(files), marked=marked(files), known=told)
+
+    def _footers_tell(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
+        """Whether what their footers know is what is read: all rows, of files that this process reads as Spark does."""
+        if self.spec.format != "parquet" or not all(f.path.startswith("file:") for f in files):
+            return False
+        if any(name.lower() in _LEAVES_OUT for name in self.spec.options):
+            return False
+        if self._made.get("asked") is not session:
+            confs = (f"spark.sql.files.{name}" for name in _LEAVES_OUT.values())
+            found = [session.conf.get(conf, "false") for conf in confs]
+            self._made.update(asked=session, all_is_read=all(value == "false" for value in found))
+        return bool(self._made["all_is_read"])
 
     def listed(self, session: SparkSession) -> list[FileEntry]:
         """All files that are there now, in the order in which a stream reads them."""

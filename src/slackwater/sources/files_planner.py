@@ -62,8 +62,7 @@ class SomeFiles:
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
         offsets = files.remember(store, epoch, FilesRead.known(record.offsets), self.entries)
-        rows, named = self.source.read(session, self.entries), files.marked(self.entries)
-        return SourceBatch(rows, offsets, files=len(self.entries), marked=named)
+        return self.source.of(session, self.entries, offsets)
 
 
 class FilesPlanner:

@@ -34,7 +34,18 @@ from slackwater.spark.aside import Aside
 from slackwater.spark.batches import Batches
 from slackwater.spark.first_looks import FirstLooks
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
-from slackwater.spark.statistics import FILE, MARK, are_many, count_unfit, newest_of, spans_of, statistics, stats_of
+from slackwater.spark.statistics import (
+    FILE,
+    MARK,
+    Facts,
+    are_many,
+    count_unfit,
+    facts_of,
+    newest_of,
+    spans_of,
+    statistics,
+    stats_of,
+)
 from slackwater.spark.told import Answer, Told
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
 from slackwater.watermark import Span
@@ -84,6 +95,10 @@ class SparkEngine:
 
     # -- rows in -------------------------------------------------------------------------------------------------
 
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        self.looks.begin(batch.payload)
+        return {name: stats_of(facts, {}, lambda mark: None) for name, facts in self._known(batch, clock_us).items()}
+
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
@@ -97,10 +112,10 @@ class SparkEngine:
         latest = self.rows.far_future(clock_us)
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
-        outcome = self._ingest(read, batch, tasks)
+        outcome = self._ingest(read, batch, tasks, self._known(batch, clock_us))
         if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
             read = self._read(batch, clock_us, latest, idle, tagged)
-            outcome = self._ingest(read, batch, tasks)
+            outcome = self._ingest(read, batch, tasks, {})
         outcome = self.looks.answered(outcome, batch, clock_us)
         return Aside(self.rows).with_letters(read, outcome, tasks)
 
@@ -113,7 +128,9 @@ class SparkEngine:
         timed = {n: self.rows.timed(n, frames[n], clock_us, latest) for n in names if n in frames}
         return Read(timed, split, tagged or len(names) > 1 or any(split.values()))
 
-    def _ingest(self, read: Read, batch: Batch, tasks: Sequence[ShardTask]) -> IngestOutcome:
+    def _ingest(
+        self, read: Read, batch: Batch, tasks: Sequence[ShardTask], known: Mapping[str, Facts]
+    ) -> IngestOutcome:
         told: dict[str, Answer] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `Aside`
@@ -122,7 +139,7 @@ class SparkEngine:
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
             asked = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
-            passing, told[name] = self.told.of(name, timed, asked)
+            passing, told[name] = self.told.of(name, timed, asked, known.get(name))
             for way, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(connect.observation(marked))
@@ -136,7 +153,7 @@ class SparkEngine:
             found = answer.get()
             counts = batch.partitions.get(name, {})
             self.looks.heard(name, found)
-            if found["bad"]:
+            if found["bad"] and "undecodable" not in found:
                 again = statistics(read.timed[name], counts, True)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
             newest = newest_of(read.timed[name], name, found["newest"], self._at_once) if are_many(counts) else None
@@ -153,6 +170,20 @@ class SparkEngine:
             unfit=[Unfit(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,
         )
+
+    def _known(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
+        """Of each source whose event time is a column, and which knows of it without reading a row, what `statistics` would tell."""
+        first, last = fitting.usable(self.logic)
+        found = dict[str, Facts]()
+        for name in batch.payload:
+            ask, plain = batch.known.get(name), self.rows.plain_time(name)
+            if ask is None or plain is None or self.looks.ask(name):
+                continue
+            column, unit_us = plain
+            facts = facts_of(ask(column), unit_us, first, min(last, self.rows.far_future(clock_us)))
+            if facts is not None:
+                found[name] = facts
+        return found
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), are_many(partitions), tuple(timed.columns))

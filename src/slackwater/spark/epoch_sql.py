@@ -14,7 +14,7 @@ from slackwater.windows.aggregations import normalised_sql, quote
 from slackwater.windows.logic import Logic
 from slackwater.windows.panes import PaneLogic, pane_us
 
-_PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
+PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def event_time_sql(expression: str, field: Field, unit: str | None, where: str, zone: str = times.UTC) -> str:
@@ -35,7 +35,7 @@ def event_time_sql(expression: str, field: Field, unit: str | None, where: str, 
         wide = f"CAST({value} AS BIGINT)"
         if unit == "ns":
             return f"timestamp_micros(({wide} - pmod({wide}, 1000L)) div 1000L)"
-        return f"timestamp_micros(try_multiply({wide}, {_PER_UNIT[unit]}L))"
+        return f"timestamp_micros(try_multiply({wide}, {PER_UNIT[unit]}L))"
     raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
 
 

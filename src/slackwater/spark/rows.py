@@ -13,12 +13,14 @@ from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.ways import Way
 from slackwater.core.capacity import Capacity
+from slackwater.core.schema import Field
 from slackwater.operators import fitting
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.sources.base import CORRUPT
 from slackwater.spark import analysis, columns
 from slackwater.spark.alike import Alike
+from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.statistics import FILE, MARK, mark_sql
 from slackwater.windows.aggregations import quote
 
@@ -53,6 +55,17 @@ class StepRows:
     def far_future(self, clock_us: int) -> int:
         """Event times after it are bad."""
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
+
+    def plain_time(self, name: str) -> tuple[str, int] | None:
+        """The column that a source's event time is, as it stands, and how many microseconds a step of it is (0: that is for the column
+        to say); None: it is worked out in another way."""
+        step, sql = self.pipeline.transform.step, self.times[name]
+        column, unit = step.event_time_column, step.event_time_unit
+        if sql == event_time_sql(quote(column), Field("t", "timestamp"), None, ""):
+            return column, 0
+        if unit in PER_UNIT and sql == event_time_sql(quote(column), Field("t", "bigint"), unit, ""):
+            return column, PER_UNIT[unit]
+        return None
 
     def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""

@@ -17,11 +17,15 @@ from slackwater.watermark import CONFIRMS, Heard, Span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from slackwater.sources.footers import Known
+
 FILE = "__file"  # hidden: the file that a row was read from
 MARK = "__mark"  # hidden: a number that tells this file from the others of its batch
 _TOPICS = "struct(_topic, _partition, _offset)"  # where a record of one of several topics lies
 MANY, LOOKS = 128, 25_000_000  # partitions, and rows times partitions: see `are_many`
 _OF_PARTITION = 44  # bits of an offset, below those of the partition
+
+Facts = Mapping[str, Any]  # by the names that `statistics` gives them
 
 
 def mark_sql() -> str:
@@ -58,6 +62,21 @@ def statistics(of: DataFrame, partitions: Mapping[str, int], usable_only: bool) 
             here &= F.col("_topic") == topic
         found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
     return found
+
+
+def facts_of(known: Known | None, unit_us: int, first: int, last: int) -> Facts | None:
+    """The same of rows that nobody looked at, for an event time that is a column with so long a step (0: that of its type).
+
+    None where a row may be bad for another reason than that it has no time, as times before `first` or after `last` (µs) are.
+    """
+    if known is None or bool(unit_us) == bool(known.unit_us):
+        return None
+    step = unit_us or known.unit_us
+    oldest, newest = (None if value is None else value * step for value in (known.least, known.greatest))
+    if oldest is not None and newest is not None and not first <= oldest <= newest <= last:
+        return None
+    never = dict.fromkeys(("undecodable", "future", OUTSIDE), 0)
+    return {"rows": known.rows, "bad": known.nulls, "newest": newest, "place": known.place, **never}
 
 
 def count_unfit(of: DataFrame) -> Any:

@@ -1,8 +1,9 @@
-"""How an epoch learns of its sources' rows: they are observed on their way, or asked by a job beside the epoch's.
+"""How an epoch learns of its sources' rows: what is known of them before is enough, or they are asked by a job beside the epoch's, or observed.
 
-observed   rows ─▶ [each is looked at] ─▶ SQL ─▶ …       cuts the code in two that Spark generates for them: 0.5 µs of a processor a row
+known      rows ─▶ SQL ─▶ …                              as fast as they go; their files' footers were read before
 beside     rows ─▶ SQL ─▶ …                              as fast as they go
-           their time alone, read once more ─▶ folded    0.1 µs a row, and a job more
+           their time alone, read once more ─▶ folded    0.1 µs of a processor a row, and a job more
+observed   rows ─▶ [each is looked at] ─▶ SQL ─▶ …       cuts the code in two that Spark generates for them: 0.5 µs a row
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.errors import EpochError
 from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, reason
-from slackwater.spark.statistics import MARK
+from slackwater.spark.statistics import MARK, Facts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,8 +31,12 @@ class Told:
     _rows: dict[str, int] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
 
-    def of(self, name: str, timed: DataFrame, asked: Sequence[Any]) -> tuple[DataFrame, Answer]:
-        """A source's rows as they go on, and what will be known of them once they went."""
+    def of(
+        self, name: str, timed: DataFrame, asked: Sequence[Any], known: Facts | None = None
+    ) -> tuple[DataFrame, Answer]:
+        """A source's rows as they go on, and what will be known of them once they went. `known`: what is before."""
+        if known is not None:
+            return timed, Answer(name, known)
         if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
             return timed, Answer(name, self._pool.submit(_ask, timed, asked))
         observed = connect.observation(timed)
@@ -43,15 +48,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is told of one source's rows: an observation, or a job that was begun."""
+    """What is told of one source's rows: an observation, a job that was begun, or all of it already."""
 
     source: str
     _of: Any
 
-    def get(self) -> Mapping[str, Any]:
+    def get(self) -> Facts:
         """By the names that were asked for; waits for it. Raises EpochError."""
         if not isinstance(self._of, Future):
-            found: Mapping[str, Any] = self._of.get
+            found: Facts = self._of if isinstance(self._of, Mapping) else self._of.get
             return found
         try:
             return self._of.result()
@@ -66,6 +71,6 @@ def is_read_by_columns(timed: DataFrame) -> bool:
     return MARK in timed.columns and CORRUPT not in timed.columns
 
 
-def _ask(timed: DataFrame, asked: Sequence[Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = timed.agg(*asked).collect()[0].asDict()
+def _ask(timed: DataFrame, asked: Sequence[Any]) -> Facts:
+    found: Facts = timed.agg(*asked).collect()[0].asDict()
     return found

@@ -63,6 +63,10 @@ class GivenEngine:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
         return {name: self._prepared(name, rows, clock_us) for name, rows in batch.payload.items()}
 
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        """Nothing: rows are prepared when they are ingested."""
+        return {}
+
     def _prepared(self, name: str, rows: Any, clock_us: int) -> Prepared:
         if isinstance(rows, Waiting):
             return rows.by(self.front)

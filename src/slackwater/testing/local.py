@@ -50,6 +50,34 @@ class LocalEngine:
     inputs: Mapping[str, Sequence[str]] = field(
         default_factory=dict
     )  # what the step calls each, where it is not its name
+    foresees: bool = False  # knows of rows before they are read, as footers of files do
+
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        latest = clock_us + self.max_future_ms * 1000
+        return {n: s for n in self.sources if (s := self._stats(batch, n, latest))} if self.foresees else {}
+
+    def _stats(self, batch: Batch, name: str, latest: int) -> SourceStats | None:
+        rows, listed = batch.payload.get(name), batch.partitions.get(name, {})
+        if rows is None or rows.is_empty():
+            return SourceStats(partitions=dict.fromkeys(listed, Heard(0, None))) if listed else None
+        sane = self._sane(rows)
+        usable = self._usable(rows, latest)
+        newest = usable["ts"].max()
+        return SourceStats(
+            rows.height,
+            usable.height,
+            newest if isinstance(newest, int) else None,
+            future=int((sane & (rows["ts"] > latest)).sum()),
+            outside=int((~sane).sum()),
+            partitions={p: _heard(rows, usable, p) for p in listed},
+        )
+
+    def _sane(self, rows: pl.DataFrame) -> pl.Series:
+        return rows["ts"].is_between(*fitting.usable(self.logic))
+
+    def _usable(self, rows: pl.DataFrame, latest: int) -> pl.DataFrame:
+        """Also without those that have no time."""
+        return rows.filter(self._sane(rows) & (rows["ts"] <= latest))
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
@@ -63,21 +91,11 @@ class LocalEngine:
         unfit, staged = list[Unfit](), list[LetterFile]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
+            if (told := self._stats(batch, name, latest)) is not None:
+                stats[name] = told
             if rows is None or rows.is_empty():
-                if listed:
-                    stats[name] = SourceStats(partitions=dict.fromkeys(listed, Heard(0, None)))
                 continue
-            sane = rows["ts"].is_between(*fitting.usable(self.logic))
-            usable = rows.filter(sane & (rows["ts"] <= latest))  # also without those that have no time
-            newest = usable["ts"].max()
-            stats[name] = SourceStats(
-                rows.height,
-                usable.height,
-                newest if isinstance(newest, int) else None,
-                future=int((sane & (rows["ts"] > latest)).sum()),
-                outside=int((~sane).sum()),
-                partitions={p: _heard(rows, usable, p) for p in listed},
-            )
+            usable = self._usable(rows, latest)
             for which in self.inputs.get(name, (name,)):
                 fit = self._fitting(name, which, usable, tasks[0], unfit, staged)
                 source = np.full(fit.height, index)
