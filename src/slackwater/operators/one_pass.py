@@ -1,6 +1,6 @@
 """A shard's part of an epoch in one pass: rows in, and what is due out, where the watermark is known before the rows.
 
-That is so for a stage whose rows are all results of other stages: its watermark follows from theirs, and no row moves it.
+That is so where rows are results of other stages, whose watermark is known, or of files whose footers tell how new they are.
 
     rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver folds the clocks between the two, and asks a second time
 """
