@@ -45,7 +45,7 @@ class Panes(PaneLogic, Windowed):
         if rows.is_empty():
             return untouched(task)
         rows = with_idle(task, rows).with_columns(_units(rows))
-        total = int(rows["__n"].sum())
+        total, lifted = int(rows["__n"].sum()), rows.height
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.bound is not None and self._may_exceed(task, rows):
@@ -59,7 +59,7 @@ class Panes(PaneLogic, Windowed):
         task.staging("before")
         found = self.ingest_report(task, done, before, alone)
         task.staging("after")
-        found |= {"rows": total, "refused": refused, "partly_late": behind - done.counts.late}
+        found |= {"rows": total, "panes": lifted, "refused": refused, "partly_late": behind - done.counts.late}
         return IngestReport(**found)
 
     def emit(self, task: ShardTask) -> EmitReport:

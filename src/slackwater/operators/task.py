@@ -57,6 +57,7 @@ class IngestReport(Record):
     shard: int
     segments: tuple[SegmentMeta, ...]
     rows: int = 0
+    panes: int = 0  # of groups, into which these rows were folded
     used: int = 0
     late: int = 0
     late_idle: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,23 @@ def _(operator: Panes, rows: DataFrame, tagged: bool) -> DataFrame:
 @lift.register(Windowless)
 def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     return rows
+
+
+@singledispatch
+def one_by_one(operator: Operator) -> Operator:
+    """The same operator for rows that are not folded before the shuffle."""
+    unregistered(operator, "slackwater.spark.columns.one_by_one")
+
+
+@one_by_one.register
+def _(operator: Panes) -> Operator:
+    return replace(operator, one_by_one=True)
+
+
+@one_by_one.register(Sessions)
+@one_by_one.register(Windowless)
+def _(operator: Operator) -> Operator:
+    return operator
 
 
 @singledispatch

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from slackwater.spark import analysis, columns
 from slackwater.spark.aside import Aside
 from slackwater.spark.batches import Batches
 from slackwater.spark.first_looks import FirstLooks
+from slackwater.spark.folding import Folding
 from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
 from slackwater.spark.statistics import (
     FILE,
@@ -70,6 +71,7 @@ class SparkEngine:
     looks: FirstLooks = field(init=False)
     told: Told = field(default_factory=Told)
     batches: Batches = field(default_factory=Batches)
+    folding: Folding = field(default_factory=Folding)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
@@ -145,9 +147,15 @@ class SparkEngine:
                     unfit.setdefault(name, []).append(connect.observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{fitting.UNFIT} IS NULL")
                 parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
-        lifted = columns.lift(self.logic, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
-        owned = columns.to_shards(self.logic, lifted, len(tasks))
-        reports = run_over(owned, lifted.columns, ingest_task(tasks), self.rows.alike, self.batches)
+        folding = self.folding.of(tasks[0].operator)
+        lifted = columns.lift(folding, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
+        owned = columns.to_shards(folding, lifted, len(tasks))
+        task = ingest_task([replace(t, operator=folding) for t in tasks])
+        reports = [
+            IngestReport.model_validate_json(r)
+            for r in run_over(owned, lifted.columns, task, self.rows.alike, self.batches)
+        ]
+        self.folding.heard(reports)
         stats: dict[str, SourceStats] = {}
         for name, answer in told.items():
             found = answer.get()
@@ -165,7 +173,7 @@ class SparkEngine:
             return spans_of(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
         return IngestOutcome(
-            [IngestReport.model_validate_json(r) for r in reports],
+            reports,
             stats,
             unfit=[Unfit(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,

@@ -89,11 +89,6 @@ class Logic(Kept):
         """The input columns of the aggregations, each once."""
         return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
 
-    @property
-    def lifts_in_sql(self) -> bool:
-        """Whether every aggregation has a form in Spark SQL; else rows go to the shards one by one and are lifted there."""
-        return all(a.lift_sql("__ts") is not None for a in self.aggs)
-
     @cached_property
     def accumulators(self) -> dict[str, pl.DataType]:
         return {name: dtype for a in self.aggs for name, dtype in a.accumulators.items()}

@@ -36,7 +36,14 @@ from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
 @dataclass(frozen=True)
 class PaneLogic(Logic):
-    """A compiled tumbling or hopping window."""
+    """A compiled tumbling or hopping window. `one_by_one`: its rows are not folded before they come to a shard."""
+
+    one_by_one: bool = False
+
+    @property
+    def lifts_in_sql(self) -> bool:
+        """Whether rows are folded by Spark, where every aggregation has a form in its SQL; else they are lifted in the shard."""
+        return not self.one_by_one and all(a.lift_sql("__ts") is not None for a in self.aggs)
 
     @property
     def duration_us(self) -> int:

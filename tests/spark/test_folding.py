@@ -1,0 +1,96 @@
+"""Rows of tumbling and hopping windows come to the same, whether Spark folds them before the shuffle or their shard behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.events import SCHEMA, comparable, every_aggregation, iso, sample, window
+from tests.support.runner import Runner
+
+import slackwater as sw
+from slackwater.core.schema import Field
+from slackwater.operators.compile import bind_window
+from slackwater.operators.task import IngestReport
+from slackwater.spark.folding import FOLDS, Folding
+
+OPERATOR = bind_window(
+    "p",
+    sw.Window(
+        kind="tumbling",
+        duration_ms="1m",
+        max_groups_per_window=9,
+        group_by=["k"],
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    ),
+    {"k": Field("k", "string")},
+)
+
+
+def reports(*shards: tuple[int, int]) -> list[IngestReport]:
+    """Rows of each shard, and panes that they were folded into."""
+    return [IngestReport(shard=n, segments=(), rows=rows, panes=panes) for n, (rows, panes) in enumerate(shards)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "behind"),
+    [
+        ([(500, 100), (500, 100)], True),
+        ([(500 * FOLDS, 500), (500 * FOLDS, 500)], False),
+        ([(500 * FOLDS - 1, 500), (500 * FOLDS, 500)], True),
+        ([(1000, 900), (10, 10)], True),  # a shard has nearly all, which is less than twice its part of two
+        ([(1000, 900), (10, 10), (10, 10)], False),
+        ([(3, 3)], True),
+    ],
+)
+def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
+    shards: list[tuple[int, int]], behind: bool
+) -> None:
+    folding = Folding()
+    assert folding.of(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
+    folding.heard(reports(*shards))
+    assert (folding.of(OPERATOR) is not OPERATOR) == behind
+    assert folding.of(OPERATOR) is folding.of(OPERATOR), "it is made once"
+    folding.heard(reports((0, 0), (0, 0)))
+    assert (folding.of(OPERATOR) is not OPERATOR) == behind, "an epoch without rows says nothing"
+    folding.heard(reports((1000, 2)))
+    assert folding.of(OPERATOR) is OPERATOR
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All aggregations, late rows among them, which come again as letters."""
+    rows = sample()
+    for n in range(4):
+        late = [{**rows[n], "ts": iso(-600)}] if n else []
+        runner.write(f"{n}.jsonl", [*rows[15 * n : 15 * (n + 1)], *late])
+    ways: list[bool] = []
+    of = Folding.of
+
+    def noted(folding: Folding, operator: Any) -> Any:
+        found = of(folding, operator)
+        ways.append(not found.lifts_in_sql)
+        return found
+
+    monkeypatch.setattr(Folding, "of", noted)
+
+    def run(name: str) -> tuple[Any, ...]:
+        ways.clear()
+        runner.run(
+            name=name,
+            source=runner.source(SCHEMA, max_files_per_trigger=1),
+            window=window(kind, late_data="dlq", lateness_ms="10s", aggregations=every_aggregation()),
+            dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / f"letters-{name}")),
+            target_path=str(runner.home / name),
+            state_store=sw.StateStore(kind="files", path=str(runner.home / f"state-{name}")),
+        )
+        letters = runner.output(f"letters-{name}")
+        return comparable(runner.output(name)), letters.select("reason", "value").rows(), runner.statuses[-1].counters
+
+    found = run("by-itself")
+    assert ways == [False, True, True, True]
+    assert len(found[1]) == 3
+    monkeypatch.setattr(Folding, "heard", lambda *_: None)
+    assert run("before") == found
+    assert ways == [False] * 4
