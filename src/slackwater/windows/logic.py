@@ -176,8 +176,9 @@ class Logic(Kept):
         if len(heads) < parts.height:
             columns = {c.name: c for a in self.aggs for c in a.fold(parts, heads)}
             left = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
-            if left or self.revises:
-                rest = [*self.revisions, *(c for a in left for c in a.accumulators)]
+            revisions = [c for c in self.revisions if c in parts.columns]  # rows of an epoch have none
+            if left or revisions:
+                rest = [*revisions, *(c for a in left for c in a.accumulators)]
                 size = np.diff(heads, append=parts.height)
                 several = np.repeat(size > 1, size)
                 of_group = np.repeat(np.arange(len(heads)), size)[several]

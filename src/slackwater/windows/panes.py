@@ -26,10 +26,11 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import distinct, member
+from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.windows.kept import CLEAN, DIRTY, FAR, NEVER, Due, Int64s
 from slackwater.windows.logic import Logic
-from slackwater.windows.order import order_by_unit, sorted_by_key
+from slackwater.windows.order import order_by_unit
 from slackwater.windows.outcomes import Counts, Forgotten, Ingested, Stats
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
 
@@ -119,26 +120,22 @@ def last_closed(logic: PaneLogic, watermark: int) -> int:
 
 
 def lift(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane.
+    """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane, in any order.
 
     The same as Spark SQL makes of them before the shuffle, where every aggregation has a form in it.
     """
-    lifted = logic.lift_rows(rows)
-    lifted = lifted.with_columns(
-        pl.Series("__start", pane_start(logic, lifted["__ts"].to_numpy())),
-        pl.lit(1, pl.Int64).alias("__n"),
-        pl.col("__ts").alias("__first"),
-    ).drop("__ts")
-    if lifted.is_empty():
-        return lifted
-    tag = ["__src"] if "__src" in lifted.columns else []
-    lifted, key = sorted_by_key(lifted, logic.key_names, "__start", *tag)
-    new = np.diff(key, prepend=-1) != 0
-    for column in ("__start", *tag):
-        values = lifted[column].to_numpy()
-        new[1:] |= values[1:] != values[:-1]
-    carried = [pl.col(c).first() for c in ("__kh", "__start", *tag)]
-    return logic.merge_groups(lifted, np.cumsum(new), [*carried, pl.col("__n").sum(), pl.col("__first").min()])
+    lifted, ts = logic.lift_rows(rows), rows["__ts"].to_numpy()
+    start = pane_start(logic, ts)
+    tag = ["__src"] if "__src" in rows.columns else []
+    groups = lifted.select(pl.Series("__start", start), *tag, *logic.key_names)
+    unit = mix(lifted["__kh"].to_numpy(), start)
+    for name in tag:
+        unit = mix(unit, lifted[name].cast(pl.Int64).to_numpy())
+    order, heads = order_by_unit(unit, groups)
+    carried = groups.with_columns(lifted["__kh"])[order[heads]]
+    first = np.minimum.reduceat(ts[order], heads) if len(heads) else ts
+    counts = pl.Series("__n", np.diff(heads, append=len(order)), dtype=pl.Int64), pl.Series("__first", first)
+    return logic.merge_runs(lifted.select(*logic.accumulators)[order], heads, [*carried, *counts])
 
 
 def late_before(logic: PaneLogic, watermark: int) -> int:
