@@ -116,6 +116,10 @@ class PaperEngine:
     rows: int  # per shard and epoch
     heard: Any  # Mapping[str, int] -> SourceStats: what the job said of the source
 
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, Any]:
+        """Nothing: records of Kafka have to be read."""
+        return {}
+
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:

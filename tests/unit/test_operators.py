@@ -260,6 +260,7 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
         "operators.fitting.usable",
         "spark.columns.aggregations",
         "spark.columns.lift",
+        "spark.columns.one_by_one",
         "spark.columns.typed",
         "testing.local.as_declared",
         "ui.blocks.closing._closes",
