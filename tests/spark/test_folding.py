@@ -38,7 +38,8 @@ def reports(*shards: tuple[int, int]) -> list[IngestReport]:
         ([(500, 100), (500, 100)], True),
         ([(500 * FOLDS, 500), (500 * FOLDS, 500)], False),
         ([(500 * FOLDS - 1, 500), (500 * FOLDS, 500)], True),
-        ([(1000, 900), (10, 10)], True),  # a shard has nearly all, which is less than twice its part of two
+        ([(700, 100), (300, 100)], True),
+        ([(800, 100), (200, 100)], False),  # a hot key keeps one of two shards waiting
         ([(1000, 900), (10, 10), (10, 10)], False),
         ([(3, 3)], True),
     ],

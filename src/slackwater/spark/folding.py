@@ -16,7 +16,7 @@ from slackwater.operators.task import IngestReport
 from slackwater.spark import columns
 
 FOLDS = 32  # rows a pane, measured: with more of them it is less work to fold them before
-SKEW = 2  # times its part, chosen: a shard with so many rows would keep the others waiting if it folded them alone
+SKEW = 1.5  # times its part, chosen: a shard with so many rows would keep the others waiting if it folded them alone
 
 
 @dataclass
