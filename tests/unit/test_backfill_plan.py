@@ -127,7 +127,7 @@ class _Kept:
     def close(self) -> None:
         self.steps.append("close")
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         starts = [] if gone is None else gone["window_start"].dt.timestamp("us").to_list()
         self.took.append((epoch, rows["window_start"].dt.timestamp("us").to_list(), starts))
 

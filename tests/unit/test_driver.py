@@ -53,7 +53,7 @@ class Refusing:
 
     def close(self) -> None: ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         if self.down:
             raise PublishError("down")
         self.epochs.append(epoch)

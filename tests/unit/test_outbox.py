@@ -90,7 +90,7 @@ class Recording:
 
     def close(self) -> None: ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         assert gone is not None
         self.epochs.append((epoch, rows["n"].to_list(), gone["session_id"].to_list()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.evolution import compare
 from slackwater.evolution.change import Comparison
+from slackwater.runner import target_marks
 from slackwater.runner.assemble import store_of
 from slackwater.runner.places import check_former
 from slackwater.runner.table_changes import with_tables
@@ -45,7 +47,11 @@ def _compared(pipeline: Pipeline) -> Comparison | None:
         if snapshot is None:
             return None
         found = compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
-        return with_tables(found, pipeline, snapshot.commit)
+        found = with_tables(found, pipeline, snapshot.commit)
+        wrong, _, unread = target_marks.mismatches(pipeline, snapshot.commit, snapshot.missing)
+        refused = target_marks.refusal(pipeline, snapshot.commit, wrong)
+        waits = "; ".join(why for why in (found.waits, refused) if why) or None
+        return replace(found, waits=waits, unknown=(*found.unknown, *unread))
 
 
 def _without(pipeline: Pipeline) -> str:

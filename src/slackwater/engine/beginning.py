@@ -31,7 +31,13 @@ class Beginning:
     hooks: Hooks
 
     def of(
-        self, stages: Sequence[Stage], latest: Commit | None, shards: int, schemas: Mapping[str, str], state_id: str
+        self,
+        stages: Sequence[Stage],
+        latest: Commit | None,
+        shards: int,
+        schemas: Mapping[str, str],
+        state_id: str,
+        branches: bool = False,
     ) -> tuple[list[Stage], Commit]:
         """The stages, with what the state remembers of former configs, and the state to go on from.
 
@@ -62,6 +68,9 @@ class Beginning:
         if migrates:
             state = self._migrated(stages, state, shards)
         state = _described(stages, state)
+        if branches and not migrates:
+            commit = fold.following(state).model_copy(update={"committed_us": self.hooks.clock_us()})
+            state = self.store.commit(commit)
         if latest is not None:
             self.store.forget(range(len(stages), len(latest.stages)))
         sources = [s.name for s in self.pipeline.sources]

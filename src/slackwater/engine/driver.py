@@ -71,14 +71,21 @@ class Driver:
 
     # -- start ---------------------------------------------------------------------------------------------------
 
-    def start(self, latest: Commit | None, shards: int, schemas: Mapping[str, str], state_id: str = "") -> None:
+    def start(
+        self,
+        latest: Commit | None,
+        shards: int,
+        schemas: Mapping[str, str],
+        state_id: str = "",
+        branches: bool = False,
+    ) -> None:
         """Roll an unpublished epoch forward, then bring the state to this config's sources and shards.
 
         `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
-        state that begins here.
+        state that begins here. `branches`: `latest` is the first of a branch, which becomes a commit of its own.
         """
         beginning = Beginning(self.pipeline, self.store, self.publishing, self.hooks)
-        self.stages, self.state = beginning.of(self.stages, latest, shards, schemas, state_id)
+        self.stages, self.state = beginning.of(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
     def recovered(self) -> Status:

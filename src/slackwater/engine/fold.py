@@ -17,7 +17,14 @@ from slackwater.errors import StateError
 from slackwater.operators.base import SIDES, Figures, Operator
 from slackwater.operators.task import EmitReport
 from slackwater.sources.base import Batch, Replayed
-from slackwater.state.commit import ClockRecord, Commit, PartitionRecord, SourceRecord, StageState
+from slackwater.state.commit import (
+    ClockRecord,
+    Commit,
+    PartitionRecord,
+    SourceRecord,
+    StageState,
+    new_commit_id,
+)
 from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
 
 NOTHING = Heard(0, None)
@@ -172,7 +179,14 @@ def with_replayed(commit: Commit, replayed: Replayed) -> Commit:
 
 def following(before: Commit, **changed: Any) -> Commit:
     """The next epoch's commit: the same state, nothing that waits to be published, but for what is `changed`."""
-    nothing: dict[str, Any] = {"epoch": before.epoch + 1, "output": (), "letters": (), "reached": (), "emitted": 0}
+    nothing: dict[str, Any] = {
+        "epoch": before.epoch + 1,
+        "commit_id": new_commit_id(),
+        "output": (),
+        "letters": (),
+        "reached": (),
+        "emitted": 0,
+    }
     return before.model_copy(update={**nothing, **changed})
 
 

@@ -87,7 +87,7 @@ class Publishing:
     def addressed(self, commit: Commit) -> Commit:
         """The commit with where its output goes and how it looks: it can only be published there."""
         targets = {name: outlet.destination for name, outlet in self.outlets.items()}
-        return commit.model_copy(update={"targets": targets, "letters_to": destinations.letters_of(self.pipeline)})
+        return destinations.addressed(commit, targets, destinations.letters_of(self.pipeline))
 
     # -- a start -------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Publishing:
             for name, (rows, gone) in given.items():
                 hit("write.before", commit.epoch)
                 cast(TransactionalTarget, self.outlets[name].target).publish_within(
-                    connection, commit.epoch, rows, gone
+                    connection, commit.epoch, rows, gone, commit.commit_id
                 )
                 hit("write.after", commit.epoch)
 
@@ -187,10 +187,11 @@ class Publishing:
         if name in self.away:
             raise PublishError(str(self.away[name]))
         if name != LETTERS:
-            self.outlets[name].target.publish(commit.epoch, *self._output(commit, name))
+            self.outlets[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self._staged(commit.letters))
-            self.letters.publish(commit.epoch, holding(letters, capacity_of(self.letters).times))
+            rows = holding(letters, capacity_of(self.letters).times)
+            self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows to write to a target and those that are gone."""

@@ -10,7 +10,7 @@ from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.evolution.pairing import paired
 from slackwater.evolution.texts import columns_text
-from slackwater.state.commit import LETTERS, Commit, Destination
+from slackwater.state.commit import LETTERS, Commit, Destination, Mark
 
 Place = tuple[str | None, ...]
 
@@ -37,6 +37,28 @@ def described(pipeline: Pipeline) -> dict[str, Destination]:
             stage=str(own.target.from_), place=place_of(own.target), writer=own.writer, columns=columns
         )
     return found
+
+
+def addressed(commit: Commit, targets: Mapping[str, Destination], letters_to: Place | None) -> Commit:
+    """The commit with these targets, each with the marks it holds and will hold once it has its part of this commit."""
+    earlier = commit.targets
+    same_letters = commit.letters_to == letters_to
+    found = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
+    parts = {*found.parts}
+
+    def marked(name: str, marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+        return (*marks[-1:], found.mark) if name in parts else marks[-1:]
+
+    kept = {n: earlier[n].marks if n in earlier and _same_place(earlier[n], t) else () for n, t in targets.items()}
+    update = {
+        "targets": {n: t.model_copy(update={"marks": marked(n, kept[n])}) for n, t in targets.items()},
+        "letters_marks": marked(LETTERS, commit.letters_marks if same_letters else ()),
+    }
+    return found.model_copy(update=update)
+
+
+def _same_place(one: Destination, other: Destination) -> bool:
+    return (one.writer, one.place) == (other.writer, other.place)
 
 
 def readdressed(commit: Commit, stages: Sequence[str], targets: Sequence[str]) -> Commit:

@@ -44,7 +44,7 @@ class Within:
     def close(self) -> None:
         self.target.close()
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         """Superseded rows of an append-only target have no end: the start decides."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
@@ -67,5 +67,5 @@ class Within:
             gone = gone.filter(start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1))
         kept = rows.filter(chosen)
         if kept.height or (gone is not None and gone.height):
-            self.target.publish(epoch, kept, gone)
+            self.target.publish(epoch, kept, gone, commit)
         self.written.windows += kept.height

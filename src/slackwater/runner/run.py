@@ -164,7 +164,7 @@ def _bound(
                 if former_output == former.ASIDE:
                     for line in former.put_aside(pipeline):
                         reporter.notice("warning", line)
-            parts = runner.prepare(latest)
+            parts = runner.prepare(latest, former_output=former_output)
             if parts is None:
                 return None
             follow.follow(runner, parts, available_now=available_now, stated=bool(rebuild))

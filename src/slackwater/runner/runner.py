@@ -25,7 +25,7 @@ from slackwater.engine.observer import Columns
 from slackwater.errors import StartError
 from slackwater.evolution import restore
 from slackwater.operators.base import Operator
-from slackwater.runner import border, tell
+from slackwater.runner import border, target_marks, tell
 from slackwater.runner.assemble import (
     letters_of,
     source_of,
@@ -102,10 +102,17 @@ class Runner:
         """What was opened last first, the store at the end."""
         self._opened.close()
 
-    def prepare(self, latest: Commit | None, make_targets: MakeTargets = targets_of) -> Parts | None:
-        """Put the parts together; None if the run was to stop meanwhile."""
+    def prepare(
+        self, latest: Commit | None, make_targets: MakeTargets = targets_of, former_output: str | None = None
+    ) -> Parts | None:
+        """Put the parts together; None if the run was to stop meanwhile. `former_output`: see `target_marks.settle`."""
         pipeline, notice = self.pipeline, self.reporter.notice
-        self._latest = latest
+        self._latest = stored = latest
+        if latest is not None:
+            exact = make_targets is targets_of
+            latest, done = target_marks.settle(pipeline, self.store, latest, former_output, exact)
+            for line in done:
+                notice("warning", line)
         base = self._start_spark()
         if base is None:
             return None
@@ -131,7 +138,7 @@ class Runner:
             self.reporter.observers.waiting,
             kill_points.from_environment(),
         )
-        state_id = latest.state_id if latest else uuid.uuid4().hex
+        state_id = latest.lineage if latest else uuid.uuid4().hex
         engines = {name: step.engine(own, lookups.refresh) for name, step in steps.items()}
         stages = stages_of(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
@@ -142,7 +149,7 @@ class Runner:
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away)
         if self.stop.is_set():
             return None
-        driver.start(latest, shards, schemas, state_id)
+        driver.start(latest, shards, schemas, state_id, branches=latest is not stored)
         if latest is not None:
             self.reporter.status(driver.recovered())
         for target in targets.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.words import plural
-from slackwater.errors import StartError
+from slackwater.errors import StartError, StateError
+from slackwater.evolution.target_marks import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, holding
+from slackwater.runner import target_marks
 from slackwater.runner.assemble import aside_of, letters_of, store_of
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.state.edit import no_state
+from slackwater.state.edit import next_of, no_state
 from slackwater.state.protocol import StateStore
 from slackwater.targets.kafka_rows import json_objects
 
@@ -84,6 +87,9 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             place = _to_letters(pipeline, commit, found, letters)
         else:
             place = _to_files(to, pipeline, commit, found, letters)
+        skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
+        left = without_parts(commit, skipped)  # the targets keep the marks they have: the next start expects these
+        store.commit(next_of(left, time.time_ns() // 1000))
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
@@ -110,6 +116,9 @@ def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
         if latest is None:
             raise no_state()
         check(pipeline, latest, store.published(), epoch)
+        wrong, _, _ = target_marks.mismatches(pipeline, latest, latest.missing(store.reached()))
+        if (text := target_marks.refusal(pipeline, latest, wrong)) is not None:
+            raise StateError(text)
         yield store, latest
     finally:
         store.close()
@@ -150,7 +159,7 @@ def _to_letters(pipeline: Pipeline, commit: Commit, found: Waiting, own: pl.Data
         if frame is not None:
             target.open()
             try:
-                target.publish(commit.epoch, holding(frame, capacity_of(target).times))
+                target.publish(commit.epoch, holding(frame, capacity_of(target).times), commit=commit.commit_id)
             finally:
                 target.close()
     return f"the dead letters ({of_rows.description})"

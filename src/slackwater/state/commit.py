@@ -8,6 +8,7 @@ Commit ─┬─ stages   name, what it is, clocks of its inputs, watermark, seg
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -109,11 +110,26 @@ class OutputMeta(Record):
     stage: str = ""
 
 
+class Mark(Record):
+    """What a target stores next to its rows: the last epoch written there, by which state, as which commit.
+
+    `state`: the commit's `lineage`. `commit`: empty where an earlier version wrote it.
+    """
+
+    state: Id
+    epoch: Annotated[int, Field(ge=-1, lt=10**18)]
+    commit: Id = ""
+
+
+Marks = Annotated[tuple[Mark, ...], Field(max_length=2)]
+
+
 class Destination(Record):
     """Where the results of a stage go and how they look there: a committed epoch can only be published like this.
 
     `writer`: the name of the marker that is kept there. `place`: a path, a table and a topic, of which one is given at most.
-    `columns`, `upserts`: None where that is not known.
+    `columns`, `upserts`: None where that is not known. `marks`: the last mark written there; where this commit has rows for
+    the target, the one before it and its own. Empty for states of earlier versions.
     """
 
     stage: str
@@ -121,6 +137,7 @@ class Destination(Record):
     place: Annotated[tuple[str | None, ...], Field(max_length=3)]
     columns: tuple[str, ...] | None = None
     upserts: bool | None = None
+    marks: Marks = ()
 
 
 class PartitionRecord(Record):
@@ -226,6 +243,8 @@ class Commit(Record):
     format: int = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
     state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
+    branch: Id = ""  # set when a restored copy goes on by itself: from then on targets know the state by it
+    commit_id: Id = ""  # tells this commit from one of another history with the same epoch
     epoch: Annotated[int, Field(ge=-1, lt=10**18)]
     committed_us: Time
     shards: Annotated[int, Field(ge=1, le=1 << 20)]
@@ -238,6 +257,7 @@ class Commit(Record):
     letters: tuple[OutputMeta, ...] = ()
     targets: Mapping[str, Destination] = Field(default_factory=dict)  # by name; empty before the first epoch
     letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # the place of letters
+    letters_marks: Marks = ()  # see `Destination.marks`
     reached: tuple[str, ...] = ()  # the targets that have their part of this epoch already, LETTERS for the letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
@@ -257,6 +277,16 @@ class Commit(Record):
         if len({stage.name for stage in self.stages}) != len(self.stages):
             raise ValueError("two stages have one name")
         return self
+
+    @property
+    def lineage(self) -> str:
+        """The id by which targets know the state."""
+        return self.branch or self.state_id
+
+    @property
+    def mark(self) -> Mark:
+        """The mark that a target stores when it has its part of this commit."""
+        return Mark(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
 
     @property
     def staged(self) -> bool:
@@ -322,6 +352,10 @@ class Commit(Record):
     @property
     def state_bytes(self) -> int:
         return sum(m.bytes for m in self.metas)
+
+
+def new_commit_id() -> str:
+    return uuid.uuid4().hex
 
 
 def misfit(error: ValidationError) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slackwater.errors import StartError, StateError
-from slackwater.state.commit import Commit
+from slackwater.state.commit import Commit, new_commit_id
 from slackwater.state.protocol import StateStore
 
 
@@ -51,6 +51,7 @@ def next_of(commit: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
     update = {
         "epoch": commit.epoch + 1,
+        "commit_id": new_commit_id(),
         "committed_us": clock_us,
         "output": (),
         "letters": (),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.errors import StartError, StateError
-from slackwater.state.commit import Commit, SourceRecord
+from slackwater.state.commit import Commit, SourceRecord, new_commit_id
 from slackwater.state.edit import unpublished
 from slackwater.state.protocol import StateStore
 
@@ -54,12 +54,15 @@ def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name
     update = {
         "pipeline": name,
         "state_id": uuid.uuid4().hex,
+        "branch": "",
+        "commit_id": new_commit_id(),
         "committed_us": time.time_ns() // 1000,
         "sources": {n: _source(s, listed) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
         "targets": {},
         "letters_to": None,
+        "letters_marks": (),
         "reached": (),
         "emitted": 0,
         "replayed": tuple(map(listed, commit.replayed)),

@@ -148,7 +148,7 @@ class TransactionalTarget(Protocol):
     """A target that can write within the store's transaction, if both are in one database."""
 
     def publish_within(
-        self, connection: Any, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None
+        self, connection: Any, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = ""
     ) -> None: ...
 
 

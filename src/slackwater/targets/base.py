@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import polars as pl
 
 from slackwater.core.schema import Field
+from slackwater.state.commit import Mark
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ class Target(Protocol):
         """Connect; create what is absent, add columns that are new, compare what is there with the columns. Raises StartError."""
         ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         """Write `rows` (the columns of the table, in order), take back `gone`, and write the epoch's marker, in one step.
+
+        `commit`: the id of the epoch's commit, part of the marker.
 
         `gone`: the identities of superseded rows (its columns, for sessions `session_id` too), none of them in `rows`; it may
         be empty, and only a target that upserts is given any. Raises PublishError.
@@ -62,6 +65,20 @@ class Target(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Marked(Protocol):
+    """A target that stores a marker next to its rows, and reads it without being opened."""
+
+    description: str
+
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        """Return the last mark of this writer, whichever state wrote it; None if there is none, or the rows are gone.
+
+        `state`: the lineage that asks. `expected`: marks of its own that may be there. `fence`: end what an earlier process
+        of this writer left unfinished; only for the holder of the state's lock. Raises StartError.
+        """
+        ...
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
@@ -23,6 +24,7 @@ from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.sources.delta_log import reason
+from slackwater.state.commit import Mark
 from slackwater.targets.base import Table
 
 _GONE = "__gone"
@@ -104,20 +106,52 @@ class DeltaTarget:
         epoch = mine[0].get("slackwater_epoch")
         return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
 
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        """The transactions of the last commit name state and commit by numbers: a mark that is expected is recognised by them."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return None
+            delta = DeltaTable(self._path, storage_options=self._options)
+            if not delta.file_uris():
+                return None
+            last = tuple(delta.transaction_version(app) for app in self._apps)
+            known = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
+            return known or self._last_of(delta, state)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
+            ) from error
+
+    def _last_of(self, delta: DeltaTable, state: str) -> Mark | None:
+        """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
+        writer = self._table.writer
+        own = (c for c in delta.history(_LOOKED_AT) if c.get("slackwater_writer") == writer)
+        if (commit := next(own, None)) is not None:
+            found = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
+            return Mark(state=found["state"], epoch=int(found["epoch"]), commit=found["commit"])
+        epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
+        return None if epoch is None else Mark(state=state, epoch=epoch)
+
+    @property
+    def _apps(self) -> tuple[str, str]:
+        """The application ids under which the last commit of the writer keeps numbers for its state and commit."""
+        return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
+
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
         delta = self._current()
         found = delta.transaction_version(self._app)
         return -1 if found is None else found
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             delta = self._current()
             if epoch <= self.last_epoch():
                 return
-            told = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch)}
+            told = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch), "commit": commit}
+            numbers = zip(self._apps, map(_number, (self._table.state, commit)), strict=True)
             marker = CommitProperties(
-                app_transactions=[Transaction(self._app, epoch)],
+                app_transactions=[Transaction(self._app, epoch), *(Transaction(app, n) for app, n in numbers)],
                 custom_metadata={f"slackwater_{k}": v for k, v in told.items()},
             )
             if self._mode == "append":
@@ -226,6 +260,11 @@ class DeltaTarget:
 
     def _reason(self, error: Exception) -> str:
         return reason(error, self._options)
+
+
+def _number(text: str) -> int:
+    """A text as a number that fits into the version of a transaction."""
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
 def _types(schema: Schema) -> dict[str, str]:

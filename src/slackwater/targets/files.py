@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from slackwater.core.capacity import ANYTHING, YEARS, Capacity
 from slackwater.core.schema import arrow_schema
 from slackwater.core.text import TIME, has_map, json_text, nested, object_text, within
 from slackwater.errors import EpochError, PublishError, StartError, StateError
+from slackwater.state.commit import Mark
 from slackwater.targets.base import Table
 from slackwater.targets.folder import OWN, folder_at
 
@@ -53,6 +54,43 @@ class FilesTarget:
         """The last epoch that this state published, -1 for none."""
         marker = self._read_marker()
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
+
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        try:
+            marker = self._read_marker()
+        except PublishError as error:
+            raise StartError(str(error)) from None
+        except OSError as error:
+            raise StartError(
+                f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
+            ) from None
+        if marker["epoch"] < 0:
+            return None
+        return Mark(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
+
+    def put_newer_aside(self, mark: Mark) -> str:
+        """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
+
+        Returns where they are now. Repeating it after a crash completes it. Raises StartError.
+        """
+        marker, state = self._read_marker(), self._table.state
+        own = f"{state[:8]}-" if any(f"-{state[:8]}-" in name for name in self._files()) else ""
+        newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own, marker)]
+        to = self._aside_name("newer")
+        try:
+            self._folder.move(newer, to)
+            content = {"epoch": mark.epoch, "state": state, "infix": own, "commit": mark.commit}
+            self._folder.mark(self._marker, json.dumps(content).encode())
+        except OSError as error:
+            raise self._not_moved(f"{self._shown}/{to}", error) from None
+        return f'"{self._shown}/{to}"'
+
+    def _is_newer(self, name: str, epoch: int, own: str, marker: Mapping[str, Any]) -> bool:
+        """Whether a file was written after an epoch of this state: by it, or by the state that wrote the marker."""
+        written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
+        assert written is not None, "names of `_files`"
+        infix = written[1] or ""
+        return (infix == own and int(written[2]) > epoch) or (infix == marker.get("infix", "") != own)
 
     def _read_marker(self) -> dict[str, Any]:
         content = self._folder.read(self._marker)
@@ -89,20 +127,26 @@ class FilesTarget:
         files = self._files()
         if not files:
             return None
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        to = f"{OWN}/before-{stamp}"
+        to = self._aside_name("before")
         aside = f"{self._shown}/{to}"
         try:
             marked = [self._marker] if self._folder.read(self._marker) is not None else []
             self._folder.move([*files, *marked], to)
         except OSError as error:
-            raise StartError(
-                f"target directory {self._shown}: files of the former state could not be put aside in {aside} ({error.strerror}); "
-                "what was moved is there; check the rights, then repeat this"
-            ) from None
+            raise self._not_moved(aside, error) from None
         return f'"{aside}"'
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    @staticmethod
+    def _aside_name(what: str) -> str:
+        return f"{OWN}/{what}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
+
+    def _not_moved(self, aside: str, error: OSError) -> StartError:
+        return StartError(
+            f"target directory {self._shown}: files of the former state could not be put aside in {aside} ({error.strerror}); "
+            "what was moved is there; check the rights, then repeat this"
+        )
+
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             if epoch <= self.last_epoch():
                 return
@@ -112,7 +156,7 @@ class FilesTarget:
             infix = before.get("infix", "") if ours else f"{self._table.state[:8]}-"
             name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             self._folder.write(name, lambda path: self._write(path, rows))
-            marker = {"epoch": epoch, "state": self._table.state, "infix": infix}
+            marker = {"epoch": epoch, "state": self._table.state, "infix": infix, "commit": commit}
             self._folder.mark(self._marker, json.dumps(marker).encode())
         except (StateError, EpochError) as error:  # of an object store
             raise PublishError(f"{error}; epoch {epoch} is committed, the next start publishes it") from None

@@ -16,7 +16,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -25,6 +25,7 @@ import pyarrow as pa
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.words import plural
 from slackwater.errors import PublishError, StartError
+from slackwater.state.commit import Mark
 from slackwater.targets import iceberg_tables as iceberg
 from slackwater.targets.base import Table as Columns
 from slackwater.targets.iceberg_tables import Tables
@@ -58,7 +59,7 @@ class IcebergTarget:
         self.upserts = mode == "merge"
         self._writer = f"slackwater/{table.writer}"
         self._marker = f"{self._writer}/{table.state}" if table.state else self._writer
-        self._last = f"{self._writer}#last"
+        self._last, self._commit = f"{self._writer}#last", f"{self._writer}#commit"
         self._table: Table | None = None
         self.description = f"Iceberg table {name}"
 
@@ -104,6 +105,19 @@ class IcebergTarget:
             return None
         return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {epoch}'
 
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        try:
+            table = self._tables.load(self._name)
+        except Exception as error:  # catalogs raise what their clients do
+            raise self._unreachable(error) from error
+        snapshot = None if table is None else table.current_snapshot()
+        if table is None or snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] == "0":
+            return None
+        wrote, _, epoch = table.properties.get(self._last, "").rpartition(" ")
+        if not epoch:
+            return None
+        return Mark(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
+
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
         return self._reached(self._current())
@@ -118,7 +132,7 @@ class IcebergTarget:
             raise FileNotFoundError("the table is not there any more")
         return self._table
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         """A table that is known builds the first try: if it is not the newest any more, the commit is refused."""
         failed: Exception | None = None
         for tries in range(_TRIES + 1):
@@ -126,7 +140,7 @@ class IcebergTarget:
                 if self._reached(table := self._current()) >= epoch:
                     return
                 if tries < _TRIES:
-                    self._once(table, epoch, rows, gone)
+                    self._once(table, epoch, rows, gone, commit)
                     return
             except Exception as error:  # refused, done with its answer lost, or cut off: the table knows
                 failed, self._table = error, None
@@ -140,14 +154,15 @@ class IcebergTarget:
             "the next start publishes it"
         ) from failed
 
-    def _once(self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None) -> None:
+    def _once(self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None, commit: str) -> None:
         """One commit, asked for once. The library's own would be repeated, and when that is refused its files deleted, which
         belong to the table if the first one was taken and its answer lost. Files of a try that came to nothing stay."""
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
         transaction = Transaction(table)
-        transaction.set_properties({self._marker: str(epoch), self._last: f"{self._columns.state} {epoch}"})
+        last = {self._last: f"{self._columns.state} {epoch}", self._commit: commit}
+        transaction.set_properties({self._marker: str(epoch), **last})
         told = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
         merged = self._mode == "merge" and self._merge(transaction, table, rows, gone, told)
         if not merged and not rows.is_empty():

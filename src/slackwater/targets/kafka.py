@@ -13,38 +13,33 @@ end it, then reads the marker: it says whether that epoch is there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import polars as pl
 from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     Producer,
-    TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient
 
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import FencedError, PublishError, StartError
+from slackwater.state.commit import Mark
 from slackwater.targets.base import Table
+from slackwater.targets.kafka_markers import EPOCHS_TOPIC, KafkaMarkers, error_of
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
-
-EPOCHS_TOPIC = "_slackwater_epochs"
 
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _EARLIER = (KafkaError._FATAL, KafkaError._STATE)
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _KEY_BYTES = 500_000  # a message is 1 MB at most, by default, and has its key in its value too
-_CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
 
 
 class KafkaTarget:
@@ -76,6 +71,7 @@ class KafkaTarget:
         self._rows = (
             LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
         )
+        self._markers = KafkaMarkers(self._settings, topic, table.writer, timeout)
         self._producer: Producer | None = None
         self._last = -1
         self._last_error = ""
@@ -99,19 +95,17 @@ class KafkaTarget:
             clients.append(admin)
             self._find_topic(admin)
             if self._exactly_once:
-                self._find_epochs_topic(admin)
+                self._markers.find_topic(admin)
             producer = Producer(self._settings(self._producer_settings()))
             clients.append(producer)
             if self._exactly_once:
                 producer.init_transactions(self._timeout)
-                self._last = self._read_marker(admin)
+                mark = self._markers.read(admin)
+                self._last = mark.epoch if mark is not None and mark.state == self._table.state else -1
         except KafkaException as error:
             for client in clients:
                 client.poll(0)  # hands over the errors seen meanwhile
-            raise StartError(
-                f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
-                f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers run"
-            ) from error
+            raise self._unusable(error) from error
         self._producer = producer
 
     def close(self) -> None:
@@ -119,11 +113,24 @@ class KafkaTarget:
             self._producer.flush(self._timeout)
             self._producer = None
 
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        """Only under exactly_once. `fence` ends a transaction that a process which died left open."""
+        try:
+            admin = AdminClient(self._settings({}))
+            topics = admin.list_topics(timeout=self._timeout).topics
+            if not {self._topic, EPOCHS_TOPIC} <= topics.keys():
+                return None
+            if fence:
+                Producer(self._settings(self._producer_settings())).init_transactions(self._timeout)
+            return self._markers.read(admin, committed=not fence)
+        except KafkaException as error:
+            raise self._unusable(error) from error
+
     def last_epoch(self) -> int:
         """The last epoch known to be published, -1 for none; under at_least_once only of this process."""
         return self._last
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         if self._fenced:
             raise self._fenced_error(epoch, "it was fenced before")
         if epoch <= self._last:
@@ -135,29 +142,30 @@ class KafkaTarget:
             messages = chain(self._rows.tombstones(gone), messages)
         try:
             if self._exactly_once:
-                self._transaction(self._producer, epoch, messages)
+                self._transaction(self._producer, epoch, messages, commit)
             else:
                 self._flushed(self._producer, epoch, messages)
         except KafkaException as error:
             reason = self._reason(error)
-            self._abandon(_error_of(error))
+            self._abandon(error_of(error))
             if self._fenced:
                 raise self._fenced_error(epoch, reason) from error
             raise self._publish_error(epoch, reason) from error
         self._last = epoch
 
-    def _transaction(self, producer: Producer, epoch: int, messages: Messages) -> None:
+    def _transaction(self, producer: Producer, epoch: int, messages: Messages, commit: str) -> None:
         producer.begin_transaction()
         self._produce(producer, epoch, messages, lambda error, message: None)
-        marker = f"{self._table.state}:{epoch}".encode()
-        self._send(producer, EPOCHS_TOPIC, marker, self._marker_key, partition=0)
+        mark = Mark(state=self._table.state, epoch=epoch, commit=commit)
+        value, headers = self._markers.record(mark)
+        self._send(producer, EPOCHS_TOPIC, value, self._markers.key, partition=0, headers=headers)
         end = time.monotonic() + self._timeout
         while True:
             try:
                 producer.commit_transaction(max(end - time.monotonic(), 0.1))
                 return
             except KafkaException as error:
-                if not _error_of(error).retriable() or time.monotonic() >= end:
+                if not error_of(error).retriable() or time.monotonic() >= end:
                     raise
 
     def _flushed(self, producer: Producer, epoch: int, messages: Messages) -> None:
@@ -206,7 +214,7 @@ class KafkaTarget:
             try:
                 producer.abort_transaction(min(self._timeout, 5.0))
             except KafkaException as told:
-                code = _error_of(told).code()
+                code = error_of(told).code()
         self._fenced = self._exactly_once and code in _FENCED
         if not self._fenced:
             producer.purge()
@@ -229,97 +237,7 @@ class KafkaTarget:
                 f"(kafka-topics.sh --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6) "
                 "or set create_topic"
             )
-        self._create(admin, self._topic, self._partitions, {})
-
-    def _find_epochs_topic(self, admin: AdminClient) -> None:
-        """The topic of markers must be compacted: else old markers would be dropped and epochs published again."""
-        if EPOCHS_TOPIC not in admin.list_topics(timeout=self._timeout).topics:
-            self._create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
-        resource = ConfigResource(ResourceType.TOPIC, EPOCHS_TOPIC)
-        asked = admin.describe_configs([resource], request_timeout=self._timeout)[resource]
-        try:
-            policy = asked.result(self._timeout)["cleanup.policy"].value
-        except KafkaException as error:
-            if _error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                return
-            raise
-        if policy != "compact":
-            raise StartError(
-                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, or the epochs published '
-                f"would be forgotten; set it (kafka-configs.sh --bootstrap-server {self._brokers} --alter --topic "
-                f"{EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
-            )
-
-    def _create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        replicas = min(3, len(admin.list_topics(timeout=self._timeout).brokers))
-        asked = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)])[topic]
-        try:
-            asked.result(self._timeout)
-        except KafkaException as error:
-            if _error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
-        end = time.monotonic() + self._timeout
-        while topic not in admin.list_topics(timeout=self._timeout).topics:
-            if time.monotonic() >= end:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f'topic "{topic}" created but not seen'))
-            time.sleep(0.05)
-
-    def _read_marker(self, admin: AdminClient) -> int:
-        """The last committed epoch of this writer and topic, -1 for none.
-
-        Reads to the end of the log and not only to what is committed now: an open transaction of another pipeline would
-        hide a marker of ours that is behind it. Markers of transactions take offsets, so the end is where the client says.
-        """
-        first = TopicPartition(EPOCHS_TOPIC, 0, 0)
-        ends = admin.list_offsets(
-            {TopicPartition(EPOCHS_TOPIC, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=self._timeout,
-        )
-        end_offset = next(iter(ends.values())).result(self._timeout).offset
-        settings = {
-            "group.id": f"slackwater-{self._table.writer}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-        consumer: Consumer = Consumer(self._settings(settings))
-        try:
-            consumer.assign([first])
-            return self._last_of(consumer, end_offset)
-        finally:
-            consumer.close()
-
-    def _last_of(self, consumer: Consumer, end_offset: int) -> int:
-        found, offset = -1, 0
-        end = time.monotonic() + 2 * self._timeout + _CLEANING_SECONDS
-        while offset < end_offset:
-            if time.monotonic() >= end:
-                reason = f'a transaction of another writer in "{EPOCHS_TOPIC}" stays open'
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason))
-            message = consumer.poll(0.2)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                offset = (message.offset() or 0) + 1
-                if message.key() == self._marker_key:
-                    found = self._epoch_of(message.value() or b"")
-            elif error.code() == KafkaError._PARTITION_EOF:
-                offset = message.offset() or 0
-            elif not error.retriable() and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise KafkaException(error)
-        return found
-
-    def _epoch_of(self, marker: bytes) -> int:
-        """A marker's epoch, -1 if another state wrote it: the pipeline was started over since."""
-        state, _, epoch = marker.decode().rpartition(":")
-        return int(epoch) if state == self._table.state else -1
-
-    @property
-    def _marker_key(self) -> bytes:
-        return f"{self._table.writer}|{self._topic}".encode()
+        self._markers.create(admin, self._topic, self._partitions, {})
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """The settings given, quiet: what the client library would print is in the errors."""
@@ -341,6 +259,12 @@ class KafkaTarget:
             settings |= {"transactional.id": f"slackwater-{self._table.writer}", "transaction.timeout.ms": within}
         return settings
 
+    def _unusable(self, error: KafkaException) -> StartError:
+        return StartError(
+            f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
+            f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers run"
+        )
+
     def _publish_error(self, epoch: int, reason: str) -> PublishError:
         return PublishError(
             f"{self.description} did not take epoch {epoch} ({reason}); the epoch is committed in the state store, "
@@ -355,7 +279,7 @@ class KafkaTarget:
 
     def _reason(self, error: KafkaException) -> str:
         """One line, without the values of secret settings."""
-        inner = _error_of(error)
+        inner = error_of(error)
         text = inner.str()
         if inner.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
             text = f"{text}: {self._last_error}" if self._last_error else text
@@ -363,8 +287,3 @@ class KafkaTarget:
             if value and any(part in name for part in _SECRETS):
                 text = text.replace(value, "***")
         return " ".join(text.split())
-
-
-def _error_of(error: KafkaException) -> KafkaError:
-    found: KafkaError = error.args[0]
-    return found

@@ -18,6 +18,7 @@ import psycopg
 
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import PublishError, StartError
+from slackwater.state.commit import Mark
 from slackwater.state.postgres import client
 from slackwater.targets.base import Table, shown
 
@@ -61,8 +62,10 @@ class PostgresTarget:
                     db.execute(f"CREATE SCHEMA {client.quote(self._schema)}")
                 db.execute(
                     f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, state text, epoch bigint NOT NULL,"
-                    " updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
+                    " commit_id text, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
                 )
+                if "commit_id" not in client.columns_of(db, self._marker):  # of an earlier version
+                    db.execute(f"ALTER TABLE {self._marker} ADD COLUMN commit_id text")
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     self._create(db)
                 else:
@@ -111,6 +114,21 @@ class PostgresTarget:
         if row is None:
             return None
         return f'rows of another state of "{self._given.writer}" in {self.description}, up to epoch {row[0]}'
+
+    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+            try:
+                commit = "commit_id" if "commit_id" in client.columns_of(db, self._marker) else "NULL"
+                row = db.execute(
+                    f"SELECT m.state, m.epoch, {commit} FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s"
+                    f" AND EXISTS (SELECT FROM {self._table})",
+                    (self._given.writer, f"{self._schema}.{self._name}"),
+                ).fetchone()
+            except psycopg.errors.UndefinedTable:
+                return None
+            except psycopg.Error as error:
+                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+        return None if row is None else Mark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
 
     def problems(self) -> list[str]:
         """What stands in the way of `open`, one line each, without changing anything."""
@@ -169,12 +187,12 @@ class PostgresTarget:
         ).fetchall()
         return any(sorted(columns) == sorted(identity) and strict for columns, strict in rows)
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = client.connect(self.url, self.description)
             with self._connection.transaction():
-                self.publish_within(self._connection, epoch, rows, gone)
+                self.publish_within(self._connection, epoch, rows, gone, commit)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
                 f"{self.description} did not take epoch {epoch} ({client.reason(error)}); the epoch is committed, "
@@ -182,14 +200,20 @@ class PostgresTarget:
             ) from None
 
     def publish_within(
-        self, connection: psycopg.Connection[Any], epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None
+        self,
+        connection: psycopg.Connection[Any],
+        epoch: int,
+        rows: pl.DataFrame,
+        gone: pl.DataFrame | None = None,
+        commit: str = "",
     ) -> None:
         """The same inside a transaction of the caller's."""
         taken = connection.execute(
-            f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch) VALUES (%s, %s, %s, %s)"
-            " ON CONFLICT (writer, table_name) DO UPDATE SET state = excluded.state, epoch = excluded.epoch, updated_at = now()"
+            f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id) VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (writer, table_name) DO UPDATE SET state = excluded.state, epoch = excluded.epoch,"
+            " commit_id = excluded.commit_id, updated_at = now()"
             " WHERE m.epoch < excluded.epoch OR m.state <> excluded.state",
-            (self._given.writer, f"{self._schema}.{self._name}", self._given.state, epoch),
+            (self._given.writer, f"{self._schema}.{self._name}", self._given.state, epoch, commit),
         )
         if taken.rowcount != 1:
             return

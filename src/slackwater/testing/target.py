@@ -53,7 +53,7 @@ class MemoryTarget:
     def close(self) -> None:
         return
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None) -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         if self.down:
             raise PublishError(f"{self.description} is down: it did not take epoch {epoch}")
         if epoch <= self.last:

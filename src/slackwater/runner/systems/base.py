@@ -17,7 +17,7 @@ from slackwater.sources.streams import AnySource
 from slackwater.sources.times import UTC
 from slackwater.sources.waiting import Question
 from slackwater.state.commit import SourceRecord
-from slackwater.targets.base import Table, Target
+from slackwater.targets.base import Marked, Table, Target
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,6 +76,10 @@ class System(Generic[C]):
 
     def former(self, spec: TargetSpec, table: Table) -> Former | None:
         """What to ask for the output of another state; None where nothing is kept that could be doubled."""
+        return None
+
+    def marked(self, spec: TargetSpec, table: Table) -> Marked | None:
+        """The target as one whose marker can be read; None where it stores none."""
         return None
 
     def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:

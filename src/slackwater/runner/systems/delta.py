@@ -33,6 +33,9 @@ class Delta(WithTables[DeltaConnection]):
     def former(self, spec: TargetSpec, table: Table) -> DeltaTarget:
         return self._target(spec, "append", table)
 
+    def marked(self, spec: TargetSpec, table: Table) -> DeltaTarget:
+        return self.former(spec, table)
+
     def _target(self, spec: TargetSpec, mode: str, table: Table) -> DeltaTarget:
         from slackwater.targets.delta import DeltaTarget
 

@@ -44,6 +44,9 @@ class Files(System[FilesConnection]):
     def former(self, spec: TargetSpec, table: Table) -> FilesTarget:
         return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
 
+    def marked(self, spec: TargetSpec, table: Table) -> FilesTarget:
+        return self.former(spec, table)
+
     def check_target(self, spec: TargetSpec, place: str) -> None:
         if not local(spec.path or ""):
             folder_at(spec.path or "", self.connection.options).read(OWN)

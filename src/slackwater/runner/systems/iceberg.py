@@ -39,6 +39,9 @@ class Iceberg(WithTables[IcebergConnection]):
     def former(self, spec: TargetSpec, table: Table) -> IcebergTarget:
         return self._target(spec, "append", table, None)
 
+    def marked(self, spec: TargetSpec, table: Table) -> IcebergTarget:
+        return self.former(spec, table)
+
     def _target(self, spec: TargetSpec, mode: str, table: Table, day_of: str | None) -> IcebergTarget:
         from slackwater.targets.iceberg import IcebergTarget
         from slackwater.targets.iceberg_tables import tables_at

@@ -77,12 +77,23 @@ class Kafka(System[KafkaConnection]):
     def question(self, spec: Source) -> Question:
         return partial(waiting.records, Broker(self.connection), spec)
 
+    def marked(self, spec: TargetSpec, table: Table) -> KafkaTarget | None:
+        """At least once, a topic has no marker."""
+        from slackwater.targets.kafka import KafkaTarget
+
+        if spec.delivery != "exactly_once":
+            return None
+        return KafkaTarget(self._settings, spec.topic or "", table, delivery=spec.delivery)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {**self.connection.options, "bootstrap.servers": str(self.connection.bootstrap_servers)}
+
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget
 
-        settings = {**self.connection.options, "bootstrap.servers": str(self.connection.bootstrap_servers)}
         return KafkaTarget(
-            settings,
+            self._settings,
             spec.topic or "",
             table,
             value_format=spec.value_format or "json",

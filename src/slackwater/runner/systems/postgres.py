@@ -28,6 +28,9 @@ class Postgres(System[PostgresConnection]):
 
         return PostgresTarget(self.connection.url, spec.table or "", table)
 
+    def marked(self, spec: TargetSpec, table: Table) -> PostgresTarget:
+        return self.former(spec, table)
+
     def check_target(self, spec: TargetSpec, place: str) -> None:
         from slackwater.state.postgres import client
 

@@ -1,0 +1,102 @@
+"""Compare the mark that a target holds with the marks that a state expects there. Pure.
+
+state   … 5 ─ 6 ─ 7                      its commit names the mark of each target: here (state, 7, id of commit 7)
+target      … 6 ─ 7                      the same mark: go on
+target      … 6 ─ 7 ─ 8 ─ 9              AHEAD: the state is an older copy, and epochs 8 and 9 would be ignored
+target      … 6'─ 7'                     FOREIGN: another history of the state, or another state, wrote there
+target    … 5, or nothing                BEHIND: what the state wrote is gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from slackwater.evolution.destinations import Place
+from slackwater.state.commit import LETTERS, Commit, Mark
+
+AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
+
+
+@dataclass(frozen=True)
+class ExpectedMarks:
+    """The marks of one target that fit a commit.
+
+    `is_exact`: the target holds one of these, or nothing if it `may_be_empty`. Else the commit does not say: an earlier version
+    wrote it, or the target is another place now. `was_target`: the commit names this place.
+    """
+
+    rollback: Mark  # what the target holds once everything newer than the state, and its missing part, is taken back
+    marks: tuple[Mark, ...] = ()
+    may_be_empty: bool = True
+    is_exact: bool = False
+    was_target: bool = False
+
+
+def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, missing: bool) -> ExpectedMarks:
+    """Return the marks that a target, or LETTERS, may hold. `missing`: its part of this commit may not have reached it."""
+    if name == LETTERS:
+        same, marks = commit.letters_to == place, commit.letters_marks
+    else:
+        target = commit.targets.get(name)
+        same = target is not None and (target.writer, target.place) == (writer, place)
+        marks = target.marks if target is not None else ()
+    earlier = Mark(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
+    if not same:
+        return ExpectedMarks(earlier)
+    if missing and marks[-1:] == (commit.mark,):
+        # one mark alone: nothing was written before, or by an earlier version
+        both = len(marks) == 2
+        return ExpectedMarks(marks[0] if both else earlier, marks, not both, both, was_target=True)
+    return ExpectedMarks(marks[-1] if marks else earlier, marks[-1:], not marks, bool(marks), was_target=True)
+
+
+def mismatch(commit: Commit, expected: ExpectedMarks, found: Mark | None) -> str | None:
+    """Return AHEAD, FOREIGN or BEHIND; None if the state can go on with this target."""
+    if found is None:
+        return None if expected.may_be_empty else BEHIND
+    if any(_is_same(found, mark) for mark in expected.marks):
+        return None
+    if found.state != commit.lineage:
+        # an earlier version names no marks; its state had written to this target, so another state did after it
+        is_old = expected.was_target and not commit.commit_id
+        return FOREIGN if expected.is_exact or is_old else None
+    if found.epoch > commit.epoch:
+        return AHEAD
+    if any(found.epoch == mark.epoch for mark in expected.marks):
+        return FOREIGN
+    if not expected.is_exact:
+        return None
+    return BEHIND if found.epoch < min(mark.epoch for mark in expected.marks) else FOREIGN
+
+
+def _is_same(one: Mark, other: Mark) -> bool:
+    """Compare state and epoch, and the commit where both have one: earlier versions stored none."""
+    commits = one.commit, other.commit
+    return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
+
+
+def branch_off(commit: Commit, branch: str, found: Mapping[str, Mark | None], missing: Collection[str]) -> Commit:
+    """Return the commit as the first of a branch, which targets take for another state. `found`: the mark of each target now.
+
+    What is `missing` is published by the branch.
+    """
+    made = commit.model_copy(update={"branch": branch})
+
+    def marks(name: str) -> tuple[Mark, ...]:
+        before = found.get(name)
+        return ((before,) if before else ()) + ((made.mark,) if name in missing else ())
+
+    targets = {name: target.model_copy(update={"marks": marks(name)}) for name, target in made.targets.items()}
+    return made.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS)})
+
+
+def without_parts(commit: Commit, names: Collection[str]) -> Commit:
+    """Return the commit as one whose parts never reach these targets: they hold the mark from before it."""
+    own = (commit.mark,)
+
+    def marks(name: str, known: tuple[Mark, ...]) -> tuple[Mark, ...]:
+        return known[:-1] if name in names and known[-1:] == own else known
+
+    targets = {n: t.model_copy(update={"marks": marks(n, t.marks)}) for n, t in commit.targets.items()}
+    return commit.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS, commit.letters_marks)})

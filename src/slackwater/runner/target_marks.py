@@ -1,0 +1,161 @@
+"""Before a start continues a state: does each target hold what this state wrote last?
+
+latest commit ─▶ read the mark of each target ─▶ the one expected ─▶ go on
+                                              ─▶ another one ─┬─ refuse, with the ways out
+                                                              ├─ "aside": files newer than the state are moved away
+                                                              └─ "keep": the state goes on as a branch of its own
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError, StateError
+from slackwater.evolution import destinations
+from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, branch_off, expected_marks, mismatch
+from slackwater.runner import former
+from slackwater.runner.systems import system_of
+from slackwater.state.commit import LETTERS, Commit, Mark
+from slackwater.state.protocol import StateStore
+from slackwater.targets.base import Marked, Table
+from slackwater.targets.files import FilesTarget
+
+
+@dataclass(frozen=True)
+class MarkedTarget:
+    """A target of the config, or the place of its dead letters (LETTERS), with the marks that the state expects there."""
+
+    name: str
+    title: str
+    target: Marked
+    expected: ExpectedMarks
+    upserts: bool
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A target whose mark does not fit the state. `kind`: see `evolution.target_marks`."""
+
+    at: MarkedTarget
+    kind: str
+    found: Mark | None
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether what is newer than the state can be moved away."""
+        return self.kind != BEHIND and isinstance(self.at.target, FilesTarget)
+
+    def text(self, commit: Commit) -> str:
+        place = f"{self.at.title} ({self.at.target.description})"
+        written = self.at.expected.marks[-1:]
+        if self.kind == BEHIND:
+            holds = "nothing of it" if self.found is None else f"epoch {self.found.epoch}"
+            return f"{place} holds {holds}, and the state wrote epoch {written[0].epoch} there"
+        assert self.found is not None, "only BEHIND has none"
+        if self.kind == AHEAD:
+            return f"{place} holds epoch {self.found.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
+        return f"{place} holds epoch {self.found.epoch} of another history: another state, or a copy of this one, wrote there"
+
+
+def marked_targets(
+    pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
+) -> Iterator[MarkedTarget]:
+    """The targets that store a marker, and the place of dead letters.
+
+    `missing`: those that may not have their part of the commit. `exact`: False where a target is not given every epoch.
+    """
+    known = destinations.readdressed(commit, list(pipeline.alone), list(pipeline.by_target))
+    now_called = dict(zip(commit.targets, known.targets, strict=True))
+    lacking = {now_called.get(name, name) for name in missing}
+    places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
+        (name, f'target "{name}"' if pipeline.targets else "the target", own.target, own.writer, own.last)
+        for name, own in pipeline.by_target.items()
+    ]
+    if pipeline.dead_letter is not None:
+        places.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
+    for name, title, spec, writer, stage in places:
+        connection = resolve(spec.connection, pipeline.connections)
+        if connection is None:
+            continue
+        target = system_of(connection).marked(spec, Table(writer, (), None, commit.lineage))
+        if target is None:
+            continue
+        place = destinations.place_of(spec)
+        expected = expected_marks(known, name, place, writer, name in lacking)
+        if not exact:
+            expected = ExpectedMarks(expected.rollback)
+        upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
+        yield MarkedTarget(name, title, target, expected, upserts)
+
+
+def mismatches(
+    pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True, fence: bool = False
+) -> tuple[list[Mismatch], dict[str, Mark | None], list[str]]:
+    """Return the targets that do not fit, the mark of each target, and why others could not be read.
+
+    A target that cannot be read is left to the start, which opens it. `fence`: see `targets.base.Marked`.
+    """
+    wrong: list[Mismatch] = []
+    marks: dict[str, Mark | None] = {}
+    unread: list[str] = []
+    for one in marked_targets(pipeline, commit, missing, exact):
+        try:
+            found = marks[one.name] = one.target.read_mark(commit.lineage, one.expected.marks, fence)
+        except StartError as error:
+            unread.append(f"{one.title}: {error}")
+            continue
+        kind = mismatch(commit, one.expected, found)
+        if kind is not None:
+            wrong.append(Mismatch(one, kind, found))
+    return wrong, marks, unread
+
+
+def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> str | None:
+    """Why a start does not go on, and the ways out; None if all targets fit."""
+    if not wrong:
+        return None
+    facts = "; ".join(one.text(commit) for one in wrong)
+    behind = [one for one in wrong if one.kind == BEHIND]
+    ways = ["restore the target" if behind else "restore the newer state"]
+    if all(one.is_movable for one in wrong):
+        ways.append("move the newer files away and write them again with --put-aside-output")
+    elif not behind and all(one.at.upserts for one in wrong):
+        ways.append("write the newer rows again in their place with --keep-output")
+    elif not behind:
+        ways.append("write the newer rows a second time with --keep-output")
+    else:
+        ways.append("go on without what is gone with --keep-output")
+    ways.append("start over with --rebuild")
+    return f"{pipeline.name}: {facts}. Do one of: {'; '.join(ways)}; nothing was changed"
+
+
+def settle(
+    pipeline: Pipeline, store: StateStore, commit: Commit, choice: str | None, exact: bool = True
+) -> tuple[Commit, list[str]]:
+    """Return the commit to go on from, and what was done to that end; with the lock of the state held.
+
+    `choice`: see `former.CHOICES`. Raises StateError if a target does not fit and nobody decided what to do.
+    """
+    missing = commit.missing(store.reached()) if commit.staged and store.published() < commit.epoch else []
+    wrong, marks, _ = mismatches(pipeline, commit, missing, exact, fence=True)
+    text = refusal(pipeline, commit, wrong)
+    if text is None:
+        return commit, []
+    if choice == former.KEEP:
+        done = f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"
+        kept = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
+        return branch_off(commit, uuid.uuid4().hex, kept, missing), [done]
+    if choice != former.ASIDE or not all(one.is_movable for one in wrong):
+        raise StateError(text)
+    return commit, [_put_newer_aside(one) for one in wrong]
+
+
+def _put_newer_aside(one: Mismatch) -> str:
+    target, mark = one.at.target, one.at.expected.rollback
+    assert isinstance(target, FilesTarget), "is_movable"
+    where = target.put_newer_aside(mark)
+    return f"{one.at.title}: the files written after epoch {mark.epoch} are now in {where}; remove them when nobody needs them"

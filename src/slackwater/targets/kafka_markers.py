@@ -1,0 +1,161 @@
+"""The markers of exactly-once Kafka targets: one compacted topic per cluster, one key per writer and topic.
+
+    _slackwater_epochs    key "writer|topic"    value "state:epoch"    headers: the commit, the id of the topic with the rows
+
+A marker is a record of the same transaction as the rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from slackwater.errors import StartError
+from slackwater.state.commit import Mark
+
+EPOCHS_TOPIC = "_slackwater_epochs"
+_COMMIT, _TOPIC_ID = "slackwater-commit", "slackwater-topic-id"
+_CLEANING_SECONDS = 10  # how often a broker looks for transactions past their timeout
+
+
+@dataclass
+class KafkaMarkers:
+    """The marker of one writer and topic. `settings` returns the client settings with those given; `timeout` in seconds."""
+
+    settings: Callable[[Mapping[str, Any]], dict[str, Any]]
+    topic: str
+    writer: str
+    timeout: float
+    _topic_id: str = field(default="", init=False)  # as of the last read
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.writer}|{self.topic}".encode()
+
+    @property
+    def brokers(self) -> str:
+        return str(self.settings({}).get("bootstrap.servers", ""))
+
+    def record(self, mark: Mark) -> tuple[bytes, list[tuple[str, bytes]]]:
+        """Return the value and headers of a marker."""
+        headers = {_COMMIT: mark.commit, _TOPIC_ID: self._topic_id}
+        return f"{mark.state}:{mark.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
+
+    def _topic_id_of(self, admin: AdminClient) -> str:
+        """Return the id of the topic with the rows: another one after it was deleted and created again; empty if unknown."""
+        try:
+            answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
+            return str(answers[self.topic].result(self.timeout).topic_id)
+        except KafkaException:
+            return ""
+
+    def find_topic(self, admin: AdminClient) -> None:
+        """The topic of markers must be compacted: else old markers would be dropped and epochs published again."""
+        if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
+            self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
+        resource = ConfigResource(ResourceType.TOPIC, EPOCHS_TOPIC)
+        asked = admin.describe_configs([resource], request_timeout=self.timeout)[resource]
+        try:
+            policy = asked.result(self.timeout)["cleanup.policy"].value
+        except KafkaException as error:
+            if error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return
+            raise
+        if policy != "compact":
+            raise StartError(
+                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, or the epochs published '
+                f"would be forgotten; set it (kafka-configs.sh --bootstrap-server {self.brokers} --alter --topic "
+                f"{EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
+            )
+
+    def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
+        replicas = min(3, len(admin.list_topics(timeout=self.timeout).brokers))
+        asked = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)])[topic]
+        try:
+            asked.result(self.timeout)
+        except KafkaException as error:
+            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        end = time.monotonic() + self.timeout
+        while topic not in admin.list_topics(timeout=self.timeout).topics:
+            if time.monotonic() >= end:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f'topic "{topic}" created but not seen'))
+            time.sleep(0.05)
+
+    def read(self, admin: AdminClient, committed: bool = False) -> Mark | None:
+        """Return the last committed marker of this writer; None if there is none, or the topic with its rows is another one now.
+
+        Reads to the end of the log and not only to what is committed now: an open transaction of another pipeline would
+        hide a marker of ours that is behind it. `committed`: wait for none. Markers of transactions take offsets, so the end
+        is where the client says.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        ends = admin.list_offsets(
+            {TopicPartition(EPOCHS_TOPIC, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=level,
+            request_timeout=self.timeout,
+        )
+        end_offset = next(iter(ends.values())).result(self.timeout).offset
+        settings = {
+            "group.id": f"slackwater-{self.writer}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        self._topic_id = self._topic_id_of(admin)
+        consumer: Consumer = Consumer(self.settings(settings))
+        try:
+            consumer.assign([TopicPartition(EPOCHS_TOPIC, 0, 0)])
+            last = self._last_of(consumer, end_offset)
+        finally:
+            consumer.close()
+        return None if last is None else self._mark_of(last)
+
+    def _last_of(self, consumer: Consumer, end_offset: int) -> Message[Any, Any] | None:
+        last, offset = None, 0
+        end = time.monotonic() + 2 * self.timeout + _CLEANING_SECONDS
+        while offset < end_offset:
+            if time.monotonic() >= end:
+                reason = f'a transaction of another writer in "{EPOCHS_TOPIC}" stays open'
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason))
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                offset = (message.offset() or 0) + 1
+                if message.key() == self.key:
+                    last = message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                offset = message.offset() or 0
+            elif not error.retriable() and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaException(error)
+        return last
+
+    def _mark_of(self, record: Message[Any, Any]) -> Mark | None:
+        pairs: list[tuple[str, bytes | None]] = list(record.headers() or [])  # type: ignore[arg-type]
+        headers = {name: (value or b"").decode() for name, value in pairs}
+        if self._topic_id and headers.get(_TOPIC_ID, self._topic_id) != self._topic_id:
+            return None
+        state, _, epoch = bytes(record.value() or b"").decode().rpartition(":")
+        return Mark(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
+
+
+def error_of(error: KafkaException) -> KafkaError:
+    found: KafkaError = error.args[0]
+    return found
