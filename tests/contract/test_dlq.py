@@ -68,7 +68,7 @@ def letter(**more: Any) -> dict[str, Any]:
         "key": b"k\0", "value": b'{"user":  "\xc3\xa9", "n": [1]}', "event_time": AT, "cause": "lateness",
         "headers": json.dumps([{"key": "trace", "value": base64.b64encode(b"abc").decode()}]),
         "watermark": AT + dt.timedelta(minutes=5, microseconds=250), "watermark_source": "orders", "late_us": 300_000_250,
-        "windows_missed": 1, "windows": '["2024-03-01T09:00:00Z"]',
+        "windows_missed": 1, "windows": '["2024-03-01T09:00:00Z"]', "group_key": '{"user":"u1"}',
     }  # fmt: skip
     return {n: {**given, **more}.get(n) for n in SCHEMA}
 
@@ -78,7 +78,7 @@ IDLE = letter(
     epoch=4, offset=18, cause="idle", watermark_source=None, value=b"plain\x1b[2J text", key=None, headers=None
 )
 NOTHING_LATE = dict.fromkeys(
-    ("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows", "key", "headers")
+    ("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows", "key", "headers", "group_key")
 )
 BAD = letter(**NOTHING_LATE, reason="undecodable", offset=19, event_time=None, value=b"\xff" * 70)
 NULL = letter(
@@ -326,3 +326,33 @@ def test_looking_needs_no_spark(config: Make) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "late" in done.stdout
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_letters_of_one_key(config: Make, place: str) -> None:
+    file = config(place)
+    other = letter(group_key='{"user":null}', offset=21)
+    publish(file, 3, LATE, BAD, other)
+    publish(file, 4, letter(epoch=4, offset=22))
+    found = newest(toml.load(file), Wanted(group_keys={'{"user":"u1"}'}))
+    assert found["offset"].to_list() == [22, 17]
+    assert newest(toml.load(file), Wanted(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
+
+
+@pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
+def test_a_table_of_letters_without_the_key_gets_the_column(
+    config: Make, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version created it; letters that are there stay."""
+    from slackwater.runner import assemble
+
+    file = config(place)
+    monkeypatch.setattr(assemble, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
+    target = letters_of(toml.load(file), "state")
+    assert target is not None
+    target.open()
+    target.publish(3, pl.DataFrame([LATE], schema=SCHEMA).drop("group_key"))
+    target.close()
+    monkeypatch.undo()
+    publish(file, 4, letter(epoch=4, offset=22))
+    assert newest(toml.load(file), Wanted())["group_key"].to_list() == ['{"user":"u1"}', None]

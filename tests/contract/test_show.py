@@ -23,8 +23,8 @@ from slackwater.cli import show
 from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.operators.compile import compile_window
+from slackwater.query import key_history, published_kafka
 from slackwater.query import published as published_module
-from slackwater.query import published_kafka
 from slackwater.query.published import PostgresResults, in_order, published
 from slackwater.targets.base import Target
 
@@ -349,3 +349,27 @@ def test_showing_needs_no_spark(at: Callable[[str], Place]) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(there.file)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2024-03-01 09:00:00Z" in done.stdout
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_last_results_of_one_key(place: str, at: Callable[[str], Place]) -> None:
+    """Whatever the target, and a NULL key is a key too."""
+    found = at(place)
+    found.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
+    found.publish((1, "u1", 5), (3, "it's", 6))
+
+    def counts(user: str | None, limit: int = 5) -> list[int]:
+        key = pl.DataFrame({"user": [user]}, schema={"user": pl.String})
+        (results,) = key_history.history_of(found.pipeline, "transform", found.logic.keys, key, limit).results
+        assert results.problem is None
+        return [int(row["n"]) for row in results.rows]
+
+    assert (counts("u1"), counts("u1", 2), counts(None), counts("it's")) == ([1, 5, 4], [5, 4], [3], [6])
+    assert counts("nobody") == []
+
+
+def test_results_that_cannot_be_read_are_a_line_of_the_answer(at: Callable[[str], Place]) -> None:
+    found = at("console")
+    key = pl.DataFrame({"user": ["u1"]})
+    history = key_history.history_of(found.pipeline, "transform", found.logic.keys, key)
+    assert "its target is the console, which keeps nothing" in str(history.results[0].problem)

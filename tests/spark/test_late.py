@@ -17,6 +17,7 @@ from tests.support.runner import Runner
 from tests.support.topics import Make, minutes, waited_for
 
 import slackwater as sw
+from slackwater import api
 from slackwater.config.ways import Way
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
@@ -456,3 +457,34 @@ def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> No
     counters = runner.statuses[-1].counters
     assert (counters.rows_bad, counters.rows_late) == (3, 1)
     assert counters.letters == {"event time outside of the years 1 to 9999": 3, "late": 1}
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling"])
+def test_why_shows_the_late_rows_and_the_last_results_of_a_key(runner: Runner, kind: str) -> None:
+    """Its key is that of the SQL's output, which the record itself does not have."""
+    late = {"user": "B", "t": "2024-03-01T09:00:00Z"}
+    runner.write("0.jsonl", [{"user": u, "t": "2024-03-01T10:00:00Z"} for u in ("A", "B")])
+    runner.write("1.jsonl", [late, late])
+    shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
+                          "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
+    settings: dict[str, Any] = {
+        "source": runner.source("user STRING, t TIMESTAMP", max_files_per_trigger=1),
+        "transform_sql": "SELECT lower(user) AS user, 1 AS i, _event_ts FROM source",
+        "window": simple(late_data="dlq", **{"event_time_column": "t"} | shape),
+        "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    }
+    runner.run(**settings)
+    described = api.pipeline(
+        name="test", target=sw.FilesConnection(), target_path=str(runner.home / "out"),
+        state_store=sw.StateStore(kind="files", path=str(runner.home / "state")), **settings,
+    )  # fmt: skip
+    of_b = sw.why(described, {"user": "b"}).key
+    assert of_b is not None
+    assert of_b.history is not None
+    nine = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC).timestamp() * 1e6
+    assert [(row.event_us, row.late_us, row.applied) for row in of_b.history.late] == [(nine, 3_600_000_000, False)] * 2
+    assert [row["user"] for row in of_b.history.results[0].rows] == ["b"]
+    of_a = sw.why(described, "user=a").key
+    assert of_a is not None
+    assert of_a.history is not None
+    assert (of_a.history.late, of_a.history.late_problem) == ((), None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -46,14 +47,20 @@ def list_file(file: Path) -> None:
         print(plain("  ".join(cells)).rstrip())
 
 
-def show_file(file: Path, limit: int, reason: str | None, source: str | None) -> None:
+def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest letters, with what is known about them and their content as text."""
+    from slackwater.query.key_history import group_keys
+    from slackwater.query.where import store_at
     from slackwater.runner.dead_letters import Wanted, judged, newest
 
     pipeline = toml.load(file)
-    found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit))
+    keys = None
+    if key:
+        with closing(store_at(pipeline)) as store:
+            keys = group_keys(pipeline, store, key)
+    found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit, group_keys=keys))
     if found.is_empty():
-        print(f"{pipeline.name}: no dead letters")
+        print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
     for n, letter in enumerate(judged(pipeline, found).to_dicts()):
         if n:

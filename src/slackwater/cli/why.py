@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from slackwater.cli.dlq import plain as visible
+from slackwater.cli.show import cell
 from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
 from slackwater.core.lateness import said
 from slackwater.core.time import iso
 from slackwater.errors import StartError
-from slackwater.query.text import quoted, through
+from slackwater.query.key_history import with_history
+from slackwater.query.text import plain, quoted, through
 from slackwater.query.why import why
-from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Why
+from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Results, Why
 from slackwater.sources.changed import text as changed_text
 
 PARTITIONS = 4  # that are named in one line
@@ -35,10 +39,11 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     store = store_of(pipeline)
     try:
         found = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
+        found = with_history(pipeline, store, found, key)
     finally:
         store.close()
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False, default=plain))
         return
     print("\n".join(lines(found, str(file))))
 
@@ -81,6 +86,7 @@ def lines(w: Why, file: str) -> Iterator[str]:
         if s.key is not None:
             yield ""
             yield from _of_key(s, s.key, f"stage {quoted(s.stage)}: " if several else "")
+            yield from _history(s.key, file)
 
 
 def _clocks(w: Why) -> list[Clock]:
@@ -213,6 +219,47 @@ def _of_key(w: OfStage, k: OfKey, head: str) -> Iterator[str]:
         yield f"  rows before {iso(k.late_before_us)} are late{joins}"
     if w.read_by and k.open:
         yield f"  what comes out of it goes to stage {' and '.join(map(quoted, w.read_by))}"
+
+
+def _history(k: OfKey, file: str) -> Iterator[str]:
+    """Late rows of a key and its last results."""
+    if k.history is None:
+        return
+    if k.history.late:
+        yield f"  late rows, the newest {len(k.history.late)}:" if k.history.more_late else "  late rows:"
+        for late in k.history.late:
+            by = (
+                "" if late.late_us is None else f", {ago(late.late_us)} behind the watermark {_time(late.watermark_us)}"
+            )
+            missed = f", missed {', '.join(late.windows)}" if late.windows else ""
+            applied = ", applied by dlq replay" if late.applied else ""
+            yield visible(
+                f"    {_time(late.event_us)}{by}{missed}{applied}; {late.place or late.source}, epoch {late.epoch}"
+            )
+        names = ",".join(f"{n}={_shown(v)}" for n, v in k.key.items())
+        yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {shlex.quote(names)}")
+    elif k.history.late_problem is not None:
+        yield f"  late rows are not known: {k.history.late_problem}"
+    else:
+        yield "  late rows: none"
+    for results in k.history.results:
+        yield from _results(results, len(k.history.results) > 1)
+
+
+def _results(results: Results, several: bool) -> Iterator[str]:
+    of = f' in target "{results.target}"' if several else ""
+    if results.problem is not None:
+        yield f"  published results{of} cannot be shown: {results.problem}"
+    elif not results.rows:
+        yield f"  published results{of}: none"
+    else:
+        yield (
+            f"  published results{of}, the last {len(results.rows)}:"
+            if results.rows[1:]
+            else f"  published result{of}:"
+        )
+        names = list(results.rows[0])
+        yield from (f"    {line}" for line in table([names, *([cell(r[n]) for n in names] for r in results.rows)]))
 
 
 def _once(w: OfStage, o: Open) -> str:

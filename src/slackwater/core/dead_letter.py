@@ -24,4 +24,6 @@ LETTER = (
     Field("late_us", "bigint"),  # microseconds from the event time to the watermark
     Field("windows_missed", "int"),
     Field("windows", "string"),  # starts of the windows missed, a JSON list (the first 100); sessions: NULL
+    Field("group_key", "string"),  # the values of group_by as a JSON object; joins: NULL
 )
+ADDED = ("group_key",)  # columns that letters of earlier versions lack: a target adds them to its table

@@ -132,7 +132,7 @@ class Operator(Protocol):
         ...
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        """The dead letters of late rows: `__start` (event time), `_origin`, and `__idle` where sources may be idle."""
+        """The dead letters of late rows: `__start` (event time), `_origin`, its keys, and `__idle` where sources may be idle."""
         ...
 
     # -- in the commit -------------------------------------------------------------------------------------------

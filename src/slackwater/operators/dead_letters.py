@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.dead_letter import LETTER
+from slackwater.core.schema import Field
+from slackwater.core.text import json_text
 from slackwater.operators.base import ShardTask, with_idle
 from slackwater.operators.task import LetterFile
 from slackwater.sources.base import CORRUPT
@@ -69,7 +71,13 @@ def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame
 
 
 def holding(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
-    """Letters as their target can hold them: a time that it cannot hold is NULL, the row's bytes still have it."""
+    """Letters as their target can hold them: a time that it cannot hold is NULL, the row's bytes still have it.
+
+    Columns that an earlier version did not stage are NULL.
+    """
+    letters = letters.with_columns(
+        pl.lit(None, f.polars).alias(f.name) for f in LETTER if f.name not in letters.columns
+    )
     if times is None:
         return letters
     return letters.with_columns(
@@ -131,9 +139,13 @@ def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
 
 
 def late_letters(
-    task: ShardTask, rows: pl.DataFrame, missed: pl.Series | None = None, windows: pl.Series | None = None
+    task: ShardTask,
+    rows: pl.DataFrame,
+    missed: pl.Series | None = None,
+    windows: pl.Series | None = None,
+    keys: Sequence[Field] = (),
 ) -> pl.DataFrame:
-    """The letters of late rows: `__start` (event time, µs), `_origin`, and `__idle` where sources may be idle.
+    """The letters of late rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` where sources may be idle.
 
     `missed`: how many windows each was late for. `windows`: their starts, as JSON lists.
     """
@@ -150,12 +162,21 @@ def late_letters(
         "late_us": task.watermark - pl.col("__start"),
         "windows_missed": pl.lit(missed),
         "windows": pl.lit(windows),
+        "group_key": group_key(keys),
     }
     found = rows.select(
         *(pl.col(ORIGIN).struct.field(f.name).alias(f.name) for f in ORIGIN_FIELDS),
         *(value.alias(name) for name, value in known.items()),
     )
     return found.select(pl.col(f.name).cast(f.polars) for f in LETTER)
+
+
+def group_key(keys: Sequence[Field]) -> pl.Expr:
+    """The key columns of a row as one JSON object, by which its letters are found again; NULL where there are none."""
+    if not keys:
+        return pl.lit(None, pl.String)
+    typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)
+    return json_text(typed, pl.Struct({k.name: k.polars for k in keys}))
 
 
 def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:

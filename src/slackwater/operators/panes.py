@@ -75,7 +75,7 @@ class Panes(PaneLogic, Windowed):
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         first, count = panes.missed(self, rows["__start"].to_numpy(), task.watermark)
-        return late_letters(task, rows, pl.Series(count), _listed(first, count, self.hop_us))
+        return late_letters(task, rows, pl.Series(count), _listed(first, count, self.hop_us), self.keys)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 

@@ -80,7 +80,8 @@ class Sessions(SessionLogic, Windowed):
         return LetterFile(output=task.state.write_output(pl.concat(frames)), reasons=reasons) if frames else None
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return late_letters(task, rows, pl.Series(np.ones(rows.height, dtype=np.int64)))  # its own session was missed
+        missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # its own session
+        return late_letters(task, rows, missed, keys=self.keys)
 
     def emit(self, task: ShardTask) -> EmitReport:
         due = self.due(task)

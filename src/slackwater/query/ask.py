@@ -10,6 +10,7 @@ from typing import Any
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.query.inspect import Texts
+from slackwater.query.key_history import with_history
 from slackwater.query.where import store_at
 from slackwater.query.why import why as look
 from slackwater.query.why_values import Why
@@ -18,14 +19,14 @@ from slackwater.query.why_values import Why
 def why(pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> Why:
     """Who holds the watermark and what closes next, of the latest commit, beside a runner or without one.
 
-    `pipeline`: it, or its TOML file. `key`: also tell of this key, as a mapping or as text ("user_id=u1,page=/"). `stage`: of
-    several the one that the answer is about, else the last one. Takes no lock and starts no Spark. Raises StateError if there
+    `pipeline`: it, or its TOML file. `key`: also tell of this key, as a mapping or as text ("user_id=u1,page=/"): what is open of
+    it, its late rows and its last published results. `stage`: of several the one that the answer is about, else the last one. Takes no lock and starts no Spark. Raises StateError if there
     is no state yet, StartError, ConfigError.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
-    store = store_at(spec)
+    store, texts = store_at(spec), _texts(key)
     try:
-        return look(spec, store, time.time_ns() // 1000, _texts(key), stage)
+        return with_history(spec, store, look(spec, store, time.time_ns() // 1000, texts, stage), texts)
     finally:
         store.close()
 

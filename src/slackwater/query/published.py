@@ -10,7 +10,7 @@ Kafka      the end of the topic, latest per key        new: the records after it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any, Protocol
@@ -271,6 +271,20 @@ class PostgresResults:
         self._snapshot = self._now()
         by = f"{client.quote(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
         found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
+        return None if found is None else found.reverse()
+
+    def of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
+        """The newest rows whose columns have these values, as texts; None for NULL."""
+        from psycopg import sql
+
+        from slackwater.state.postgres import client
+
+        conditions = [
+            f"{client.quote(c)} IS NULL" if v is None else f"{client.quote(c)} = {sql.quote(v)}" for c, v in key.items()
+        ]
+        by = f"{client.quote(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
+        where = " AND ".join(conditions) or "true"
+        found = self._read(self._now(), f" AND {where} ORDER BY {by} LIMIT {limit}")
         return None if found is None else found.reverse()
 
     def total(self, given: int) -> Total:

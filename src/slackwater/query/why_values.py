@@ -61,13 +61,60 @@ class Open:
 
 
 @dataclass(frozen=True)
+class LateRow:
+    """A dead letter: a row of a key that came late; µs. `place`: its file, or its topic, partition and offset.
+
+    `windows`: the starts of the windows that it missed, of sessions none. `applied`: `dlq replay` has corrected them.
+    """
+
+    source: str | None
+    place: str | None
+    epoch: int | None
+    event_us: int | None
+    late_us: int | None
+    watermark_us: int | None
+    watermark_source: str | None
+    cause: str | None
+    windows: tuple[str, ...]
+    applied: bool
+    value: str | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """The newest published rows of a key in one target, in the order of their windows; `problem`: why they cannot be read."""
+
+    target: str
+    place: str
+    rows: tuple[Mapping[str, Any], ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyHistory:
+    """What became of a key: its newest late rows and its last published results.
+
+    `more_late`: older late rows exist. `late_problem`: why late rows are not known, as where they are dropped.
+    """
+
+    late: tuple[LateRow, ...]
+    more_late: bool
+    late_problem: str | None
+    results: tuple[Results, ...]
+
+
+@dataclass(frozen=True)
 class OfKey:
-    """One key. `floor_us`: rows at or below are late; `late_before_us`: rows before it are late if they join nothing open."""
+    """One key. `floor_us`: rows at or below are late; `late_before_us`: rows before it are late if they join nothing open.
+
+    `history`: read from the dead letters and the targets where somebody asks for it (`query.key_history`), else None.
+    """
 
     key: Mapping[str, Any]
     open: tuple[Open, ...]
     floor_us: int | None
     late_before_us: int | None
+    history: KeyHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -137,4 +184,4 @@ class Why(OfStage, Shown):
         return self.stages or (self,)
 
 
-__all__ = ["Clock", "Need", "OfKey", "OfStage", "Open", "Side", "Why"]
+__all__ = ["Clock", "KeyHistory", "LateRow", "Need", "OfKey", "OfStage", "Open", "Results", "Side", "Why"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter import ADDED, LETTER
 from slackwater.evolution import growth
 from slackwater.operators.base import Operator
 from slackwater.runner.systems import system_of
@@ -81,14 +81,16 @@ def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
     """Where a config sends dead letters; None where it does not."""
     if pipeline.dead_letter is None:
         return None
-    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters", LETTER, None, state_id))
+    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters", LETTER, None, state_id, ADDED))
 
 
 def aside_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
     """Where rows go that are set aside: to the dead letters, with a marker of their own."""
     if pipeline.dead_letter is None:
         return None
-    return _target(pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters-aside", LETTER, None, state_id))
+    return _target(
+        pipeline.dead_letter, pipeline, Table(f"{pipeline.name}-letters-aside", LETTER, None, state_id, ADDED)
+    )
 
 
 def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:

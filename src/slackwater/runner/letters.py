@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -21,6 +21,7 @@ class Wanted:
     columns: Sequence[str] = tuple(SCHEMA)
     reason: str | None = None
     source: str | None = None
+    group_keys: Collection[str] | None = None  # as JSON objects
     limit: int | None = None  # the newest so many
 
     def of(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
@@ -28,10 +29,12 @@ class Wanted:
         frame = frame.filter(pl.col("pipeline") == pipeline)
         for name, value in (("reason", self.reason), ("source", self.source)):
             frame = frame if value is None else frame.filter(pl.col(name) == value)
+        if self.group_keys is not None:
+            frame = frame.filter(pl.col("group_key").is_in(list(self.group_keys)))
         frame = frame.sort(NEWEST, descending=True, nulls_last=True)
         return frame if self.limit is None else frame.head(self.limit)
 
     @property
     def read(self) -> list[str]:
         """The columns to read: those asked for, and those that choose and order."""
-        return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", *NEWEST}]
+        return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

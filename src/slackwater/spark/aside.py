@@ -19,6 +19,7 @@ from slackwater.operators import fitting
 from slackwater.operators.base import ShardTask
 from slackwater.operators.dead_letters import ORIGIN, letter_columns, unfit_columns
 from slackwater.operators.task import LetterFile
+from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.files import local_name
 from slackwater.spark import epoch_sql, undecodable
@@ -62,8 +63,9 @@ class Aside:
     def _write_late(self, read: Read, task: ShardTask) -> list[LetterFile]:
         """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
         late = epoch_sql.earlier(task.operator.late_before(task.watermark))
+        keys = task.operator.keys if isinstance(task.operator, Windowed) else ()
         parts = [
-            out.where(late).selectExpr(*epoch_sql.late_columns(tag))
+            out.where(late).selectExpr(*epoch_sql.late_columns(keys, tag))
             for name, timed in read.timed.items()
             for _, tag, out in self.rows.outputs(read, name, timed)
         ]

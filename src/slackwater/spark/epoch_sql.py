@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
@@ -127,10 +129,15 @@ def earlier(than: int) -> str:
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
 
-def late_columns(source: int | None) -> list[str]:
+def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
     """What is asked about late rows of tumbling and hopping windows, over the output of the SQL."""
     tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
-    return ["unix_micros(_event_ts) AS __start", ORIGIN, *tag]
+    return [
+        "unix_micros(_event_ts) AS __start",
+        ORIGIN,
+        *tag,
+        *(f"{normalised_sql(k)} AS {quote(k.name)}" for k in keys),
+    ]
 
 
 def pane_columns(logic: PaneLogic) -> list[str]:

@@ -38,7 +38,7 @@ LETTER_HEADERS = {
     name: f"slackwater-{name.replace('_', '-')}"
     for name in (
         *("reason", "source", "topic", "partition", "offset", "file", "event_time"),
-        *("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows"),
+        *("cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows", "group_key"),
     )
 }
 

@@ -20,6 +20,7 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
 from slackwater.operators import fitting, one_pass
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
+from slackwater.operators.panes import Panes
 from slackwater.operators.task import EmitReport, LetterFile
 from slackwater.sources.base import Batch
 from slackwater.testing.front import Front, Given, Prepared
@@ -97,7 +98,8 @@ class GivenEngine:
                 source += len(names) * told["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
             parts.append(out.drop(NUMBER, fitting.UNFIT).with_columns(tag))
-            origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(tag))
+            keys = out.select(self.logic.key_names if isinstance(self.logic, Panes) else [])
+            origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
         spans = Spans({n: _times(p.timed) for n, p in given.items()}, _FOREVER)
         bad = {n: s for n, s in samples.items() if s}
         reports = self._run(tasks, parts, origins, staged) if parts else ()

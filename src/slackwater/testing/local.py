@@ -79,6 +79,12 @@ class LocalEngine:
         """Also without those that have no time."""
         return rows.filter(self._sane(rows) & (rows["ts"] <= latest))
 
+    def _keys(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The keys that the letters of late rows name, where a second look finds these rows."""
+        if not isinstance(self.logic, Panes):
+            return pl.DataFrame()
+        return normalised(rows.select(self.logic.key_names), list(self.logic.keys))
+
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
@@ -103,7 +109,8 @@ class LocalEngine:
                     source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
                 prepared.append(prepare(self.logic, which, fit, source if tagged else None))
                 if self.keeps_late:
-                    origins.append(_origins(name, fit, source if tagged else None))
+                    origin = _origins(name, fit, source if tagged else None)
+                    origins.append(origin.with_columns(self._keys(fit).get_columns()))
         if not prepared:
             return IngestOutcome((), stats, unfit=unfit, staged=staged)
         spans = Spans(frames, latest)

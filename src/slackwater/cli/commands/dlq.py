@@ -25,11 +25,15 @@ def dlq_show(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many letters.")] = 10,
     reason: Annotated[str | None, typer.Option(help="Only of this reason, as in late.")] = None,
     source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V,…", help="Only late rows of this key of a window; a name alone stands for NULL."),
+    ] = None,
 ) -> None:
     """Print the newest dead letters with their content."""
     from slackwater.cli.dlq import show_file
 
-    show_file(file, limit, reason, source)
+    show_file(file, limit, reason, source, key or [])
 
 
 @group.command("replay")

@@ -31,7 +31,10 @@ def show(
 def why(
     file: File,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="K=V,…", help="Also tell of this key; a name alone stands for NULL.")
+        list[str] | None,
+        typer.Option(
+            metavar="K=V,…", help="Also tell of this key, its late rows and last results; a name alone stands for NULL."
+        ),
     ] = None,
     stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,

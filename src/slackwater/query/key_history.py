@@ -1,0 +1,197 @@
+"""What became of one key: its late rows, from the dead letters, and its last published results, from the targets.
+
+Both are read without Spark and without a lock. A letter of a late row names its key (`group_key`, see `core.dead_letter`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
+from slackwater.operators.dead_letters import LATE, group_key
+from slackwater.operators.windowed import Windowed
+from slackwater.query import inspect
+from slackwater.query.published import PostgresResults, in_order, published
+from slackwater.query.stages import commit_of
+from slackwater.query.why_values import KeyHistory, LateRow, OfStage, Results, Why
+from slackwater.runner.dead_letters import Wanted, judged, newest
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import StateStore
+
+SHOWN = 5  # late rows, and results of one target
+_ALL = 2**31 - 1  # rows of a target that keeps no index
+
+
+def with_history(pipeline: Pipeline, store: StateStore, answer: Why, key: inspect.Texts, limit: int = SHOWN) -> Why:
+    """An answer about a key with what became of it in each stage that has such keys."""
+    with store.peek() as snapshot:
+        if snapshot is None or not key:
+            return answer
+        known = _keys(pipeline, snapshot.commit, key)
+    stages = tuple(_with_key(pipeline, stage, known, limit) for stage in answer.told)
+    return replace(answer, key=stages[-1].key, stages=stages if answer.stages else ())
+
+
+def history_of(
+    pipeline: Pipeline, stage: str, keys: Sequence[Field], key: pl.DataFrame, limit: int = SHOWN
+) -> KeyHistory:
+    """What became of a key of a stage. `key`: one row with its key columns, as `query.inspect.key_of` makes it.
+
+    Dead letters and targets that cannot be read are reported in the answer.
+    """
+    late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
+    targets = (own for own in pipeline.by_target.values() if own.target.from_ in (stage, None))
+    return KeyHistory(late, more, problem, tuple(_results(own, keys, key, limit) for own in targets))
+
+
+def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
+    """A key as dead letters name it, in the types of each stage that has such keys. Raises StartError, StateError."""
+    with store.peek() as snapshot:
+        if snapshot is None:
+            raise StateError(f"{pipeline.name}: there is no state yet, which knows the types of keys; leave out --key")
+        known = _keys(pipeline, snapshot.commit, key)
+    return {frame.select(group_key(operator.keys)).item() for operator, frame in known.values()}
+
+
+def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, tuple[Windowed, pl.DataFrame]]:
+    """Each stage with such keys: its window, and the key as one row. Raises StartError where none has them."""
+    known, problems = dict[str, tuple[Windowed, pl.DataFrame]](), list[StartError]()
+    for number, stage in enumerate(commit.stages):
+        alone = pipeline.alone.get(stage.name, pipeline)
+        operator = inspect.operator_of(alone, commit_of(commit, number))
+        if isinstance(operator, Windowed):
+            try:
+                known[stage.name] = operator, inspect.key_of(operator, key, "--key")
+            except StartError as error:
+                problems.append(error)
+    if not known:
+        raise problems[0] if problems else StartError(f"{pipeline.name}: --key: no stage has windows; leave it out")
+    return known
+
+
+def _with_key(
+    pipeline: Pipeline, stage: OfStage, known: Mapping[str, tuple[Windowed, pl.DataFrame]], limit: int
+) -> OfStage:
+    if stage.key is None or stage.stage not in known:
+        return stage
+    operator, frame = known[stage.stage]
+    history = history_of(pipeline, stage.stage, operator.keys, frame, limit)
+    return replace(stage, key=replace(stage.key, history=history))
+
+
+# -- late rows -------------------------------------------------------------------------------------------------------
+
+
+def _late_rows(pipeline: Pipeline, stage: str, key: str, limit: int) -> tuple[tuple[LateRow, ...], bool, str | None]:
+    """The newest late rows, whether there are more, and why they are not known."""
+    own = pipeline.alone.get(stage, pipeline)
+    if all(s.of_stage for s in own.sources):
+        return (), False, None  # what a stage emits is never late for those that read it
+    late_data = getattr(own.transform.step, "late_data", "drop")
+    if late_data != "dlq" or pipeline.dead_letter is None:
+        how = "not kept" if late_data == "drop" else "used"
+        return (), False, f'rows that come late are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
+    try:
+        wanted = Wanted(reason=LATE, group_keys={key}, limit=limit + 1)
+        letters = judged(pipeline, newest(pipeline, wanted))
+    except (SlackwaterError, OSError) as error:
+        return (), False, str(error)
+    rows = [_late_row(letter) for letter in letters.head(limit).iter_rows(named=True)]
+    return tuple(rows), letters.height > limit, None
+
+
+def _late_row(letter: Mapping[str, Any]) -> LateRow:
+    place = letter["file"]
+    if letter["topic"] is not None:
+        place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
+    return LateRow(
+        source=letter["source"],
+        place=place,
+        epoch=letter["epoch"],
+        event_us=_micros(letter["event_time"]),
+        late_us=letter["late_us"],
+        watermark_us=_micros(letter["watermark"]),
+        watermark_source=letter["watermark_source"],
+        cause=letter["cause"],
+        windows=tuple(json.loads(letter["windows"] or "[]")),
+        applied=bool(letter["__applied"]),
+        value=None if letter["value"] is None else letter["value"].decode(errors="replace"),
+    )
+
+
+def _micros(at: dt.datetime | None) -> int | None:
+    return None if at is None else (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> Results:
+    """The newest rows of a key in the first target of a pipeline."""
+    name = pipeline.target.name or pipeline.name
+    window = pipeline.last.transform.window
+    start = None if window is None else window.window_start_column
+    try:
+        reader = published(pipeline)
+    except (SlackwaterError, ConfigError) as error:
+        return Results(name, "", (), str(error))
+    try:
+        if isinstance(reader, PostgresResults):
+            rows = reader.of_key({k.name: _text(key, k) for k in keys}, limit)
+        else:
+            found = reader.newest(_ALL)
+            rows = None if found is None else found.filter(_is_key(found, keys, key))
+    except (SlackwaterError, OSError) as error:
+        return Results(name, reader.place, (), str(error))
+    finally:
+        reader.close()
+    listed = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
+    return Results(name, reader.place, tuple(listed))
+
+
+def _text(key: pl.DataFrame, field: Field) -> str | None:
+    """The value of a key column as the text that a database reads."""
+    value = key[field.name].item()
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    return value.isoformat() if isinstance(value, dt.date) else str(value)
+
+
+def _is_key(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) -> pl.Expr:
+    """Whether a row is of a key; files of JSON and CSV hold numbers, times and bytes as text."""
+    same = pl.lit(True)
+    for field in keys:
+        if field.name not in rows.columns:
+            return pl.lit(False)
+        kind, value = rows.schema[field.name], key[field.name]
+        if kind == pl.String and field.polars != pl.String:
+            text = pl.col(field.name)
+            if field.base in ("timestamp", "timestamp_ntz"):
+                zone = "UTC" if field.base == "timestamp" else None
+                form = "%Y-%m-%dT%H:%M:%S%.f" + ("Z" if zone else "")
+                column = text.str.to_datetime(form, time_unit="us", time_zone=zone, strict=False)
+            elif field.base == "date":
+                column = text.str.to_date(strict=False)
+            elif field.base == "binary":
+                column = text.str.decode("hex", strict=False)
+            elif field.base == "boolean":
+                column = pl.when(text.is_not_null()).then(text == "true")
+            else:
+                column = text.cast(field.polars, strict=False)
+            same &= column.eq_missing(pl.lit(value.item(), field.polars))
+        else:
+            same &= pl.col(field.name).cast(field.polars, strict=False).eq_missing(pl.lit(value.item(), field.polars))
+    return same
+
+
+__all__ = ["group_keys", "history_of", "with_history"]
