@@ -26,7 +26,7 @@ NUMBERS = ("i", "l", "d", "m")
 def aggregations(in_sql: bool) -> list[sw.Aggregation]:
     """All of them; `in_sql`: those that Spark SQL aggregates before the shuffle."""
     found = [sw.Aggregation(agg="count", as_="n")]
-    found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("var", "stddev") for c in NUMBERS]
+    found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("sum", "avg") for c in ("l", "d")]
     for c in COLUMNS:
         found.append(sw.Aggregation(agg="collect_set", column=c, max_values_per_group=99, as_=f"set_{c}"))
         for by in ("s", "d"):
@@ -34,6 +34,7 @@ def aggregations(in_sql: bool) -> list[sw.Aggregation]:
     if in_sql:
         return found
     for c in NUMBERS:
+        found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("var", "stddev")]
         found.append(sw.Aggregation(agg="approx_quantile", column=c, quantile=0.75, as_=f"quantile_{c}"))
     for c in COLUMNS:
         found.append(sw.Aggregation(agg="collect_list", column=c, max_values_per_group=99, as_=f"list_{c}"))

@@ -17,7 +17,13 @@ AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
     *("stddev", "var", "approx_quantile", "top_k", "collect_set", "collect_list", "min_by", "max_by"),
 )
-ROWS_ONLY = ("approx_quantile", "top_k", "collect_list")  # no SQL makes them smaller than the rows they come from
+ROWS_ONLY = (
+    "var",
+    "stddev",
+    "approx_quantile",
+    "top_k",
+    "collect_list",
+)  # no SQL makes them smaller than the rows they come from
 QUANTILE_K = 200  # a rank error of 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice(*AGGREGATES)

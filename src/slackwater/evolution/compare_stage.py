@@ -140,6 +140,9 @@ class StageComparison:
             what, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
             if spec.as_ not in was:
                 yield self._added(what, spec, now, known)
+            elif was[spec.as_] == (former := _fingerprint(spec, columns, is_former=True)) and former != now:
+                how = f"{self.rows:,} state rows hold rounded sums; what comes is added to these without loss"
+                yield self.change(what, was[spec.as_], now, MIGRATED, how)
             elif now != was[spec.as_] and (now is not None or known):
                 how = f"{self.rows:,} state rows hold the former; give the new one another name to start it beside the windows there are"
                 yield self.change(what, was[spec.as_], now or spec.call, REBUILD, how)
@@ -278,13 +281,14 @@ def _emission(step: Spec) -> dict[str, Any]:
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
 
 
-def _fingerprint(spec: Aggregation, columns: Mapping[str, Field]) -> str | None:
-    """What its accumulators depend on; None if a column's type is not known."""
+def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:
+    """What its accumulators depend on, or did in earlier versions; None if a column's type is not known."""
     names = [*([spec.column] if spec.column else []), *spec.further_columns()]
     if any(n not in columns for n in names):
         return None
     first = columns[spec.column] if spec.column else None
-    return Agg(spec, first, tuple(columns[n] for n in spec.further_columns())).fingerprint()
+    more = tuple(columns[n] for n in spec.further_columns())
+    return Agg(spec, first, more, is_former=is_former).fingerprint()
 
 
 def _without_beginning(spec: Aggregation) -> str | None:

@@ -52,4 +52,4 @@ def logic_in(commit: Commit, number: int = 0) -> Windowed:
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
         logic = bind_window(commit.pipeline, window, restore.columns_of(stage, window))
-    return logic.remembering(migrate.memory_of(stage))
+    return restore.with_kept_accumulators(logic, stage).remembering(migrate.memory_of(stage))

@@ -99,9 +99,10 @@ def described_window(state: StageState) -> Window | None:
 
 
 def reading(former: Windowed, state: StageState) -> Windowed:
-    """The former window with those aggregations only that are in the state and in the config."""
+    """The former window with those aggregations only that are in the state and in the config, as the state holds them."""
     kept = dict(state.fingerprint.get("aggregations", {}))
-    return replace(former, aggs=tuple(a for a in former.aggs if kept.get(a.name) == a.fingerprint()))
+    aggs = restore.with_kept_accumulators(former, state).aggs
+    return replace(former, aggs=tuple(a for a in aggs if kept.get(a.name) == a.fingerprint()))
 
 
 @dataclass(frozen=True)

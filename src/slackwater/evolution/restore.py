@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import xxhash
@@ -16,6 +17,7 @@ from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.operators.base import Operator
+from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 
@@ -66,6 +68,12 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
             f"{', '.join(wrong)}; restore it from a copy"
         )
+
+
+def with_kept_accumulators(operator: Windowed, stage: StageState) -> Windowed:
+    """The operator with the accumulators that a state holds, where an earlier version kept them in another form."""
+    kept = dict(stage.fingerprint.get("aggregations", {}))
+    return replace(operator, aggs=tuple(a.as_written(kept.get(a.name)) for a in operator.aggs))
 
 
 def columns_of(stage: StageState, window: Window) -> dict[str, Field]:

@@ -161,8 +161,10 @@ def typed(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
 @typed.register(Panes)
 def _(operator: Panes, rows: pl.DataFrame) -> pl.DataFrame:
     if operator.lifts_in_sql:
-        rows = rows.with_columns(rows[k.name].cast(k.polars) for k in operator.keys)
-        return rows.cast(operator.accumulators)  # type: ignore[arg-type]
+        accumulators = [c for a in operator.aggs for c in a.from_sql(rows)]
+        groups = [c for c in ("__kh", "__start", "__src", "__n", "__first") if c in rows.columns]
+        keys = [rows[k.name].cast(k.polars) for k in operator.keys]
+        return rows.select(*groups, *keys, *accumulators).cast(operator.accumulators)  # type: ignore[arg-type]
     return panes.lift(operator, _inputs(operator, rows))
 
 

@@ -141,9 +141,9 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 
 
 def pane_columns(logic: PaneLogic) -> list[str]:
-    """For tumbling and hopping windows: the row's columns and the start of its pane."""
+    """For tumbling and hopping windows: the row's columns, the start of its pane, and what its aggregations are made of."""
     pane, offset = pane_us(logic), logic.offset_us
-    return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start"]
+    return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start", *(c for a in logic.aggs for c in a.sql_columns)]
 
 
 def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
@@ -156,7 +156,9 @@ def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
 
 
 def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
-    return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names]
+    """What rows are folded by."""
+    values = [c for a in logic.aggs for c in a.sql_groups]
+    return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 
 
 def shard_sql(shards: int) -> str:

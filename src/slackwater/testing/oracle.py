@@ -167,8 +167,16 @@ def _variance(values: list[Any]) -> float | None:
     if not all(math.isfinite(v) for v in values):
         return math.nan
     exact = [fractions.Fraction(v) for v in values]
-    mean = sum(exact) / len(exact)
-    return float(sum((v - mean) ** 2 for v in exact) / (len(exact) - 1))
+    mean = sum(exact, fractions.Fraction(0)) / len(exact)
+    return _rounded(sum(((v - mean) * (v - mean) for v in exact), fractions.Fraction(0)) / (len(exact) - 1))
+
+
+def _rounded(value: fractions.Fraction) -> float:
+    """The nearest double; infinite beyond the largest."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _place(quantile: float, n: int) -> int:
@@ -177,13 +185,19 @@ def _place(quantile: float, n: int) -> int:
 
 
 def _total(values: list[Any]) -> Any:
+    """Floats are added in exact fractions and rounded once; beyond the largest double that is infinite."""
+    if isinstance(values[0], float) and all(map(math.isfinite, values)):
+        return _rounded(sum(map(fractions.Fraction, values), fractions.Fraction(0)))
     with decimal.localcontext(prec=100):  # decimals are added in the context, 28 digits by default
         return sum(values)
 
 
 def _average(values: list[Any]) -> Any:
     if not isinstance(values[0], decimal.Decimal):
-        return sum(values) / len(values)
+        total = _total(values)
+        if isinstance(total, float) and math.isinf(total) and all(map(math.isfinite, values)):
+            return _rounded(sum(map(fractions.Fraction, values), fractions.Fraction(0)) / len(values))
+        return total / len(values)
     scale = -int(values[0].as_tuple().exponent) + 4
     exact = decimal.Context(prec=100, rounding=decimal.ROUND_HALF_UP)
     return exact.quantize(exact.divide(_total(values), len(values)), decimal.Decimal(1).scaleb(-scale))

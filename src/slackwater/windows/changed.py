@@ -63,8 +63,14 @@ def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: 
 
 
 def begun(logic: Logic, rows: pl.DataFrame) -> pl.DataFrame:
-    """State rows with the accumulators of every aggregation: those that they lack are as of no row."""
-    added = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
+    """State rows with the accumulators of every aggregation, also of one that earlier versions kept in another form.
+
+    Those that they lack are as of no row.
+    """
+    lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
+    former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
+    rows = rows.with_columns(c for a in former for c in a.from_former(rows))
+    added = [a for a in lacking if a not in former]
     if not added:
         return rows
     nothing = pl.concat([a.neutral() for a in added], how="horizontal")

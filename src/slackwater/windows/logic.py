@@ -151,12 +151,15 @@ class Logic(Kept):
         heads = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
         merged = frame
         if len(heads) < frame.height:
+            columns = {c.name: c for a in self.aggs for c in a.fold(frame, heads)}
+            left = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
             merged = (
                 frame.with_columns(pl.Series("__g", group).set_sorted())
                 .group_by("__g", maintain_order=True)
-                .agg(*carried, *self._merged_revisions(frame), *(e for a in self.aggs for e in a.merge()))
+                .agg(*carried, *self._merged_revisions(frame), *(e for a in left for e in a.merge()))
                 .drop("__g")
             )
+            merged = merged.with_columns(**columns)
             merged = merged.with_columns(frame[k][heads] for k in self.key_names)
             merged = merged.select(c for c in frame.columns if c in merged.columns)
             for agg in self.aggs:

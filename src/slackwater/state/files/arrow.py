@@ -68,8 +68,15 @@ def solid(frame: pl.DataFrame) -> pl.DataFrame:
     that follow at wrong places.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
-    fresh = (pl.Series(c, frame[c].to_list(), dtype=frame.schema[c]) for c in lists)
+    fresh = (_fresh(frame[c]) for c in lists)
     return frame.with_columns(*fresh) if lists else frame
+
+
+def _fresh(lists: pl.Series) -> pl.Series:
+    """The same column of lists that are empty or NULL, on buffers of its own."""
+    if lists.null_count() == len(lists):
+        return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
+    return pl.Series(lists.name, lists.to_list(), dtype=lists.dtype)
 
 
 def write_synced(path: Path, content: Any) -> None:

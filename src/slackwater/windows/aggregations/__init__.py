@@ -10,9 +10,9 @@ the order of arrival or on how rows are batched. All but `count(*)` skip NULLs; 
 |-----------------------------|------------------------------------------------------------|-------------|
 | count, count(col)           | `n`                                                        | `totals`    |
 | sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
-| sum, avg of floats          | `n`, `sum`                                                 | `totals`    |
+| sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`    |
 | sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: too many)  | `totals`    |
-| var, stddev                 | `n`, `mean`, `m2`: the sum of squared distances from it    | `moments`   |
+| var, stddev                 | the same, and of the squares: `square_sum` and so on       | `floats`    |
 | min, max                    | `v`                                                        | `extremes`  |
 | first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
 | min_by, max_by              | `by`, `v`: the smallest (largest) pair of both             | `extremes`  |
@@ -27,7 +27,7 @@ the order of arrival or on how rows are batched. All but `count(*)` skip NULLs; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -39,12 +39,12 @@ from slackwater.errors import StartError
 from slackwater.windows.aggregations.columns import Input, normalised, normalised_sql, quote
 from slackwater.windows.aggregations.custom import custom
 from slackwater.windows.aggregations.extremes import End, Extreme, ValueBy
+from slackwater.windows.aggregations.floats import Moments, total
 from slackwater.windows.aggregations.kind import Kind
 from slackwater.windows.aggregations.lists import CollectList, TopK
-from slackwater.windows.aggregations.moments import Moments
 from slackwater.windows.aggregations.quantiles import Quantile
 from slackwater.windows.aggregations.sets import ApproximateDistinct, CollectSet, ExactDistinct
-from slackwater.windows.aggregations.totals import Count, total
+from slackwater.windows.aggregations.totals import Count
 
 Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], Kind]
 
@@ -77,13 +77,14 @@ KINDS: Mapping[str, Make] = {
 class Agg:
     """One aggregation of a compiled window: its spec, the type of its column (None for `count(*)`), and of further columns.
 
-    `keys` are the names of the window's keys. Raises StartError for columns that do not fit.
+    `keys` are the names of the window's keys. `is_former`: with the accumulators that earlier versions kept. Raises StartError for columns that do not fit.
     """
 
     spec: Aggregation
     column: Field | None
     more: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
+    is_former: bool = False
     kind: Kind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +97,8 @@ class Agg:
         problem = kind.problem()
         if problem is not None:
             raise StartError(f'aggregation "{self.name}": {problem}')
+        if self.is_former and (former := kind.former()) is not None:
+            kind = former
         object.__setattr__(self, "kind", kind)
 
     @property
@@ -118,9 +121,32 @@ class Agg:
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """The accumulators as Spark SQL aggregate expressions over the input columns; None if there is no such form."""
+        """Spark SQL aggregates over the input columns and `sql_columns`, by name; None if there is no such form."""
         found = self.kind.lift_sql(event_us)
         return None if found is None else {self.kind.part(part): sql for part, sql in found.items()}
+
+    @property
+    def sql_columns(self) -> Sequence[str]:
+        """Columns in Spark SQL that `lift_sql` reads, over the inputs; each may read those before it."""
+        return self.kind.sql_columns
+
+    @property
+    def sql_groups(self) -> Sequence[str]:
+        """Those of `sql_columns` by which Spark groups, besides key and pane."""
+        return self.kind.sql_groups
+
+    def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """The accumulators of groups, from what Spark made of `lift_sql`."""
+        return self.kind.from_sql(rows)
+
+    def as_written(self, fingerprint: object) -> Agg:
+        """The aggregation as a state holds it that has this fingerprint of it: as today, or as earlier versions kept it."""
+        former = replace(self, is_former=True)
+        return former if former.fingerprint() == fingerprint else self
+
+    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """The accumulators, from those that earlier versions kept."""
+        return self.kind.from_former(rows)
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         """The accumulators of single rows: expressions over a frame that holds the input columns."""

@@ -75,16 +75,30 @@ class Kind(ABC):
         """Part and type of each accumulator."""
 
     def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """The accumulators as Spark SQL aggregates over the inputs, for a GROUP BY; None where rows are lifted one by one."""
+        """Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY; None where rows are lifted one by one."""
         return None
+
+    @property
+    def sql_columns(self) -> Sequence[str]:
+        """Columns in Spark SQL that `lift_sql` reads, over the inputs; each may read those before it."""
+        return []
+
+    @property
+    def sql_groups(self) -> Sequence[str]:
+        """Those of `sql_columns` by which Spark groups, besides key and pane."""
+        return []
+
+    def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """The accumulators of groups, from what Spark made of `lift_sql`, which has other columns in some kinds."""
+        return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         """The accumulators of single rows, by their column names, over a frame that holds the inputs."""
 
-    @abstractmethod
     def merge(self) -> Sequence[pl.Expr]:
-        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators."""
+        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; of kinds without a `fold` of all frames."""
+        raise NotImplementedError(type(self).__name__)
 
     @property
     def folds(self) -> Mapping[str, np.ufunc]:
@@ -121,6 +135,14 @@ class Kind(ABC):
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
         """Which groups of accumulators have a result that does not fit its type; None for none of them."""
         return None
+
+    def former(self) -> Kind | None:
+        """The same aggregation with the accumulators that earlier versions kept; None where they are the same."""
+        return None
+
+    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """The accumulators, from those of `former`."""
+        raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
         """What the accumulators depend on, readable: state written under another one cannot be used."""

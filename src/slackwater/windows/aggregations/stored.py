@@ -1,5 +1,7 @@
 """From finished values back to accumulators, where a target's row says enough: for corrections of windows that left the state.
 
+A stored sum of floating-point numbers was rounded once: a correction goes on from the rounded sum.
+
 stored   n = 3, total = 12, mean = 4.0, first = 'a'
 n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
 """
@@ -12,8 +14,9 @@ import polars as pl
 
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.extremes import Extreme
+from slackwater.windows.aggregations.floats import FloatTotal
 from slackwater.windows.aggregations.sets import CollectSet
-from slackwater.windows.aggregations.totals import Count, DecimalTotal, FloatTotal, IntegerTotal
+from slackwater.windows.aggregations.totals import Count, DecimalTotal, IntegerTotal
 
 _LOW = (1 << 32) - 1
 _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
@@ -60,3 +63,5 @@ def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
         yield (total.fill_null(0) & _LOW).alias(kind.part("lo"))
     else:
         yield total.fill_null(0).alias(kind.part("sum"))
+    if isinstance(kind, FloatTotal):
+        yield pl.lit(0.0).alias(kind.part("rest"))

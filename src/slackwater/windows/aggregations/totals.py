@@ -1,4 +1,4 @@
-"""count, sum and avg. Sums of integers are exact in 96 bits (`hi * 2^32 + lo`), those of decimals have ten more digits.
+"""count, sum and avg of integers and decimals. Sums of integers are exact in 96 bits (`hi * 2^32 + lo`), those of decimals have ten more digits.
 
 A result that does not fit its type stops the epoch in which it comes about, with its key, or is NULL (`on_overflow`). A sum of
 decimals that once had more than 38 digits is lost for its group: its accumulator is NULL from then on.
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import ValueRangeError
@@ -55,7 +54,7 @@ class Count(Kind):
         return frame[self.part("n")]
 
 
-class _Total(Kind):
+class SumKind(Kind):
     """sum and avg: `n` and a total, which is 0 where there are no values."""
 
     number = True
@@ -104,7 +103,7 @@ class _Total(Kind):
         return self._sum(frame, n) / n
 
 
-class IntegerTotal(_Total):
+class IntegerTotal(SumKind):
     """`n`, `hi`, `lo`."""
 
     @property
@@ -157,27 +156,7 @@ class IntegerTotal(_Total):
         return total.set(n == 0, None) / n
 
 
-class FloatTotal(_Total):
-    """`n`, `sum`."""
-
-    @property
-    def output(self) -> Field:
-        return Field(self.name, "double")
-
-    @property
-    def parts(self) -> Mapping[str, pl.DataType]:
-        return {"n": pl.Int64(), "sum": pl.Float64()}
-
-    def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote(self.column.name)
-        return {"n": f"count({v})", "sum": f"coalesce(sum(CAST({v} AS DOUBLE)), 0D)"}
-
-    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
-        total = pl.col(self.column.name).cast(pl.Float64).fill_null(0)
-        return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
-
-
-class DecimalTotal(_Total):
+class DecimalTotal(SumKind):
     """`n`, `sum` with ten more digits, as in Spark."""
 
     @property
@@ -257,12 +236,6 @@ class DecimalTotal(_Total):
 
         values = [average(*group) for group in zip(frame[self.part("sum")].to_list(), n.to_list(), strict=True)]
         return pl.Series(self.name, values, dtype=self.output.polars)
-
-
-def total(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> Kind:
-    """sum or avg of a column, by its type."""
-    kinds: dict[str, type[Kind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
-    return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)
 
 
 def counted_by(column: str) -> pl.Expr:

@@ -1,0 +1,371 @@
+"""Exact sums of doubles, compiled by Numba: the same total whatever the order of the values and however they are grouped.
+
+    values ─▶ sum + rest, two doubles         while these two hold the total exactly, as they nearly always do
+           └▶ limbs of a superaccumulator     else: integers of 32 bits over the whole range of doubles and of their squares
+
+`sum` is the total, correctly rounded; `rest` is what the total exceeds it by. Both are functions of the exact total alone, and
+so are the limbs. Two doubles are added without loss by Knuth's TwoSum. The superaccumulator is a small version of the one of
+R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
+
+Limb `i` counts units of 2^(32 i - 2176). An array of limbs as it is kept begins with the number of its lowest limb, then come
+the limbs, all but the last between 0 and 2^32 - 1; the last one has the sign.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.compiled import compiled
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LOWEST = -2176  # exponent of the lowest limb: squares of the smallest doubles are 2^-2148
+LIMBS = 144  # up to 2^2400: 2^63 squares of the largest double
+_MASK = (1 << 32) - 1
+_EXACT = 2.0**1000  # TwoSum is used below it, where nothing overflows
+_SETTLE = 1 << 28  # additions after which limbs are brought back below 2^32
+LARGE, SMALL = 2.0**480, 2.0**-450  # between them a square is the sum of two doubles
+
+
+@compiled
+def two_sum(a: float, b: float) -> tuple[float, float]:
+    """Return a + b rounded, and what was lost."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+@compiled
+def two_product(a: float, b: float) -> tuple[float, float]:
+    """Return a * b rounded, and what was lost, where neither overflows nor underflows (Dekker, Veltkamp)."""
+    product = a * b
+    x, y = 134217729.0 * a, 134217729.0 * b
+    a_high, b_high = x - (x - a), y - (y - b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+# -- superaccumulator ------------------------------------------------------------------------------------------------
+
+
+@compiled
+def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
+    """Add value * 2^exponent, |value| < 2^63."""
+    place = exponent - LOWEST
+    at, shift = place >> 5, place & 31
+    sign = 1
+    if value < 0:
+        sign, value = -1, -value
+    low, high = (value & _MASK) << shift, (value >> 32) << shift  # 32 and 31 bits before, 63 and 62 after
+    limbs[at] += sign * (low & _MASK)
+    limbs[at + 1] += sign * ((low >> 32) + (high & _MASK))
+    limbs[at + 2] += sign * (high >> 32)
+
+
+@compiled
+def add_double(limbs: Int64s, value: float) -> None:
+    """Add a finite double."""
+    if value != 0.0:
+        mantissa, exponent = math.frexp(value)
+        add_integer(limbs, int(mantissa * 9007199254740992.0), exponent - 53)
+
+
+@compiled
+def add_square(limbs: Int64s, value: float) -> None:
+    """Add the square of a finite double."""
+    if value != 0.0:
+        mantissa, exponent = math.frexp(abs(value))
+        whole = int(mantissa * 9007199254740992.0)
+        high, low = whole >> 27, whole & ((1 << 27) - 1)
+        exponent = 2 * (exponent - 53)
+        add_integer(limbs, low * low, exponent)
+        add_integer(limbs, 2 * high * low, exponent + 27)
+        add_integer(limbs, high * high, exponent + 54)
+
+
+@compiled
+def settle(limbs: Int64s) -> None:
+    """Carry, so that every limb but the last is between 0 and 2^32 - 1."""
+    for i in range(len(limbs) - 1):
+        limbs[i + 1] += limbs[i] >> 32
+        limbs[i] &= _MASK
+
+
+@compiled
+def round_limbs(limbs: Int64s) -> float:
+    """Return the total of settled limbs as the nearest double, ties to even; infinite beyond the largest one."""
+    work = limbs.copy()
+    negative = work[-1] < 0
+    if negative:
+        for i in range(len(work)):
+            work[i] = -work[i]
+        settle(work)
+    top = len(work) - 1
+    while top >= 0 and work[top] == 0:
+        top -= 1
+    if top < 0:
+        return 0.0
+    bits = 0
+    while bits < 32 and (work[top] >> bits) != 0:
+        bits += 1
+    lowest = max(32 * top + bits - 53 + LOWEST, -1074)  # exponent of the last bit that is kept
+    place = lowest - LOWEST
+    at, shift = place >> 5, place & 31
+    whole = 0
+    for i in range(min(top, at + 2), at - 1, -1):
+        part = work[i] >> shift if i == at else work[i]
+        whole += part << (0 if i == at else 32 * (i - at) - shift)
+    half_at, half_shift = (place - 1) >> 5, (place - 1) & 31
+    half = (work[half_at] >> half_shift) & 1
+    if half:
+        sticky = (work[half_at] & ((1 << half_shift) - 1)) != 0
+        for i in range(half_at):
+            sticky = sticky or work[i] != 0
+        if sticky or (whole & 1):
+            whole += 1
+    found = math.ldexp(float(whole), lowest)
+    return -found if negative else found
+
+
+@compiled
+def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
+    """Append settled limbs as they are kept; returns the array, which may be a longer one, and how much of it is used."""
+    low, top = 0, len(limbs) - 1
+    while limbs[low] == 0:
+        low += 1
+    last = limbs[top]
+    while top > low and (last == 0 or last == -1):
+        # a last limb of -1 is the sign alone
+        below = limbs[top - 1] + (last << 32)
+        if last == -1 and below < -(1 << 32):
+            break
+        top, last = top - 1, below
+    if used + top - low + 2 > len(values):
+        longer = np.empty(2 * len(values) + LIMBS + 1, np.int64)
+        longer[:used] = values[:used]
+        values = longer
+    values[used] = low
+    for i in range(low, top):
+        values[used + 1 + i - low] = limbs[i]
+    values[used + 1 + top - low] = last
+    return values, used + top - low + 2
+
+
+@compiled
+def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
+    """Write the total of `limbs` as the `sum`, the `rest` and, where these do not hold it, the limbs of a group."""
+    settle(limbs)
+    total = round_limbs(limbs)
+    sums[group], rests[group] = total, 0.0
+    if not math.isinf(total):
+        work = limbs.copy()
+        add_double(work, -total)
+        settle(work)
+        rest = round_limbs(work)
+        add_double(work, -rest)
+        settle(work)
+        if not work.any():
+            rests[group] = rest
+            return values, used
+    return _store(limbs, values, used)
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def fold_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
+    """Return sum and rest of each group of totals, and the groups whose total two doubles did not hold on the way.
+
+    Groups stand together and begin at `heads`; `wide`: the totals that have limbs, or none of its elements where no total has.
+    """
+    groups = len(heads)
+    total_of, rest_of = np.empty(groups), np.empty(groups)
+    inexact, count = np.empty(groups, np.int64), 0
+    for group in range(groups):
+        end = heads[group + 1] if group + 1 < groups else len(sums)
+        total, rest, is_exact = 0.0, 0.0, True
+        for i in range(heads[group], end):
+            total, lost = two_sum(total, sums[i])
+            rest, lost = two_sum(rest, lost)
+            is_exact = is_exact and lost == 0.0
+            if rests[i] != 0.0:
+                rest, lost = two_sum(rest, rests[i])
+                is_exact = is_exact and lost == 0.0
+            if len(wide) and wide[i]:
+                is_exact = False
+        total, rest = two_sum(total, rest)
+        total_of[group], rest_of[group] = total, rest
+        if not (is_exact and abs(total) < _EXACT):
+            inexact[count] = group
+            count += 1
+    return total_of, rest_of, inexact[:count]
+
+
+@compiled
+def fold_limbs(
+    groups: Int64s,
+    sums: Floats,
+    rests: Floats,
+    offsets: Int64s,
+    limbs: Int64s,
+    heads: Int64s,
+    total_of: Floats,
+    rest_of: Floats,
+) -> tuple[Int64s, Int64s]:
+    """Put sum and rest of these groups into `total_of` and `rest_of`, by a superaccumulator.
+
+    Total `i` has the limbs from `offsets[i]` on, or none; `offsets` is empty where no total has any. Returns the limbs of all
+    groups, one after the other, and where those of each group end.
+    """
+    values, used = np.empty(LIMBS, np.int64), 0
+    ends = np.empty(len(groups), np.int64)
+    work = np.zeros(LIMBS, np.int64)
+    for at in range(len(groups)):
+        group = groups[at]
+        end = heads[group + 1] if group + 1 < len(heads) else len(sums)
+        work[:] = 0
+        added, upward, downward, undefined = 0, False, False, False
+        for i in range(heads[group], end):
+            if len(offsets) and offsets[i + 1] > offsets[i]:
+                for j in range(offsets[i] + 1, offsets[i + 1]):
+                    work[limbs[offsets[i]] + j - offsets[i] - 1] += limbs[j]
+            elif math.isnan(sums[i]):
+                undefined = True
+            elif math.isinf(sums[i]):
+                upward, downward = upward or sums[i] > 0, downward or sums[i] < 0
+            else:
+                add_double(work, sums[i])
+                add_double(work, rests[i])
+            added += 2
+            if added >= _SETTLE:
+                settle(work)
+                added = 0
+        if undefined or upward or downward:
+            rest_of[group] = 0.0
+            total_of[group] = math.nan if undefined or (upward and downward) else math.inf if upward else -math.inf
+        else:
+            values, used = _take(work, total_of, rest_of, group, values, used)
+        ends[at] = used
+    return values[:used], ends
+
+
+@compiled
+def squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
+    """Put the square of each value into `sums` and `rests`; returns the values that need limbs, these, and where those of each end."""
+    count = 0
+    for i in range(len(values)):
+        size = abs(values[i])
+        if size == 0.0 or (SMALL < size < LARGE):
+            sums[i], rests[i] = two_product(values[i], values[i])
+        elif math.isnan(size) or math.isinf(size):
+            sums[i], rests[i] = size, 0.0
+        else:
+            count += 1
+    extreme, ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    kept, used, count = np.empty(LIMBS, np.int64), 0, 0
+    work = np.zeros(LIMBS, np.int64)
+    for i in range(len(values) if len(ends) else 0):
+        size = abs(values[i])
+        if size == 0.0 or SMALL < size < LARGE or math.isnan(size) or math.isinf(size):
+            continue
+        work[:] = 0
+        add_square(work, values[i])
+        kept, used = _take(work, sums, rests, i, kept, used)
+        extreme[count], ends[count] = i, used
+        count += 1
+    return extreme, kept[:used], ends
+
+
+@compiled
+def grid_totals(
+    counts: Int64s, outside: Floats, parts: Int64s, exponents: Int64s, sums: Floats, rests: Floats
+) -> tuple[Int64s, Int64s]:
+    """Put the totals of rows of integers into `sums` and `rests`; returns the limbs of all, and where those of each end.
+
+    Row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, and of `counts[i]` times `outside[i]` (finite).
+    """
+    values, used = np.empty(LIMBS, np.int64), 0
+    ends = np.empty(len(counts), np.int64)
+    work = np.zeros(LIMBS, np.int64)
+    for i in range(len(counts)):
+        total, rest, is_exact = 0.0, 0.0, outside[i] == 0.0
+        for j in range(len(exponents)):
+            unit = math.ldexp(1.0, exponents[j])
+            high = (parts[i, j] >> 32) << 32
+            for part in (float(high) * unit, float(parts[i, j] - high) * unit):
+                total, lost = two_sum(total, part)
+                rest, lost = two_sum(rest, lost)
+                is_exact = is_exact and lost == 0.0
+        sums[i], rests[i] = two_sum(total, rest)
+        if not is_exact:
+            work[:] = 0
+            for j in range(len(exponents)):
+                add_integer(work, parts[i, j], exponents[j])
+            if outside[i] != 0.0:
+                mantissa, exponent = math.frexp(outside[i])
+                whole = int(mantissa * 9007199254740992.0)
+                high, low = counts[i] >> 9, counts[i] & 511
+                add_integer(work, whole * low, exponent - 53)
+                for k in range(6):  # 54 and 9 bits at a time
+                    add_integer(work, whole * ((high >> (9 * k)) & 511), exponent - 53 + 9 * (k + 1))
+            values, used = _take(work, sums, rests, i, values, used)
+        ends[i] = used
+    return values[:used], ends
+
+
+@compiled
+def variances(
+    n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, found: Floats
+) -> Int64s:
+    """Put the sample variance of each group into `found`: (n * squares - sum^2) / (n * (n - 1)), the difference without loss.
+
+    Returns the groups for which that is not possible in doubles: of values, or distances between them, that are extreme.
+    """
+    left, count = np.empty(len(n), np.int64), 0
+    work = np.zeros(LIMBS, np.int64)
+    terms = np.empty(10)
+    for i in range(len(n)):
+        if n[i] < 2:
+            found[i] = math.nan
+            continue
+        if not (math.isfinite(sums[i]) and math.isfinite(squares_of[i])):
+            found[i] = math.nan
+            if not math.isnan(sums[i]):
+                left[count] = i
+                count += 1
+            continue
+        size, half, square_half = abs(sums[i]), abs(rests[i]), abs(square_rests[i])
+        usual = (size == 0.0 or SMALL < size < LARGE) and (half == 0.0 or half > SMALL) and squares_of[i] < LARGE
+        usual = (
+            usual and (squares_of[i] == 0.0 or squares_of[i] > SMALL) and (square_half == 0.0 or square_half > SMALL)
+        )
+        if not usual or n[i] > 1 << 26:
+            left[count] = i
+            count += 1
+            continue
+        many = float(n[i])
+        terms[0], terms[1] = two_product(many, squares_of[i])
+        terms[2], terms[3] = two_product(many, square_rests[i])
+        terms[4], terms[5] = two_product(-sums[i], sums[i])
+        terms[6], terms[7] = two_product(-2.0 * sums[i], rests[i])
+        terms[8], terms[9] = two_product(-rests[i], rests[i])
+        total, rest, lost_of_all = 0.0, 0.0, 0.0
+        for j in range(10):
+            total, lost = two_sum(total, terms[j])
+            rest, lost = two_sum(rest, lost)
+            lost_of_all += abs(lost)
+        total, rest = two_sum(total, rest)
+        if lost_of_all > 2.0**-70 * abs(total):
+            work[:] = 0
+            for j in range(10):
+                add_double(work, terms[j])
+            settle(work)
+            total = round_limbs(work)
+        found[i] = total / (many * (many - 1.0))
+    return left[:count]

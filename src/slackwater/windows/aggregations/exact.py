@@ -1,0 +1,187 @@
+"""Sums of floating-point numbers without loss: the columns that hold a total, how they are folded, and how Spark's SQL sums.
+
+A total is three columns of a frame:
+
+    sum      the total, rounded to a double
+    rest     what the exact total exceeds it by
+    limbs    NULL, or the exact total where two doubles do not hold it: see `core.exact_sum`
+
+They depend on the values alone, not on the order or the grouping in which they came. The loops are compiled and imported when
+they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from slackwater.core.arrays import Int64s
+from slackwater.windows.aggregations.columns import quote
+
+TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
+
+# Spark's SQL adds values as integers: multiples of 2^-79 below 2^47, in four parts of 32 bits each
+_BOUND, _HIGH, _LOW = float(1 << 47), float(1 << 16), float(1 << 79)
+EXPONENTS = (16, -16, -47, -79)
+_MASK = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Total:
+    """The names of the columns of one total."""
+
+    sum: str
+    rest: str
+    limbs: str
+
+    def empty(self, height: int) -> pl.Series:
+        """Limbs of totals that two doubles hold."""
+        return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
+
+    def of_values(self, values: pl.Series) -> list[pl.Series]:
+        """Return the total of each single value; zero for NULL."""
+        sums = values.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # makes 0.0 of -0.0
+        return [pl.Series(self.sum, sums), pl.Series(self.rest, np.zeros(len(sums))), self.empty(len(sums))]
+
+    def of_squares(self, values: pl.Series) -> list[pl.Series]:
+        """Return the square of each single value as a total; zero for NULL."""
+        from slackwater.core import exact_sum
+
+        plain = np.array(values.cast(pl.Float64).fill_null(0.0))
+        sums, rests = np.empty(len(plain)), np.empty(len(plain))
+        extreme, limbs, ends = exact_sum.squares(plain, sums, rests)
+        return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
+
+    def fold(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
+        """Return the totals of groups that stand together and begin at `heads`."""
+        from slackwater.core import exact_sum
+
+        sums, rests = (np.array(frame[c].fill_null(0.0)) for c in (self.sum, self.rest))
+        kept, wide = frame[self.limbs], np.zeros(0, dtype=np.bool_)
+        offsets = values = np.zeros(0, dtype=np.int64)
+        if kept.null_count() < len(kept):
+            wide = np.array(kept.is_not_null())
+            offsets = np.concatenate([[0], np.cumsum(kept.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
+            values = np.array(kept.drop_nulls().explode(), dtype=np.int64)
+        totals, rest_of, inexact = exact_sum.fold_pairs(sums, rests, wide, heads)
+        limbs, ends = self.empty(len(heads)), np.zeros(0, dtype=np.int64)
+        if len(inexact):
+            found, ends = exact_sum.fold_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
+            limbs = self._limbs(len(heads), inexact, found, ends)
+        return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
+
+    def of_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
+        """Return the totals of groups that Spark folded by `grid_sql`."""
+        from slackwater.core import exact_sum
+
+        value = np.array(outside.fill_null(0.0), dtype=np.float64)
+        matrix = np.zeros((len(value), len(parts)), dtype=np.int64)
+        on_grid = np.array(outside.is_null())
+        for number, part in enumerate(parts):
+            matrix[on_grid, number] = part.fill_null(0).to_numpy()[on_grid]
+        finite = np.isfinite(value)
+        sums, rests = np.empty(len(value)), np.empty(len(value))
+        exponents = np.array(EXPONENTS[: len(parts)], dtype=np.int64)
+        plain = np.where(finite, value, 0.0)
+        found, ends = exact_sum.grid_totals(np.array(counts), plain, matrix, exponents, sums, rests)
+        sums[~finite] = value[~finite]
+        return [
+            pl.Series(self.sum, sums),
+            pl.Series(self.rest, rests),
+            self._limbs(len(value), np.arange(len(value)), found, ends),
+        ]
+
+    def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
+        """Return the total of each value, `counts` times."""
+        return self.of_grid(counts, values, [])
+
+    def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
+        """Return the totals of columns of totals, row by row."""
+        frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
+        height = frame.height // len(totals)
+        if not height:
+            return list(totals[0])
+        by_row = frame[np.arange(frame.height).reshape(len(totals), height).T.ravel()]
+        return self.fold(by_row, np.arange(0, frame.height, len(totals)))
+
+    def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
+        """The limbs of each of these groups, which end at `ends`; NULL for a group without any, and for all others."""
+        if not len(limbs):
+            return self.empty(height)
+        offsets = np.concatenate([[0], ends]).astype(np.int64)
+        lists = pl.Series(
+            self.limbs, pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(limbs)), dtype=TYPES["limbs"]
+        )
+        place = np.full(height, len(ends))
+        some = np.flatnonzero(np.diff(offsets))
+        place[groups[some]] = some
+        return pl.concat([lists, self.empty(1)], rechunk=True)[place]
+
+    def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
+        """Return exact totals: of the few groups whose results doubles cannot be used for."""
+        from slackwater.core.exact_sum import LOWEST
+
+        unit = Fraction(1, 1 << -LOWEST)
+        found = []
+        for total, rest, limbs in frame.select(self.sum, self.rest, self.limbs).iter_rows():
+            if limbs is None:
+                found.append(Fraction(total) + Fraction(rest))
+            else:
+                found.append(unit * sum(limb << (32 * (limbs[0] + i)) for i, limb in enumerate(limbs[1:])))
+        return found
+
+
+def rounded(value: Fraction) -> float:
+    """Return the nearest double, infinite beyond the largest."""
+    try:
+        return value.numerator / value.denominator
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+@dataclass(frozen=True)
+class GridSql:
+    """Spark SQL that sums a column without loss. `prefix`: of the names of its columns, which no other column has.
+
+    A value on the grid is split into integers, which have one sum in any order. Any other value is a group of its own, that
+    has a value and a count.
+    """
+
+    column: str
+    prefix: str
+
+    def _name(self, part: str) -> str:
+        return quote(f"{self.prefix}.{part}")
+
+    @property
+    def outside(self) -> str:
+        """The column by which rows are grouped: NULL for values on the grid, else the value."""
+        return f"{self.prefix}.outside"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of each row; each may read those before it."""
+        value, near, high, low = f"CAST({self.column} AS DOUBLE)", *(self._name(p) for p in ("near", "high", "low"))
+        below = f"({near} - CAST({high} AS DOUBLE) / {_HIGH!r}D) * {_LOW!r}D"
+        on_grid = f"({self.column} IS NULL OR (abs({value}) < {_BOUND!r}D AND {below} = CAST({low} AS DOUBLE)))"
+        return [
+            f"CASE WHEN abs({value}) < {_BOUND!r}D THEN {value} ELSE 0D END AS {near}",
+            f"CAST({near} * {_HIGH!r}D AS BIGINT) AS {high}",
+            f"CAST({below} AS BIGINT) AS {low}",
+            f"CASE WHEN NOT {on_grid} THEN {value} END AS {self._name('outside')}",
+        ]
+
+    @property
+    def sums(self) -> Mapping[str, str]:
+        """The sums of a group, in the order of `EXPONENTS`."""
+        high, low = self._name("high"), self._name("low")
+        found = {}
+        for number, part in enumerate((high, low)):
+            found[f"{self.prefix}.{2 * number}"] = f"coalesce(sum(shiftright({part}, 32)), 0L)"
+            found[f"{self.prefix}.{2 * number + 1}"] = f"coalesce(sum({part} & {_MASK}L), 0L)"
+        return found

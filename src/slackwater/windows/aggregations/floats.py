@@ -1,0 +1,230 @@
+"""sum, avg, var and stddev of floating-point numbers, from totals without loss: the same bits for any order and any batching.
+
+    sum       the exact total, rounded once                avg        that, divided by n
+    var       (n Σx² - (Σx)²) / (n (n - 1)), the difference taken from exact totals and rounded once (a sample, as Spark's `variance`)
+    stddev    its square root
+
+NaN, or infinities of both signs, make NaN; an infinite value makes the sum infinite and the variance NaN, as in Spark. Zero has
+no sign. The total may pass the largest double on its way; where it ends there, the sum is infinite and the average is not.
+
+The kinds named `Former…` are what states of earlier versions hold: a sum as Spark added it, and moments by the formula of Chan,
+Golub and LeVeque (1979). They are read, and carried over by the next start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import polars as pl
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.core import schema
+from slackwater.core.arrays import Int64s
+from slackwater.core.schema import Field
+from slackwater.windows.aggregations.columns import quote
+from slackwater.windows.aggregations.exact import TYPES, GridSql, Total, rounded
+from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, counted_by
+
+
+class FloatTotal(SumKind):
+    """`n`, and a total without loss."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, "double")
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"n": pl.Int64(), **TYPES}
+
+    @property
+    def total(self) -> Total:
+        return Total(*map(self.part, TYPES))
+
+    @property
+    def _grid(self) -> GridSql:
+        return GridSql(quote(self.column.name), f"__{self.name}")
+
+    @property
+    def sql_columns(self) -> Sequence[str]:
+        return self._grid.columns
+
+    @property
+    def sql_groups(self) -> Sequence[str]:
+        return [self._grid.outside]
+
+    def lift_sql(self, event_us: str) -> Mapping[str, str]:
+        return {"n": f"count({quote(self.column.name)})", **self._grid.sums}
+
+    def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        n = rows[self.part("n")]
+        parts = [rows[self.part(name)] for name in self._grid.sums]
+        return [n, *self.total.of_grid(n, rows[self._grid.outside], parts)]
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
+        return [counted_by(self.column.name).alias(self.part("n")), *self.total.of_values(rows[self.column.name])]
+
+    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        return [counts(frame, self.part("n"), heads), *self.total.fold(frame, heads)]
+
+    def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
+        found = super()._average(frame, n)
+        beyond = (found.is_infinite() & frame[self.total.limbs].is_not_null()).fill_null(False)
+        if not beyond.any():
+            return found
+        some = frame.filter(beyond)
+        values = [rounded(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
+        return found.scatter(beyond.arg_true(), values)
+
+    def former(self) -> Kind:
+        return FormerFloatTotal(self.spec, self.columns, self.keys)
+
+    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        return [rows[self.part("n")], *self.total.of_values(rows[self.part("sum")])]
+
+    def details(self) -> list[str]:
+        return ["lossless"]
+
+
+class FormerFloatTotal(SumKind):
+    """`n`, and a sum that was rounded with every addition."""
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, "double")
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"n": pl.Int64(), "sum": pl.Float64()}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
+        total = pl.col(self.column.name).cast(pl.Float64).fill_null(0)
+        return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
+
+
+class _Moments(Kind):
+    """What var and stddev have in common."""
+
+    number = True
+
+    @property
+    def output(self) -> Field:
+        return Field(self.name, "double")
+
+    def _of_variance(self, variance: pl.Series) -> pl.Series:
+        return variance.sqrt() if self.spec.agg == "stddev" else variance
+
+
+class Moments(_Moments):
+    """`n`, the total of the values, and that of their squares."""
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"n": pl.Int64(), **TYPES, **{f"square_{part}": dtype for part, dtype in TYPES.items()}}
+
+    @property
+    def total(self) -> Total:
+        return Total(*map(self.part, TYPES))
+
+    @property
+    def squares(self) -> Total:
+        return Total(*(self.part(f"square_{part}") for part in TYPES))
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
+        n, values = counted_by(self.column.name).alias(self.part("n")), rows[self.column.name]
+        return [n, *self.total.of_values(values), *self.squares.of_squares(values)]
+
+    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        return [counts(frame, self.part("n"), heads), *self.total.fold(frame, heads), *self.squares.fold(frame, heads)]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        from slackwater.core import exact_sum
+
+        total, squares = self.total, self.squares
+        n = np.array(frame[self.part("n")])
+        sums, rests = np.array(frame[total.sum]), np.array(frame[total.rest])
+        square_sums, square_rests = np.array(frame[squares.sum]), np.array(frame[squares.rest])
+        found = np.empty(len(n))
+        left = exact_sum.variances(n, sums, rests, square_sums, square_rests, found)
+        limbs = (frame[total.limbs].is_not_null() | frame[squares.limbs].is_not_null()).arg_true().to_numpy()
+        left = np.union1d(left, limbs[n[limbs] > 1])
+        result = self._of_variance(pl.Series(self.name, found))
+        if len(left):
+            result = result.scatter(left, [self._extreme(*of) for of in self._exact(frame[left])])
+        return result.set(pl.Series(n < 2), None)
+
+    def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
+        """`n` and both totals of groups; None for a total that is infinite by its values."""
+
+        def totals(total: Total) -> list[Fraction | None]:
+            sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
+            exact = iter(total.fractions(frame.filter(pl.Series(sound, dtype=pl.Boolean))))
+            return [next(exact) if is_sound else None for is_sound in sound]
+
+        return list(zip(frame[self.part("n")].to_list(), totals(self.total), totals(self.squares), strict=True))
+
+    def _extreme(self, n: int, total: Fraction | None, squares: Fraction | None) -> float:
+        if total is None:
+            return float("nan")
+        if squares is None:  # of a state of an earlier version
+            return float("inf")
+        variance = (n * squares - total * total) / (n * (n - 1))
+        if self.spec.agg == "var":
+            return rounded(variance)
+        half = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
+        scaled = math.sqrt(rounded(variance / Fraction(4) ** half))  # the variance itself may be beyond the doubles
+        return rounded(Fraction(scaled) * Fraction(2) ** half)
+
+    def former(self) -> Kind:
+        return FormerMoments(self.spec, self.columns, self.keys)
+
+    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """Totals of which the variance comes out as it was: n * mean, and m2 + n * mean²."""
+        n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
+        square, total = pl.DataFrame(self.squares.of_squares(mean)), self.squares
+        parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.of_values(m2)]
+        return [n, *self.total.times(n, mean), *total.add(parts)]
+
+    def details(self) -> list[str]:
+        return ["lossless"]
+
+
+class FormerMoments(_Moments):
+    """`n`, `mean` (NULL without values), and `m2`, the sum of squared distances from it."""
+
+    @property
+    def parts(self) -> Mapping[str, pl.DataType]:
+        return {"n": pl.Int64(), "mean": pl.Float64(), "m2": pl.Float64()}
+
+    def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
+        value = pl.col(self.column.name)
+        return [
+            counted_by(self.column.name).alias(self.part("n")),
+            value.cast(pl.Float64).alias(self.part("mean")),
+            pl.lit(0.0).alias(self.part("m2")),
+        ]
+
+    def merge(self) -> Sequence[pl.Expr]:
+        n, mean, m2 = (pl.col(self.part(p)) for p in ("n", "mean", "m2"))
+        near = mean.drop_nulls().first()  # means are added as distances from one of them: they are small
+        whole = near + (n * (mean - near)).sum() / n.sum()
+        return [n.sum(), whole.alias(self.part("mean")), m2.sum() + (n * (mean - whole) ** 2).sum()]
+
+    def finish(self, frame: pl.DataFrame) -> pl.Series:
+        n, m2 = frame[self.part("n")], frame[self.part("m2")]
+        return self._of_variance(m2.set(n < 2, None) / (n - 1))
+
+
+def counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
+    """Return the sums of a column of counts for groups that begin at `heads`."""
+    return pl.Series(column, np.add.reduceat(frame[column].fill_null(0).to_numpy(), heads))
+
+
+def total(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> Kind:
+    """Return sum or avg of a column, by its type."""
+    kinds: dict[str, type[Kind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
+    return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)

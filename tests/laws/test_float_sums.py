@@ -1,0 +1,185 @@
+"""Sums of floating-point numbers have the same bits however rows are batched, ordered and sharded, and are right.
+
+The oracle adds in exact fractions. Values cancel, are subnormal, and pass the largest double on their way.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import struct
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.laws.drawn import KINDS, MS, SHAPES
+
+import slackwater as sw
+from slackwater.core.schema import Field
+from slackwater.evolution.description import logic_in
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.kit import KILL_POINTS, Crash, Rows, run_local
+from slackwater.windows import aggregations
+from slackwater.windows.aggregations import Agg, floats
+
+EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "300"))
+LARGEST = 1.7976931348623157e308
+AGGS = ("sum", "avg", "var", "stddev")
+SPECS = [sw.Aggregation(agg=a, column="v", as_=a) for a in AGGS]
+
+
+def value(chance: random.Random) -> float:
+    draw = chance.randrange(8)
+    if draw == 0:
+        return chance.uniform(-1, 1) * 2.0 ** chance.randint(-1074, 1020)
+    if draw == 1:
+        return chance.choice([LARGEST, -LARGEST, 1.2e308, 5e-324, -5e-324, 0.0, -0.0, 3e-170, 1e200])
+    if draw == 2:
+        return chance.choice([1e16, -1e16, 1.0, 1e100, -1e100])
+    if draw == 3:
+        return float(chance.randint(-1000, 1000))
+    return round(chance.uniform(-100, 100), chance.randint(0, 12))
+
+
+def values(chance: random.Random, most: int = 14) -> list[float]:
+    some = [value(chance) for _ in range(chance.randint(1, most))]
+    if chance.random() < 0.3:  # all of them cancel
+        some += [-v for v in some]
+    if chance.random() < 0.2:
+        some = [some[0]] * len(some)
+    if chance.random() < 0.05:
+        some.append(chance.choice([math.nan, math.inf, -math.inf]))
+    chance.shuffle(some)
+    return some
+
+
+def nearest(exact: Fraction) -> float:
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def expected(numbers: list[float]) -> tuple[float, float, float]:
+    """Sum, average and variance (NaN for one value)."""
+    if not all(map(math.isfinite, numbers)):
+        return sum(numbers), sum(numbers) / len(numbers), math.nan
+    exact, n = [Fraction(v) for v in numbers], len(numbers)
+    total = sum(exact, Fraction(0))
+    rounded = nearest(total)
+    average = nearest(total / n) if math.isinf(rounded) else rounded / n
+    if n < 2:
+        return rounded, average, math.nan
+    return rounded, average, nearest((n * sum((v * v for v in exact), Fraction(0)) - total**2) / (n * (n - 1)))
+
+
+def bits(number: float | None) -> Any:
+    return None if number is None else "NaN" if number != number else struct.pack(">d", number).hex()
+
+
+def distance(a: float, b: float) -> float:
+    """In units of the last place; 0 for equal ones."""
+    if bits(a) == bits(b) or a == b:
+        return 0
+    return abs(a - b) / math.ulp(b)
+
+
+def merged(agg: Agg, parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """The accumulators of several groups as those of one."""
+    return pl.DataFrame(agg.fold(pl.concat(parts), np.array([0])))
+
+
+def folded(agg: Agg, numbers: list[float], chance: random.Random) -> pl.DataFrame:
+    """The accumulators of these numbers, merged in some order and grouping."""
+    numbers = chance.sample(numbers, len(numbers))
+    rows = pl.DataFrame({"ts": range(len(numbers)), "v": numbers}, schema={"ts": pl.Int64, "v": pl.Float64})
+    lifted = rows.select(agg.lift(rows, "ts")).cast(agg.accumulators)  # type: ignore[arg-type]
+    parts = [lifted[i : i + 1] for i in range(len(numbers))]
+    while len(parts) > 1:
+        size = chance.randint(2, 5)
+        parts = [*parts[size:], merged(agg, parts[:size])]
+    return parts[0]
+
+
+@pytest.mark.parametrize("which", AGGS)
+def test_any_order_and_grouping_has_one_accumulator_and_the_right_result(which: str) -> None:
+    agg = Agg(sw.Aggregation(agg=which, column="v", as_="x"), Field("v", "double"))
+    needed_limbs = 0
+    for seed in range(EXAMPLES):
+        chance = random.Random(seed)
+        numbers = values(chance)
+        first, second = folded(agg, numbers, chance), folded(agg, numbers, chance)
+        needed_limbs += first["x.limbs"].null_count() == 0
+        assert [*map(repr, first.row(0))] == [*map(repr, second.row(0))], (seed, numbers)
+        result = agg.finish(first)[0]
+        total, average, variance = expected(numbers)
+        if which in ("sum", "avg"):
+            assert bits(result) == bits(total if which == "sum" else average), (seed, numbers)
+        elif len(numbers) < 2:
+            assert result is None
+        elif which == "var":
+            assert distance(result, variance) <= 2, (seed, numbers, result, variance)
+        elif 0 < variance < math.inf:
+            assert distance(result, math.sqrt(variance)) <= 4 or variance < 1e-300, (seed, numbers)
+        elif variance == math.inf:
+            assert result > 1e150, (seed, numbers)
+    assert needed_limbs > EXAMPLES / 10
+
+
+def test_squares_that_pass_the_largest_double_leave_a_finite_deviation() -> None:
+    agg = Agg(sw.Aggregation(agg="stddev", column="v", as_="x"), Field("v", "double"))
+    chance = random.Random(1)
+    assert agg.finish(folded(agg, [1.2e308, 1.2e308, 1.0, -1.2e308, -1.2e308], chance))[0] == 1.2e308
+    assert agg.finish(folded(agg, [3e-200, 1e-200], chance))[0] == pytest.approx(math.sqrt(2) * 1e-200, rel=1e-15)
+    assert agg.finish(folded(agg, [1e9 + 0.1] * 7, chance))[0] == 0.0
+
+
+@KINDS
+def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
+    window = sw.Window(group_by=["k"], aggregations=SPECS, lateness_ms="1h", **SHAPES[kind])
+    for seed in range(max(EXAMPLES // 30, 2)):
+        chance = random.Random(seed)
+        rows = [{"ts": n % 7 * MS, "k": chance.choice("ab"), "v": v} for n, v in enumerate(values(chance, 20))]
+
+        def answer(window: Any = window, rows: Any = rows, chance: Any = chance) -> list[Any]:
+            cut = chance.randint(1, len(rows))
+            mixed = chance.sample(rows, len(rows))
+            script: list[Any] = [Rows({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
+            script.insert(chance.randrange(len(script)), Crash(chance.choice(KILL_POINTS)))
+            schema = {"k": "string", "v": "double"}
+            found = run_local(window, script, schema, shards=chance.choice([1, 3])).rows
+            return sorted((r["window_start"], r["k"], *(bits(r[a]) for a in AGGS)) for r in found)
+
+        assert answer() == answer(), seed
+
+
+def test_a_state_of_rounded_sums_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of earlier versions hold a sum that was rounded with every row, and moments; they can be read, and are carried over."""
+    window = sw.Window(group_by=["k"], aggregations=SPECS, lateness_ms="1h", **SHAPES["session"])
+    schema, numbers = {"k": "string", "v": "double"}, [0.1, 0.2, 0.3, 1e9, 1e9 + 1]
+    rows = [{"ts": n, "k": "a", "v": v} for n, v in enumerate(numbers)]
+
+    def former(spec: Any, columns: Any, keys: Any) -> Any:
+        kind = floats.FormerFloatTotal if spec.agg in ("sum", "avg") else floats.FormerMoments
+        return kind(spec, columns, keys)
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(aggregations, "KINDS", {**aggregations.KINDS, **dict.fromkeys(AGGS, former)})
+        run_local(window, [Rows({"a": rows[:3]}), Rows({"a": rows[3:4]})], schema, state_dir=str(tmp_path), flush=False)
+    with FilesStore(tmp_path, "law").peek() as snapshot:
+        assert snapshot is not None
+        logic = logic_in(snapshot.commit)
+        held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)])
+        assert {"var.mean", "sum.sum"} <= set(held.columns)
+        assert "sum.rest" not in held.columns
+    result = run_local(window, [Rows({"a": rows[4:]})], schema, state_dir=str(tmp_path))
+    (row,) = result.rows
+    _, _, variance = expected(numbers)
+    assert row["sum"] == pytest.approx(sum(numbers), rel=1e-15)
+    assert row["avg"] == row["sum"] / 5
+    assert row["var"] == pytest.approx(variance, rel=1e-12)
+    assert row["stddev"] == math.sqrt(row["var"])
