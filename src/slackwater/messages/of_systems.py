@@ -109,6 +109,14 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
+        "A topic was deleted and created again",
+        (*START, "EpochError"),
+        "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",
+        'Begin with its first record by `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "skip"`: '
+        "[Kafka](sources.md#kafka).",
+        ("was deleted and created again",),
+    ),
+    MessageFamily(
         "A table cannot be read on",
         (*START, "EpochError"),
         "A table that is a source cannot be read from where the state stands: a version takes rows away or writes them anew, one that is "

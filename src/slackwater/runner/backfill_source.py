@@ -77,7 +77,7 @@ class KafkaReader:
         most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition gets on by its share, so that their times stay side by side
         end = {key: start[key] + -(-most * n // total) for key, n in left.items()}
-        found = self.source.between(self._session, by_topic(start), by_topic(end))
+        found = self.source.between(self._session, by_topic(start), by_topic(end), record)
         if found is None:  # the topic was made anew, and holds less
             found = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
         # a partition that has nothing in the range would hold the watermark back

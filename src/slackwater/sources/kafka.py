@@ -10,6 +10,7 @@ record's timestamp.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
-from slackwater.errors import EpochError, StartError
+from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+log = logging.getLogger("slackwater")
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
@@ -139,19 +141,20 @@ class KafkaSource(PlannedBySpark):
     def latest(self) -> KafkaOffsets:
         """The offsets that the next records will have."""
         there = self.broker.partitions(self.spec.query or "", self._where)
-        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
-        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()})
+        ids, bounds = self.broker.topic_ids(there), self.broker.bounds([(t, p) for t, of in there.items() for p in of])
+        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()}, ids)
 
     def stated(self) -> KafkaOffsets:
         """The offsets that `starting_offsets` means, unless it is "latest"."""
         given, there = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = given if isinstance(given, Mapping) else {}
-        bounds = self.broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+        ids, bounds = self.broker.topic_ids(there), self.broker.bounds([(t, p) for t, of in there.items() for p in of])
         return KafkaOffsets(
             {
                 t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts}
                 for t, parts in there.items()
-            }
+            },
+            ids,
         )
 
     # -- where to go on ------------------------------------------------------------------------------------------
@@ -161,20 +164,48 @@ class KafkaSource(PlannedBySpark):
         return "-" if record.offsets is None else json.dumps(self.begins(record))
 
     def begins(self, record: SourceRecord) -> ByTopic:
-        """Where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`."""
+        """Return where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`.
+
+        A topic that was created again begins at its first record. Raises StartError unless `on_data_loss` is "skip".
+        """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
         before = KafkaOffsets.known(record.offsets)
-        bounds = self.broker.bounds(self.partitions())
+        partitions = self.partitions()
+        ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
+        replaced = self._check_topics(before, ids, StartError)
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
-            known = before.of(topic, part)
+            known = low if topic in replaced else before.of(topic, part)
             if known is None:
                 given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
                 known = given if given is not None else high if start == "latest" else low
             found.setdefault(topic, {})[str(part)] = int(known)
         return found
+
+    def _check_topics(
+        self, before: KafkaOffsets, ids: Mapping[str, str], error: type[SlackwaterError] = EpochError
+    ) -> Sequence[str]:
+        """Return the topics that were deleted and created again since `before`. Raises `error` unless `on_data_loss` is "skip"."""
+        replaced = before.replaced_topics(ids)
+        if not replaced:
+            return replaced
+        texts = [
+            f'topic "{t}" was deleted and created again: found id {ids[t]}, expected {before.ids[t]}' for t in replaced
+        ]
+        if self.spec.on_data_loss != "skip":
+            raise error(
+                f"{self._where}: {'; '.join(texts)}, and the offsets of the state are of the deleted one; nothing was read: begin with the "
+                f'new topic by `slackwater state reset … --offsets {self.name}=earliest`, or set on_data_loss = "skip" to go on with '
+                "its first record"
+            )
+        log.warning(
+            "%s: %s; it is read from its first record on, and what the former one still held is lost (on_data_loss)",
+            self._where,
+            "; ".join(texts),
+        )
+        return replaced
 
     # -- a batch -------------------------------------------------------------------------------------------------
 
@@ -193,12 +224,19 @@ class KafkaSource(PlannedBySpark):
         if end is None:
             return None
         return self.between(
-            session, self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index), end
+            session, self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index), end, record
         )
 
-    def between(self, session: SparkSession, start: ByTopic, end: ByTopic) -> SourceBatch | None:
-        """The records from `start` up to `end`, which is not included; None if there are none."""
-        ranges, lost = self._ranges(start, end)
+    def between(
+        self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
+    ) -> SourceBatch | None:
+        """Return the records from `start` up to `end`, which is not included; None if there are none.
+
+        `record`: where the state stands, of the topics that it read. Raises EpochError.
+        """
+        ids = self.broker.topic_ids(end)
+        replaced = self._check_topics(KafkaOffsets.known(record and record.offsets), ids)
+        ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
         heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(heard.values()):
             frame = self._read(session, {k: r for k, r in ranges.items() if r[1] > r[0]})
@@ -206,7 +244,7 @@ class KafkaSource(PlannedBySpark):
             frame = session.createDataFrame([], self.schema)
         else:
             return None
-        return SourceBatch(frame, KafkaOffsets(end), partitions=heard, lost=lost)
+        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=heard, lost=lost)
 
     def _offsets(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None

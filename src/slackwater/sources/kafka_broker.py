@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,28 @@ class Broker:
                 f"query; there are: {others}"
             )
         return found
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the id of each topic. Topics that are missing, and those of brokers without ids, are left out.
+
+        Raises EpochError.
+        """
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        end, ids = time.monotonic() + SECONDS, dict[str, str]()
+        for topic, answer in self._admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=SECONDS
+        ).items():
+            try:
+                ids[topic] = _shown_id(answer.result(timeout=max(end - time.monotonic(), 0.1)).topic_id)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise EpochError(
+                    f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" ({error.args[0].str()}); '
+                    "check that the brokers run, and that the user may describe the topic"
+                ) from None
+        return {topic: id_ for topic, id_ in ids.items() if id_}
 
     def at(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
         """Per partition the offset of the first record whose time is `ms` or later; of the next to be written if none is."""
@@ -150,3 +172,9 @@ def matches(query: str, topic: str) -> bool:
     if query.startswith("pattern:"):
         return re.fullmatch(query.removeprefix("pattern:"), topic) is not None
     return topic in named(query)
+
+
+def _shown_id(id_: Any) -> str:
+    """Return a topic's id as the tools of Kafka print it; empty for the zero id that brokers without ids answer."""
+    text = str(id_).replace("/", "_").replace("+", "-")
+    return "" if not text.strip("A") else text

@@ -47,7 +47,7 @@ class Records:
     end: ByTopic
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        return self.source.between(session, self.start, self.end)
+        return self.source.between(session, self.start, self.end, record)
 
 
 class KafkaPlanner:

@@ -1,4 +1,7 @@
-"""The offset of the next record of each partition."""
+"""The offset of the next record of each partition, and the id of each topic.
+
+A topic that is deleted and created again keeps its name and gets another id: offsets of the former one mean nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from slackwater.errors import StartError
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 V = TypeVar("V")
 _PARTITIONS = 8  # of a topic, told with their offsets
+_IDS = "#ids"  # in the stored form, next to the topics: no topic has this name
 
 
 def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
@@ -24,13 +28,19 @@ def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
 
 @dataclass(frozen=True)
 class KafkaOffsets(Offsets):
-    """The offset of the next record, by topic and partition."""
+    """The offset of the next record, by topic and partition. `ids`: of the topics, as far as the brokers have ids."""
 
     topics: ByTopic = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parsed(cls, stored: Mapping[str, Any]) -> KafkaOffsets:
-        return cls({str(topic): _partitions(topic, parts) for topic, parts in stored.items()})
+        topics = {str(topic): _partitions(topic, parts) for topic, parts in stored.items() if topic != _IDS}
+        return cls(topics, _parse_ids(stored.get(_IDS, {})))
+
+    def replaced_topics(self, ids: Mapping[str, str]) -> list[str]:
+        """Return the topics that have another id by now. Topics whose id is unknown on either side do not count."""
+        return sorted(t for t in self.topics if self.ids.get(t) and ids.get(t) and self.ids[t] != ids[t])
 
     def of(self, topic: str, partition: int | str) -> int | None:
         """None: the partition was not known yet."""
@@ -43,7 +53,8 @@ class KafkaOffsets(Offsets):
                 yield topic, partition, offset
 
     def stored(self) -> dict[str, Any]:
-        return {topic: dict(parts) for topic, parts in self.topics.items()}
+        topics: dict[str, Any] = {topic: dict(parts) for topic, parts in self.topics.items()}
+        return topics | ({_IDS: dict(self.ids)} if self.ids else {})
 
     def rows(self) -> dict[str, str]:
         return {f"{topic}-{partition}": str(offset) for topic, partition, offset in self.each()}
@@ -55,8 +66,11 @@ class KafkaOffsets(Offsets):
 
     def changes(self, before: Offsets | None) -> list[Change]:
         known = KafkaOffsets.known(before)
-        moved = sorted(self.each(), key=lambda to: (to[0], int(to[1])))
-        return [_change(f"{topic}-{part}", known.of(topic, part), offset) for topic, part, offset in moved]
+        moved, replaced = sorted(self.each(), key=lambda to: (to[0], int(to[1]))), known.replaced_topics(self.ids)
+        return [
+            _change(f"{topic}-{part}", known.of(topic, part), offset, topic in replaced)
+            for topic, part, offset in moved
+        ]
 
     def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
         if ask is None:
@@ -65,9 +79,11 @@ class KafkaOffsets(Offsets):
         return ask(wanted)
 
 
-def _change(partition: str, was: int | None, offset: int) -> Change:
+def _change(partition: str, was: int | None, offset: int, replaced: bool = False) -> Change:
     if was is None:
         return Change(partition, "never read", str(offset))
+    if replaced:
+        return Change(partition, f"{was} of the deleted topic", str(offset), "another topic of this name")
     if offset == was:
         return Change(partition, str(was), str(offset), "as it is")
     meaning = f"{was - offset:,} again" if offset < was else f"{offset - was:,} skipped"
@@ -83,3 +99,9 @@ def _partitions(topic: Any, parts: Any) -> dict[str, int]:
         if not is_count(offset):
             raise ValueError(f"{str(topic)[:100]}-{partition} has an offset that no topic has")
     return {str(partition): offset for partition, offset in parts.items()}
+
+
+def _parse_ids(stored: Any) -> dict[str, str]:
+    if not isinstance(stored, Mapping) or not all(isinstance(id_, str) for id_ in stored.values()):
+        raise ValueError("ids of topics are not texts by topic")
+    return {str(topic)[:255]: id_[:64] for topic, id_ in stored.items()}

@@ -72,7 +72,7 @@ class Kafka(System[KafkaConnection]):
             found = broker.since(there, wanted)
         else:
             found = {p: bounds[("earliest", "latest").index(wanted)] for p, bounds in broker.bounds(there).items()}
-        return KafkaOffsets(by_topic(found))
+        return KafkaOffsets(by_topic(found), broker.topic_ids(topics))
 
     def question(self, spec: Source) -> Question:
         return partial(waiting.records, Broker(self.connection), spec)

@@ -1,0 +1,141 @@
+"""A topic that is deleted and created again keeps its name and nothing else: offsets of the former one are not used in it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import AdminClient
+from tests.support.runner import Runner
+from tests.support.topics import Make, Topic, counted, minutes
+
+import slackwater as sw
+from slackwater.cli.main import main
+from slackwater.core.offsets import KafkaOffsets
+from slackwater.sources.kafka_broker import Broker
+from slackwater.state.files.store import FilesStore
+
+pytestmark = pytest.mark.spark
+RECREATED = (
+    r'source "events": topic ".*" was deleted and created again: found id \S+, expected \S+, and .*nothing was read'
+)
+
+
+def recreated(kafka: Any, former: Topic) -> Topic:
+    """Delete a topic and create another one of the same name and size."""
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    (described,) = admin.describe_topics(TopicCollection([former.name])).values()
+    partitions = len(described.result(30).partitions)
+    admin.delete_topics([former.name])[former.name].result(30)
+    end = time.monotonic() + 60
+    while former.name in admin.list_topics(timeout=30).topics and time.monotonic() < end:
+        time.sleep(0.05)
+    return Topic(kafka, former.name, partitions)
+
+
+def stored(home: Path, pipeline: str = "test") -> KafkaOffsets:
+    with FilesStore(home / "state", pipeline).peek() as snapshot:
+        assert snapshot is not None
+        return KafkaOffsets.known(snapshot.commit.sources["events"].offsets)
+
+
+@pytest.mark.parametrize("records", [3, 5, 1])  # as many as were read, more, fewer
+def test_a_start_stops_for_another_topic_of_the_name(runner: Runner, topic: Make, kafka: Any, records: int) -> None:
+    events = topic(1)
+    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    runner.run(source=events.source(), window=minutes(), flush=False)
+    first = stored(runner.home)
+    assert list(first.ids) == [events.name]
+    events = recreated(kafka, events)
+    events.send(*[{"user": "new", "amount": 1}] * records, at=2)
+    with pytest.raises(sw.SlackwaterError, match=RECREATED):
+        runner.run(source=events.source(), window=minutes())
+    assert stored(runner.home) == first
+    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(found) == [("new", records, records), ("old", 3, 3)]
+    assert stored(runner.home).ids != first.ids
+    assert counted(runner.run(source=events.source(), window=minutes())) == counted(found)
+
+
+def test_a_reset_begins_with_the_new_topic(
+    runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = topic(1)
+    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    runner.run(source=events.source(), window=minutes(), flush=False)
+    events = recreated(kafka, events)
+    events.send(*[{"user": "new", "amount": 1}] * 4, at=2)
+    config = runner.home / "p.toml"
+    config.write_text(
+        f'name = "test"\n[connections.k]\nkind = "kafka"\nbootstrap_servers = "{kafka.address}"\n[connections.lake]\nkind = "files"\n'
+        f'[[sources]]\nname = "events"\nconnection = "k"\nquery = "{events.name}"\nschema = "user STRING, amount BIGINT"\n'
+        '[transform.window]\nkind = "tumbling"\nduration_ms = "1m"\nlateness_ms = 0\ngroup_by = ["user"]\n'
+        'max_groups_per_window = 1000\n[[transform.window.aggregations]]\nagg = "count"\nas = "n"\n'
+        f'[target]\nconnection = "lake"\npath = "{runner.home}/out"\n[state_store]\nkind = "files"\npath = "{runner.home}/state"\n'
+    )
+    arguments = ["slackwater", "state", "reset", str(config), "--offsets", "events=earliest"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    found = runner.run(source=events.source(), window=minutes())
+    assert counted(found) == [("new", 4, 4), ("old", 3, 3)]
+
+
+@pytest.mark.parametrize("planned_by_spark", [False, True])
+def test_an_epoch_stops_for_another_topic_of_the_name(
+    runner: Runner, topic: Make, kafka: Any, planned_by_spark: bool
+) -> None:
+    """While the pipeline runs: not one record of the new topic is taken for one behind the old offset."""
+    events, stop = topic(1), threading.Event()
+    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    options = {"minOffsetsPerTrigger": "1"} if planned_by_spark else {}
+
+    def replace() -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and not (runner.statuses and runner.statuses[-1].counters.rows_in == 3):
+            time.sleep(0.05)
+        recreated(kafka, events).send(*[{"user": "new", "amount": 1}] * 7, at=2)
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    with pytest.raises(sw.SlackwaterError, match=r"deleted and created again|it was made anew"):
+        runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
+    replacing.join()
+    assert stored(runner.home).of(events.name, 0) == 3
+    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(found) == [("new", 7, 7), ("old", 3, 3)]
+
+
+def test_a_state_without_ids_takes_them_with_its_next_commit(
+    runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = topic(1)
+    events.send({"user": "a", "amount": 1}, at=1)
+    with monkeypatch.context() as former:
+        former.setattr(Broker, "topic_ids", lambda self, topics: {})
+        runner.run(source=events.source(), window=minutes(), flush=False)
+    assert not stored(runner.home).ids
+    events.send({"user": "a", "amount": 1}, at=2)
+    assert counted(runner.run(source=events.source(), window=minutes())) == [("a", 2, 2)]
+    assert stored(runner.home).ids
+
+
+def test_one_topic_of_several_is_named(runner: Runner, topic: Make, kafka: Any) -> None:
+    first, second = topic(2), topic(1)
+    both = f"{first.name},{second.name}"
+    first.send({"user": "a", "amount": 1}, at=1, partition=1)
+    second.send({"user": "b", "amount": 1}, at=1)
+    runner.run(source=first.source(query=both), window=minutes(), flush=False)
+    recreated(kafka, first).send(*[{"user": "c", "amount": 1}] * 2, at=2, partition=1)
+    second.send({"user": "b", "amount": 1}, at=2)
+    with pytest.raises(sw.SlackwaterError, match=f'topic "{first.name}" was deleted') as refused:
+        runner.run(source=first.source(query=both), window=minutes())
+    assert second.name not in str(refused.value)
+    found = runner.run(source=first.source(query=both, on_data_loss="skip"), window=minutes())
+    assert counted(found) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]
