@@ -92,6 +92,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "window": "A window over the rows.",
         "join": "A join of two sources, instead of a window.",
         "lookups": "Small tables that the SQL may join, by name: [transform.lookups.<name>].",
+        "formerly": "The name of the stage in the state whose open windows this one goes on with, if it was renamed.",
     },
     Stage: {
         "name": "What the rows that the stage emits are called where other stages read them.",

@@ -134,6 +134,11 @@ class Pipeline(Spec, Shown):
         return found
 
     @property
+    def former_names(self) -> dict[str, str | None]:
+        """The stages that run, in order, each with what its `formerly` says that it was called."""
+        return {name: own.transform.formerly for name, own in self.alone.items()}
+
+    @property
     def ways(self) -> tuple[Way, ...]:
         """How rows come to the only step that this is: see `alone`."""
         return self.given_ways or tuple(Way(s.name, s.name) for s in self.sources)

@@ -45,6 +45,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     for name, times in Counter(s.name for s in stages).items():
         if times > 1:
             yield "stages", f"{times} stages are called {show(name)}; give each its own name"
+    yield from _renames(stages)
     sources = _sources(values)
     for number, stage in enumerate(stages):
         if stage.name in sources:
@@ -69,6 +70,27 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
                     f'what a stage emits ({show(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
                 )
     yield from _lookups(stages)
+
+
+def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
+    """A former name is that of one stage, and no stage bears it today: else who goes on with what depends on the order of starts."""
+    names = [s.name for s in stages]
+    for name, times in Counter(s.formerly for s in stages if s.formerly is not None).items():
+        if times > 1:
+            yield "stages", f"{times} stages were formerly {show(name)}; only one of them can go on with it"
+    for number, stage in enumerate(stages):
+        if stage.formerly in names:
+            what = (
+                "is its name today"
+                if stage.formerly == stage.name
+                else "is the name of a stage; remove it once a start has"
+            )
+            how = (
+                "; remove it"
+                if stage.formerly == stage.name
+                else " carried out the rename, and only then use the name again"
+            )
+            yield f"stages[{number}].formerly", f"{show(stage.formerly)} {what}{how}"
 
 
 def _sources(values: Values) -> list[str]:

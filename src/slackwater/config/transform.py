@@ -43,7 +43,8 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 class Transform(Spec):
     """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
 
-    With SQL alone what it selects is what comes out: a stage without state.
+    With SQL alone what it selects is what comes out: a stage without state. `formerly`: what it was called in the state, if
+    that was another name.
     """
 
     sql: str | None = None
@@ -51,6 +52,7 @@ class Transform(Spec):
     window: Window | None = None
     join: Join | None = None
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
+    formerly: str | None = None
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -62,6 +64,7 @@ class Transform(Spec):
             window: Window | None = None,
             join: Join | None = None,
             lookups: Mapping[str, Lookup] = ...,
+            formerly: str | None = None,
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
@@ -69,6 +72,7 @@ class Transform(Spec):
         "on_error": choice("fail", "drop", "dlq"),
         **{key: one(step) for key, step in STEPS.items()},
         "lookups": _lookups,
+        "formerly": text,
     }
 
     AT: ClassVar[str] = "transform"  # where a config describes it
@@ -134,6 +138,7 @@ class Stage(Transform):
             window: Window | None = None,
             join: Join | None = None,
             lookups: Mapping[str, Lookup] = ...,
+            formerly: str | None = None,
         ) -> None: ...
 
     AT: ClassVar[str] = "stages"

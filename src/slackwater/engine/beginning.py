@@ -56,7 +56,7 @@ class Beginning:
             self.publishing.roll_forward(latest)
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or restore.first_commit(names, operators, shards, clock, state_id)
-        pairs = paired(names, state)
+        pairs = paired(self.pipeline.former_names, state)
         state = _caught_up(stages, restore.with_stages(state, names, operators, pairs.kept), pairs)
         migrates = found is not None and found.migrates
         remembering = migrate.onward if migrates else migrate.limited

@@ -96,7 +96,7 @@ class Publishing:
         if not self.waits(latest):
             self.check_here()
             return
-        stages, now, missing = list(self.pipeline.alone), self.addressed(latest), latest.missing(self.store.reached())
+        stages, now, missing = self.pipeline.former_names, self.addressed(latest), latest.missing(self.store.reached())
         growing = growth.takers(self.pipeline)
         changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:

@@ -33,7 +33,7 @@ def compare(
     """
     own = list(pipeline.alone.values())
     kind = called(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
-    pairs = paired(list(pipeline.alone), commit)
+    pairs = paired(pipeline.former_names, commit)
     found = list(_stages(pipeline, commit, pairs))
     for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):
         if state is not None:
@@ -55,40 +55,64 @@ def compare(
 
 
 def _stages(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> Iterator[Change]:
-    """Stages that begin, and those that are gone."""
-    names, own = list(pipeline.alone), list(pipeline.alone.values())
+    """Stages that begin, that are renamed, and that are gone."""
     moved = _moved(pipeline, commit, pairs)
-    for name, one, state in zip(names, own, pairs.kept, strict=True):
-        if state is None:
-            what = "stage without state" if one.transform.is_rows else one.transform.step.kind
-            how = "it begins empty, with what comes from the next start on"
+    before = [s.name for s in commit.stages]
+    for number, ((name, one), state) in enumerate(zip(pipeline.alone.items(), pairs.kept, strict=True)):
+        what = "stage without state" if one.transform.is_rows else one.transform.step.kind
+        if name in pairs.problems:
+            yield Change(f'stage "{name}"', ", ".join(before), what, REBUILD, pairs.problems[name])
+        elif state is None:
+            how = "it is a new stage and begins empty, with what comes from the next start on"
+            if pairs.removed:
+                how += f"; if it is one of the state, renamed ({', '.join(s.name for s in pairs.removed)}), say so with formerly"
             yield Change(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
+        elif name in pairs.renamed:
+            how = "it is renamed, and goes on with its state"
+            yield Change(f'stage "{name}"', pairs.renamed[name], name, REBUILD if moved else COMPATIBLE, moved or how)
+        elif moved and before.index(name) != number:
+            yield Change(f'stage "{name}"', f"place {before.index(name) + 1}", f"place {number + 1}", REBUILD, moved)
+    for name in pairs.problems.keys() - pipeline.alone.keys():  # the [transform] of the state
+        yield Change(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
     for state in pairs.removed:
+        if state.name in pairs.problems:
+            continue
         rows = sum(m.rows for m in state.metas)
-        how = f"its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
+        how = f"it is removed: its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
         verdict = REBUILD if moved else MIGRATED
         yield Change(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
 
 
 def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[Change]:
-    """What a stage reads of other stages."""
-    was = [n for n in state.clocks if n not in commit.sources]
-    now = [s.name for s in one.sources if s.of_stage]
-    if state.clocks and was != now:
-        how = "it reads these from the next start on; what it read so far stays"
-        yield Change(f"{prefix}from", ", ".join(was) or None, ", ".join(now) or None, COMPATIBLE, how)
+    """What a stage of several reads: sources, and stages under their names of today."""
+    before, now = list(state.clocks), [s.name for s in one.sources]
+    if not prefix or not before or {*before} == {*now}:
+        return
+    how, level = "it reads these from the next start on; what it read so far stays", "info"
+    if gone := [n for n in before if n not in now]:
+        level = "warning"
+        how = (
+            f"it reads another source: windows that are open stay, with the rows of {' and '.join(gone)} in them, and what it reads from "
+            "the next start on is added; to begin empty, give the stage another name"
+        )
+    yield Change(f"{prefix}from", ", ".join(before), ", ".join(now), COMPATIBLE, how, level)
 
 
 def _moved(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> str | None:
     """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
     store = pipeline.state_store
-    if pairs.is_same or store is None or store.kind != "postgres":
+    if store is None or store.kind != "postgres":
         return None
-    stay = all(s is None or commit.stages.index(s) == n for n, s in enumerate(pairs.kept))
-    behind = all(n >= len(commit.stages) for n, s in enumerate(pairs.kept) if s is None)
+    before = [s.name for s in commit.stages]
+    places = [None if s is None else before.index(s.name) for s in pairs.kept]
+    stay = all(place in (None, n) for n, place in enumerate(places))
+    behind = all(n >= len(before) for n, place in enumerate(places) if place is None)
     if stay and behind:
         return None
-    return "in Postgres a stage's table bears its place: put new stages behind those there are, and remove the last ones only"
+    return (
+        "in Postgres a stage's table bears its place: put new stages behind those there are, and remove the last ones only; to replace one, "
+        "remove it in one start and add the other in the next"
+    )
 
 
 def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[Change]:

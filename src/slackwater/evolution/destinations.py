@@ -61,11 +61,10 @@ def _same_place(one: Destination, other: Destination) -> bool:
     return (one.writer, one.place) == (other.writer, other.place)
 
 
-def readdressed(commit: Commit, stages: Sequence[str], targets: Sequence[str]) -> Commit:
+def readdressed(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
     """The commit with today's names: stages go on as `pairing` says, and a target that is called as its stage, or is the only
     one, is the one that is called so now."""
-    kept = zip(paired(stages, commit).kept, stages, strict=True)
-    renamed = {before.name: now for before, now in kept if before is not None}
+    renamed = {former: now for now, former in paired(stages, commit).renamed.items()}
     called = {}
     for name in commit.targets:
         if name in targets:
@@ -94,7 +93,7 @@ def changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | Non
     if not commit.targets:
         return
     now = described(pipeline)
-    before = readdressed(commit, list(pipeline.alone), list(now)).targets
+    before = readdressed(commit, pipeline.former_names, list(now)).targets
     goes = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
     gone, new = [n for n in before if n not in now], [n for n in now if n not in before]
     for name in gone:
@@ -135,13 +134,13 @@ def waiting(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str |
     if not missing or not commit.targets:
         return None
     now = described(pipeline)
-    found = misdirected(commit, list(pipeline.alone), now, letters_of(pipeline), missing)
+    found = misdirected(commit, pipeline.former_names, now, letters_of(pipeline), missing)
     return waiting_text(commit.epoch, found) if found else None
 
 
 def misdirected(
     commit: Commit,
-    stages: Sequence[str],
+    stages: Mapping[str, str | None],
     now: Mapping[str, Destination],
     letters: Place | None,
     missing: Sequence[str],

@@ -64,7 +64,7 @@ def of_targets(
     if commit is None or not commit.targets:
         return {}
     now, found = destinations.described(pipeline), {}
-    before = destinations.readdressed(commit, list(pipeline.alone), list(now)).targets
+    before = destinations.readdressed(commit, pipeline.former_names, list(now)).targets
     for name in takers(pipeline) & now.keys() & before.keys():
         was, columns = before[name], results.get(now[name].stage, {})
         if was.columns is not None and was.place == now[name].place:

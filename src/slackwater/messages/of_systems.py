@@ -110,7 +110,7 @@ FAMILIES: Sequence[MessageFamily] = (
     ),
     MessageFamily(
         "A topic was deleted and created again",
-        (*START, "EpochError"),
+        ("EpochError",),
         "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",
         'Begin with its first record by `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "skip"`: '
         "[Kafka](sources.md#kafka).",

@@ -103,7 +103,7 @@ def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_Look]:
     compare.compare(pipeline, commit).check()
     names, found = [s.name for s in commit.stages], dict[str, _Look]()
     alone = pipeline.alone
-    for (name, own), state in zip(alone.items(), paired(list(alone), commit).kept, strict=True):
+    for (name, own), state in zip(alone.items(), paired(pipeline.former_names, commit).kept, strict=True):
         if state is not None:
             read = {s.name: found[s.name] for s in own.sources if s.of_stage and s.name in found}
             found[name] = _Look(own, snapshot, names.index(state.name), read)

@@ -82,7 +82,7 @@ def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_Asked]) -> tup
     known = {**now, **{one.spec.name: restore.types_of(one.known) for one in asked if one.changes and one.known}}
     was, is_ = sql_check.results(pipeline, known), sql_check.results(pipeline, now)
     changes, unsure, new = list[Change](), list[str](), dict[str, Types]()
-    kept = paired(list(pipeline.alone), commit).kept
+    kept = paired(pipeline.former_names, commit).kept
     for n, ((name, own), state) in enumerate(zip(pipeline.alone.items(), kept, strict=True)):
         before, after = was[name], is_[name]
         if own.transform.window is not None:

@@ -68,7 +68,7 @@ def marked_targets(
 
     `missing`: those that may not have their part of the commit. `exact`: False where a target is not given every epoch.
     """
-    known = destinations.readdressed(commit, list(pipeline.alone), list(pipeline.by_target))
+    known = destinations.readdressed(commit, pipeline.former_names, list(pipeline.by_target))
     now_called = dict(zip(commit.targets, known.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [

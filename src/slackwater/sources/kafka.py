@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
-from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.errors import EpochError, StartError
 from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
 from slackwater.sources.kafka_broker import Broker, named
@@ -166,14 +166,14 @@ class KafkaSource(PlannedBySpark):
     def begins(self, record: SourceRecord) -> ByTopic:
         """Return where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`.
 
-        A topic that was created again begins at its first record. Raises StartError unless `on_data_loss` is "skip".
+        A topic that was created again begins at its first record. Raises EpochError unless `on_data_loss` is "skip".
         """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
         before = KafkaOffsets.known(record.offsets)
         partitions = self.partitions()
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
-        replaced = self._check_topics(before, ids, StartError)
+        replaced = self._check_topics(before, ids)
         start = self.spec.starting_offsets or "earliest"
         found: dict[str, dict[str, int]] = {}
         for (topic, part), (low, high) in bounds.items():
@@ -184,10 +184,8 @@ class KafkaSource(PlannedBySpark):
             found.setdefault(topic, {})[str(part)] = int(known)
         return found
 
-    def _check_topics(
-        self, before: KafkaOffsets, ids: Mapping[str, str], error: type[SlackwaterError] = EpochError
-    ) -> Sequence[str]:
-        """Return the topics that were deleted and created again since `before`. Raises `error` unless `on_data_loss` is "skip"."""
+    def _check_topics(self, before: KafkaOffsets, ids: Mapping[str, str]) -> Sequence[str]:
+        """Return the topics that were deleted and created again since `before`. Raises EpochError unless `on_data_loss` is "skip"."""
         replaced = before.replaced_topics(ids)
         if not replaced:
             return replaced
@@ -195,7 +193,7 @@ class KafkaSource(PlannedBySpark):
             f'topic "{t}" was deleted and created again: found id {ids[t]}, expected {before.ids[t]}' for t in replaced
         ]
         if self.spec.on_data_loss != "skip":
-            raise error(
+            raise EpochError(
                 f"{self._where}: {'; '.join(texts)}, and the offsets of the state are of the deleted one; nothing was read: begin with the "
                 f'new topic by `slackwater state reset … --offsets {self.name}=earliest`, or set on_data_loss = "skip" to go on with '
                 "its first record"
@@ -235,7 +233,7 @@ class KafkaSource(PlannedBySpark):
         `record`: where the state stands, of the topics that it read. Raises EpochError.
         """
         ids = self.broker.topic_ids(end)
-        replaced = self._check_topics(KafkaOffsets.known(record and record.offsets), ids)
+        replaced = self._check_topics(KafkaOffsets.known(None if record is None else record.offsets), ids)
         ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
         heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(heard.values()):

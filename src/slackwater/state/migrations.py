@@ -16,6 +16,7 @@ from slackwater.errors import StateError
 
 Record = dict[str, Any]  # a commit as JSON has it
 UNBOUNDED = 2**31 - 1
+UNNAMED = ("stage 1", "stage 2")  # what stages are called whose names format 2 did not hold
 
 
 class Tables(Protocol):
@@ -162,10 +163,10 @@ def to_3(record: Record) -> Record:
     The first stage of two is called as the second calls what it reads; else stages are called as a config without names has it.
     """
     then = record.get("then")
-    name = "transform" if then is None else next(iter(then.get("sources", {})), "stage 1")
+    name = "transform" if then is None else next(iter(then.get("sources", {})), UNNAMED[0])
     stages = [_stage(name, record)]
     if then is not None:
-        stages.append(_stage("stage 2" if name != "stage 2" else "stage 1", then))
+        stages.append(_stage(next(n for n in reversed(UNNAMED) if n != name), then))
     schemas = record.get("schemas", {})
     sources = {
         n: {"offsets": s.get("offsets"), "columns": schemas.get(n)} for n, s in record.get("sources", {}).items()
