@@ -1,53 +1,114 @@
-"""States that are damaged, and manifests that lie with a valid checksum: told by name, or harmless; never a foreign error."""
+"""States that are damaged, and records that lie with a valid checksum: refused by name, or harmless; never a foreign error.
+
+A case takes the state of one kind of pipeline, of this format or an earlier one, changes one or two nodes of its last record
+(another type, missing, more, huge, negative, not a number, nested), and asks every question of it that a user can ask.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import copy
 import functools
+import io
 import json
 import random
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from tests.fixtures.states import make
 from tests.laws import corrupted
 from tests.laws import hostile_words as words
 
+from slackwater.cli import state_show
+from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
+from slackwater.evolution import compare
+from slackwater.maintenance.history import history
+from slackwater.maintenance.sizes import sizes
 from slackwater.maintenance.verify import verify
+from slackwater.query.described import pipeline_in
 from slackwater.query.view import StateView
+from slackwater.query.why import why
+from slackwater.state.commit import FORMAT
 from slackwater.state.files.arrow import checksum
 from slackwater.state.files.store import FilesStore
+from slackwater.state.protocol import StateStore
+from slackwater.testing.described import pipeline_for
+from slackwater.testing.kit import run_local
 
+NESTED: Any = json.loads("[" * 60 + "]" * 60)
 LIES: tuple[Any, ...] = (
     *words.NUMBERS[:10],
+    float("nan"),
+    float("-inf"),
+    1e308,
+    1.5,
+    True,
+    None,
     "",
     "x",
-    None,
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    True,
-    1.5,
+    "5",
+    "\ud800",
     "../../../etc/passwd",
     "/etc/passwd",
+    "x" * 5000,
+    [],
+    [[]],
+    [1, 2, 3],
+    {},
+    {"a": 1},
+    {"kind": "join"},
+    NESTED,
 )
+MISSING = object()
+NOW_US = 4_000_000_100_000_000
+NodePath = tuple[str | int, ...]  # of a node within a record
 
 
-def lie(rng: random.Random, data: Any) -> str:
-    """Change one value somewhere within a manifest; returns where."""
-    at, node, key = "", data, None
-    while isinstance(node, dict | list) and node:
-        holder, key = node, rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
-        at, node = f"{at}.{key}", node[key]
-        if rng.random() < 0.1:
-            break
-    assert key is not None
-    same = [v for v in LIES if type(v) is type(node)] if rng.random() < 0.6 else []
-    holder[key] = rng.choice(same or LIES)
-    return at
+@dataclass(frozen=True)
+class Base:
+    """The sound state of one pipeline: `go_on` starts it and gives it the rest of its rows."""
+
+    home: Path
+    pipeline: Pipeline
+    go_on: Callable[[Callable[[], StateStore]], object]
+
+
+@functools.cache
+def bases() -> dict[str, Base]:
+    """A state of each kind: those of today, cut to their last two epochs, and those that earlier formats wrote."""
+    found = dict[str, Base]()
+    for name, case in corrupted.CASES.items():
+        pipeline = pipeline_for(case.step, case.sources, downstream=case.then)
+        found[name] = Base(short(name), pipeline, functools.partial(_continue_today, name))
+    for number in range(1, FORMAT + 1):
+        for name, kind in make.KINDS.items():
+            pipeline = pipeline_for(kind.step, kind.sources, downstream=kind.then)
+            home = make.HERE / f"format-{number}" / "files" / name
+            found[f"format {number}, {name}"] = Base(home, pipeline, functools.partial(_continue_fixture, name))
+    return found
+
+
+def _continue_today(name: str, store: Callable[[], StateStore]) -> None:
+    case = corrupted.CASES[name]
+    run_local(
+        case.step,
+        corrupted.script(name)[corrupted.STOPS :],
+        corrupted.SCHEMA,
+        case.sources,
+        store=store,
+        downstream=case.then,
+    )
+
+
+def _continue_fixture(name: str, store: Callable[[], StateStore]) -> None:
+    kind = make.KINDS[name]
+    make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
 
 
 @functools.cache
@@ -66,51 +127,160 @@ def short(name: str) -> Path:
     return home
 
 
+@functools.cache
+def sound(name: str) -> dict[str, Any]:
+    """The last record of a state."""
+    record = json.loads(last_manifest(bases()[name].home).read_text().splitlines()[0])
+    assert isinstance(record, dict)
+    return record
+
+
+def last_manifest(home: Path) -> Path:
+    return sorted((home / corrupted.NAME / "manifests").glob("*.json"))[-1]
+
+
+# -- lies ----------------------------------------------------------------------------------------------------------------
+
+
+def nodes(record: Any, path: NodePath = ()) -> Iterator[NodePath]:
+    """The paths of all values within a record."""
+    if path:
+        yield path
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for key, value in items:
+        yield from nodes(value, (*path, key))
+
+
+def value_at(record: Any, path: NodePath) -> Any:
+    return functools.reduce(lambda node, key: node[key], path, record)
+
+
+def with_value(record: Any, path: NodePath, value: Any) -> Any:
+    """A copy of a record with another value at a path, or without it."""
+    changed = copy.deepcopy(record)
+    holder = value_at(changed, path[:-1])
+    if value is MISSING:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = copy.deepcopy(value)
+    return changed
+
+
+def with_lie(rng: random.Random, record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A record with one value changed somewhere, of every depth equally often; and what was done, for people."""
+    depth, path, node = rng.randrange(1, 10), NodePath(), cast("Any", record)
+    while isinstance(node, dict | list) and node and len(path) < depth:
+        key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+        path, node = (*path, key), node[key]
+    change = rng.random()
+    if change < 0.15:
+        return f"{path} removed", with_value(record, path, MISSING)
+    if change < 0.25 and isinstance(node, list):
+        longer = [*node, rng.choice([*node, *LIES])] if rng.random() < 0.5 else node[:-1]
+        return f"{path} of {len(longer)}", with_value(record, path, longer)
+    if change < 0.3 and isinstance(node, dict):
+        return f"{path} with one more", with_value(record, path, {**node, words.text(rng)[:50]: rng.choice(LIES)})
+    if change < 0.4 and isinstance(node, int) and not isinstance(node, bool):
+        lie = node + rng.choice([-1, 1, 1000, -(10**9), 10**15])
+    elif change < 0.45:  # what stands elsewhere in the record
+        lie = value_at(record, rng.choice(list(nodes(record))))
+    else:
+        alike = [v for v in LIES if type(v) is type(node)] if rng.random() < 0.4 else []
+        lie = rng.choice(alike or LIES)
+    return f"{path} = {lie!r:.60}", with_value(record, path, lie)
+
+
+def write(home: Path, record: Any) -> None:
+    """Put a record in the place of the last one, with the checksum that belongs to it."""
+    text = json.dumps(record)
+    last_manifest(home).write_text(f"{text}\n{checksum(text.encode())}\n")
+
+
+# -- questions -----------------------------------------------------------------------------------------------------------
+
+
 def case(rng: random.Random) -> str:
     if rng.random() < 0.1:  # bytes: with the whole run after it
         outcome = corrupted.check(rng.randrange(10**9))
         return "refused" if outcome.refused else "harmless"
-    name = rng.choice(list(corrupted.CASES))
+    name = rng.choice(list(bases()))
+    record = sound(name)
+    done = []
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        what, record = with_lie(rng, record)
+        done.append(what)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
-        shutil.copytree(short(name), home, dirs_exist_ok=True)
-        path = sorted((home / corrupted.NAME / "manifests").glob("*.json"))[-1]
-        data = json.loads(path.read_text().rpartition("\n")[0].rpartition("\n")[0] or path.read_text().splitlines()[0])
-        what = "".join(lie(rng, data) for _ in range(rng.choice([1, 1, 2])))
-        text = json.dumps(data)
-        path.write_text(f"{text}\n{checksum(text.encode())}\n")
-        words_of = []
-        for ask in (_verified, _scanned, _opened, *([_started] if rng.random() < 0.2 else [])):
-            try:
-                words_of.append(ask(name, home))
-            except SlackwaterError as error:
-                words.one_line(error)
-                words_of.append("refused")
-            except BaseException as error:
-                raise AssertionError(f"{name}: {what}: {ask.__name__}: {type(error).__name__}: {error}") from error
-    return "refused" if "refused" in words_of else "accepted"
+        shutil.copytree(bases()[name].home, home, dirs_exist_ok=True)
+        write(home, record)
+        return asked(f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, corrupted.NAME), rng)
 
 
-def _verified(case: str, home: Path) -> str:
-    return "refused" if verify(FilesStore(home, corrupted.NAME)).problems else "accepted"
+def asked(what: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
+    """Ask every question; whether one of them was refused. Raises AssertionError for any other error."""
+    outcome = "accepted"
+    questions = (_verify, _scan, _open, _plan, _why, _show, _describe, _weigh)
+    for question in questions:
+        outcome = _answer(f"{what}: {question.__name__}", lambda: question(base.pipeline, store), outcome)  # noqa: B023
+    if outcome == "accepted" or rng.random() < 0.3:  # what is believed must not end in a foreign error later
+        outcome = _answer(f"{what}: start", lambda: base.go_on(store), outcome)
+    return outcome
 
 
-def _scanned(case: str, home: Path) -> str:
-    with StateView(FilesStore(home, corrupted.NAME)) as view:
-        view.scan(limit=5).to_dicts()
-    return "accepted"
-
-
-def _opened(case: str, home: Path) -> str:
-    store = FilesStore(home, corrupted.NAME)
+def _answer(what: str, question: Callable[[], object], outcome: str) -> str:
     try:
-        store.open()
-    finally:
-        store.close()
-    return "accepted"
+        question()
+    except SlackwaterError as error:
+        words.one_line(error)
+        assert len(str(error).splitlines()) == len(getattr(error, "problems", [0])), f"{what}: {error}"
+        return "refused"
+    except BaseException as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    return outcome
 
 
-def _started(case: str, home: Path) -> str:
-    """What is believed must not end in a foreign error later."""
-    corrupted.continued(case, corrupted.stopped(case, True), home)
-    return "accepted"
+def _verify(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    verify(store())
+
+
+def _scan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    with StateView(store()) as view:
+        view.scan(limit=5).to_dicts()
+
+
+def _open(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    with contextlib.closing(store()) as opened:
+        opened.open()
+
+
+def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    with store().peek() as snapshot:
+        assert snapshot is not None
+        found = compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
+        json.dumps([change.line for change in found.changes])
+
+
+def _why(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    why(pipeline, store(), NOW_US)
+
+
+def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    """As `state show` and `state ls` print it; of a store in files."""
+    opened = store()
+    if isinstance(opened, FilesStore):
+        where = str(Path(opened.root).parent)
+        for as_json in (False, True):
+            with contextlib.redirect_stdout(io.StringIO()):
+                state_show.list_states(where, "public", as_json)
+                state_show.show_state(where, corrupted.NAME, "public", None, as_json)
+
+
+def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    with store().peek() as snapshot:
+        assert snapshot is not None
+        pipeline_in(snapshot.commit)
+
+
+def _weigh(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
+    sizes(store(), 3)
+    history(store())

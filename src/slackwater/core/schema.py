@@ -26,7 +26,7 @@ _SIMPLE: dict[str, tuple[pa.DataType, pl.DataType]] = {
     "timestamp": (pa.timestamp("us", tz="UTC"), pl.Datetime("us", "UTC")),
     "timestamp_ntz": (pa.timestamp("us"), pl.Datetime("us")),
 }
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
+_DECIMAL = re.compile(r"decimal\(([1-9]|[12]\d|3[0-8]),\s*(-?\d{1,2})\)")  # of 38 digits at most, as Spark's
 _ARRAY = re.compile(r"array<(.+)>")
 _MAP = re.compile(r"map<(.+)>")
 _STRUCT = re.compile(r"struct<(.+)>")
@@ -34,6 +34,7 @@ _MEMBER = re.compile(r"\s*([^:<>,]+?)\s*:\s*(.+?)\s*")
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
+MAX_TEXT = 100_000  # of a column with its type, in a fingerprint
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
 
 
@@ -119,11 +120,25 @@ class Field:
 
 
 def field_of(text: object) -> Field:
-    """A column as fingerprints have it, name and type. Raises TypeError."""
-    if not isinstance(text, str):
-        raise TypeError("no column")
-    name, _, type_ = text.rpartition(" ")
-    return Field(name, type_)
+    """A column as fingerprints have it, name and type. Raises TypeError for any other text.
+
+    Names and struct types may hold spaces: the column splits at the first one with a known type behind it.
+    """
+    if isinstance(text, str) and len(text) <= MAX_TEXT and "  " not in text:
+        for at in range(1, len(text)):
+            if text[at] == " " and is_type(text[at + 1 :]):
+                return Field(text[:at], text[at + 1 :])
+    raise TypeError("not a column")
+
+
+def is_type(text: str) -> bool:
+    """Whether this is the name of a column type. Never raises."""
+    try:
+        field = Field("", text)
+        # long runs of spaces make the expression for struct members slow
+        return len(text) <= MAX_TEXT and "  " not in text and field.known and field.polars is not None
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError, pl.exceptions.PolarsError):
+        return False
 
 
 def sql_type(kind: pl.DataType) -> str:

@@ -14,15 +14,15 @@ from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
 
 
-def step_in(commit: Commit, number: int = 0) -> Operator:
-    """What one stage is. Raises StateError where the state does not tell it.
+def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
+    """What one stage is. Raises StateError where the state does not tell it, or contradicts itself.
 
-    Of a join only what its buffers depend on: it can be read and rewritten by it, not run.
+    Of a join only what its buffers depend on: it can be read and rewritten by it, not run. `trusting`: contradictions pass.
     """
     stage = commit.stages[number]
     known = of_kind(stage.fingerprint.get("kind"))
     if known is None or known.of_state is None:
-        return logic_in(commit, number)
+        return logic_in(commit, number, trusting=trusting)
     try:
         return known.of_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
@@ -36,8 +36,15 @@ def as_emitted(logic: Operator, stage: StageState) -> bool:
     return bool(restore.emission_of(stage) == logic.emission)
 
 
-def logic_in(commit: Commit, number: int = 0) -> Windowed:
-    """The window of a state as the state itself describes it. Raises StateError where it does not.
+def contradiction(operator: Operator, state: StageState) -> str:
+    """How the fingerprint of a stage contradicts its description; empty for nothing. `operator`: as it is described."""
+    wrote, described = dict(state.fingerprint), operator.fingerprint
+    wrong = [key for key in described if wrote.get(key) != described[key]]
+    return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
+
+
+def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Windowed:
+    """The window of a state as the state itself describes it. Raises StateError where it does not, or contradicts itself.
 
     It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
     """
@@ -52,4 +59,9 @@ def logic_in(commit: Commit, number: int = 0) -> Windowed:
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
         logic = bind_window(commit.pipeline, window, restore.columns_of(stage, window))
-    return restore.with_kept_accumulators(logic, stage).remembering(migrate.memory_of(stage))
+    logic = restore.with_kept_accumulators(logic, stage)
+    if not trusting and (wrong := contradiction(logic, stage)):
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
+        )
+    return logic.remembering(migrate.memory_of(stage))

@@ -101,13 +101,6 @@ def _(operator: Sessions, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     yield from _counted(late, "that are due when their gap is not over")
 
 
-def misdescribed(operator: Operator, state: StageState) -> str:
-    """What is wrong with what a stage says of itself; empty for nothing. `operator`: as it is described."""
-    wrote, found = dict(state.fingerprint), operator.fingerprint
-    wrong = [key for key in found if wrote.get(key) != found[key]]
-    return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
-
-
 @singledispatch
 def visible(operator: Operator, state: ShardState) -> pl.DataFrame | None:
     """The rows of a shard that a commit has figures of; None where it has those of its segments alone."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from slackwater.core.words import plural
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.evolution.description import as_emitted, step_in
+from slackwater.evolution.description import as_emitted, contradiction, step_in
 from slackwater.maintenance import rows
 from slackwater.maintenance.report import Problem, Report, advised
 from slackwater.operators.base import Operator
@@ -124,7 +124,7 @@ class _Check:
         for epoch, commit in self.manifests.items():
             for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
-                if step is not None and (wrong := rows.misdescribed(step, stage)):
+                if step is not None and (wrong := contradiction(step, stage)):
                     self.tell(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
@@ -142,7 +142,7 @@ class _Check:
         """The logic of a stage; None where the state does not describe it, or this process cannot make it."""
         if (epoch, stage) not in self.steps:
             try:
-                self.steps[epoch, stage] = step_in(self.manifests[epoch], stage)
+                self.steps[epoch, stage] = step_in(self.manifests[epoch], stage, trusting=True)
             except SlackwaterError:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]

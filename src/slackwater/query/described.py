@@ -29,7 +29,7 @@ def pipeline_in(commit: Commit) -> Pipeline:
                 raise StateError(_undescribed(commit))
             return _pipeline(commit, steps)
     except ConfigError as error:
-        raise StateError(f"{_undescribed(commit)} ({error})") from None
+        raise StateError(f"{_undescribed(commit)} ({'; '.join(error.problems)})") from None
 
 
 def _step(pipeline: str, stage: StageState) -> dict[str, Any]:

@@ -13,67 +13,42 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
+    StrictBool,
+    StrictInt,
     ValidationError,
     model_validator,
 )
 
 from slackwater.core.offsets import Offsets, parsed
+from slackwater.state import migrations
 from slackwater.state.migrations import FORMAT as FORMAT
-from slackwater.state.migrations import with_targets
+from slackwater.state.record_fields import (
+    Amount,
+    Counted,
+    Description,
+    Emission,
+    Fingerprint,
+    Id,
+    Name,
+    PaneStart,
+    RecordError,
+    SegmentKind,
+    Time,
+    check_json,
+    describe_misfit,
+)
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
-# What a record may hold. A state may be damaged, or made by somebody else: a name of it must not lead out of its directory,
-# and no number may be one that the engine could never have written.
-Time = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]  # microseconds; all infinities are within
-Amount = Annotated[int, Field(ge=0, lt=1 << 63)]
-Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
-Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
 LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target is called so
-
-
-def _counted(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Counters: numbers, or tables of them."""
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            _counted(value)
-        elif isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-            raise ValueError(f"{name} is no count")
-    return found
 
 
 def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
     return None if found is None else found.stored()
-
-
-def _fingerprint(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What tells one step from another; its bounds are times that the engine counts with."""
-    for value in found.values():
-        for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, int) and abs(number) > 1 << 62:
-                raise ValueError("a number is too large")
-    return found
-
-
-def _described(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    columns = found.get("columns", {})
-    if not isinstance(columns, Mapping) or not all(isinstance(type_, str) for type_ in columns.values()):
-        raise ValueError("columns are no names with types")
-    return found
-
-
-def _emission(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(found.get("updates", False), bool):
-        raise ValueError("updates is neither true nor false")
-    retain = found.get("retain_us", 0)
-    if isinstance(retain, bool) or not isinstance(retain, int) or not 0 <= retain <= 1 << 62:
-        raise ValueError("retain_us is no duration")
-    return found
 
 
 class Record(BaseModel):
@@ -91,7 +66,8 @@ class SegmentMeta(Record):
     close: Time  # the watermark that closes the last of its open windows
     dead: Time  # all its rows are forgotten once the watermark is at or above this
     checksum: Id = ""  # of a file's content, see `state.files.arrow.checksum`
-    kind: str = ""  # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
+    # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
+    kind: SegmentKind = ""
     most: Amount = 0  # joins: the most rows that one key has in it
 
     @model_validator(mode="after")
@@ -117,7 +93,7 @@ class Mark(Record):
     """
 
     state: Id
-    epoch: Annotated[int, Field(ge=-1, lt=10**18)]
+    epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
     commit: Id = ""
 
 
@@ -136,7 +112,7 @@ class Destination(Record):
     writer: str
     place: Annotated[tuple[str | None, ...], Field(max_length=3)]
     columns: tuple[str, ...] | None = None
-    upserts: bool | None = None
+    upserts: StrictBool | None = None
     marks: Marks = ()
 
 
@@ -145,7 +121,7 @@ class PartitionRecord(Record):
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0
-    idle: bool = False
+    idle: StrictBool = False
     spans: tuple[tuple[Time, Time, Amount], ...] = ()
 
 
@@ -154,7 +130,7 @@ class ClockRecord(Record):
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0
-    idle: bool = False
+    idle: StrictBool = False
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: Amount = 0
     usable: Amount = 0
@@ -191,31 +167,27 @@ class StageState(Record):
 
     name: str
     # what it is
-    fingerprint: Annotated[Mapping[str, Any], AfterValidator(_fingerprint)]
-    emission: Annotated[Mapping[str, Any], AfterValidator(_emission)] = Field(
-        default_factory=dict
-    )  # how it was emitted, as far as the state shows it
-    described: Annotated[Mapping[str, Any], AfterValidator(_described)] = Field(
-        default_factory=dict
-    )  # its window or join, so that the state can be read without a config
+    fingerprint: Fingerprint
+    emission: Emission = Field(default_factory=dict)  # how it was emitted, as far as the state shows it
+    described: Description = Field(default_factory=dict)  # its window or join: the state can be read without a config
     texts: Mapping[str, str] = Field(default_factory=dict)  # hashes of what may hold secrets: SQL, queries of sources
     # how far it is
     clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # of its inputs: sources, or stages
     watermark_us: Time = NO_WATERMARK
     gone_us: Time = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
     rows_from_us: Time = NO_WATERMARK
-    revised: bool = False
+    revised: StrictBool = False
     # what it holds
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[Amount, ...]  # per shard: keys with open sessions
     windows: tuple[Amount, ...]  # per shard: open sessions
-    panes: Mapping[Time, tuple[Amount, ...]] = Field(
+    panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(
         default_factory=dict
     )  # start -> keys per shard, while not forgotten
     # what it emitted and counted
     emitted_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
-    waiting: bool = False  # and whether some were changed since
-    counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)
+    waiting: StrictBool = False  # and whether some were changed since
+    counters: Counted = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _of_all_shards(self) -> StageState:
@@ -240,14 +212,14 @@ class StageState(Record):
 class Commit(Record):
     """One commit, which is one epoch of the whole pipeline: everything the next epoch, the targets and the metrics need."""
 
-    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
+    format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
     state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
     branch: Id = ""  # set when a restored copy goes on by itself: from then on targets know the state by it
     commit_id: Id = ""  # tells this commit from one of another history with the same epoch
-    epoch: Annotated[int, Field(ge=-1, lt=10**18)]
+    epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
     committed_us: Time
-    shards: Annotated[int, Field(ge=1, le=1 << 20)]
+    shards: Annotated[StrictInt, Field(ge=1, le=1 << 20)]
     stages: Annotated[
         tuple[StageState, ...], Field(min_length=1, max_length=1000)
     ]  # in the order in which rows pass them
@@ -262,12 +234,15 @@ class Commit(Record):
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
     tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `replay.tries`
-    counters: Annotated[Mapping[str, Any], AfterValidator(_counted)] = Field(default_factory=dict)  # of no stage
+    counters: Counted = Field(default_factory=dict)  # of no stage
 
     @model_validator(mode="before")
     @classmethod
     def _of_one_target(cls, found: Any) -> Any:
-        return with_targets(found) if isinstance(found, dict) else found
+        try:
+            return migrations.with_targets(found) if isinstance(found, dict) else found
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("its targets are not as an earlier version wrote them") from None
 
     @model_validator(mode="after")
     def _of_all_shards(self) -> Commit:
@@ -358,9 +333,13 @@ def new_commit_id() -> str:
     return uuid.uuid4().hex
 
 
-def misfit(error: ValidationError) -> str:
-    """What does not fit about a record, in words."""
-    first, count = error.errors(include_url=False)[0], error.error_count()
-    where = ".".join(map(str, first["loc"]))[:100]
-    what = str(first["msg"]).removeprefix("Value error, ")[:200]
-    return f"{count} field{'s do' if count > 1 else ' does'} not fit ({where + ': ' if where else ''}{what})"
+def parse_commit(record: Mapping[str, Any], version: int, what: str) -> Commit:
+    """The commit that a record of a format holds. Raises RecordError for a value that does not fit, StateError for no way from
+    its format to this one. `what`: it is of."""
+    try:
+        check_json(record)
+        return Commit.model_validate(migrations.forward(dict(record), version, what))
+    except ValidationError as error:
+        raise RecordError(describe_misfit(error)) from None
+    except RecursionError:
+        raise RecordError("it is nested too deeply") from None

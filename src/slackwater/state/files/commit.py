@@ -6,14 +6,13 @@ import json
 import re
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError
 from slackwater.state import migrations
-from slackwater.state.commit import Commit, misfit
+from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.files.arrow import checksum
 from slackwater.state.files.place import Place
 from slackwater.state.protocol import Written
+from slackwater.state.record_fields import RecordError
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,9 @@ class Log:
         try:
             text, _, ending = self.place.read(self.file(epoch)).content.decode().rstrip("\n").rpartition("\n")
             data = json.loads(text)
-            version = int(data["format"])
+            version = data["format"]
+            if not isinstance(data, dict) or type(version) is not int:
+                raise ValueError("no record with a format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ExhaustedError.of(error) or StateError(
                 f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory"
@@ -58,14 +59,12 @@ class Log:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
         (version, data), shown = self.written(epoch), self.shown(epoch)
         try:
-            found = Commit.model_validate(migrations.forward(data, version, f"manifest {shown}"))
-        except ValidationError as error:
-            raise StateError(f"manifest {shown} is damaged: {misfit(error)}; restore it from a copy") from error
-        except RecursionError:
-            raise StateError(f"manifest {shown} is damaged: it is nested too deeply; restore it from a copy") from None
+            found = parse_commit(data, version, f"manifest {shown}")
+        except RecordError as error:
+            raise StateError(f"manifest {shown} is damaged: {error}; restore it from a copy") from None
         if (found.pipeline, found.epoch) != (self.place.name, epoch):
             raise StateError(
-                f'manifest {shown} is of epoch {found.epoch} of "{found.pipeline}", expected epoch {epoch} of '
+                f'manifest {shown} is of epoch {found.epoch} of "{found.pipeline[:100]}", expected epoch {epoch} of '
                 f'"{self.place.name}": it was put in the place of another; restore that one from a copy'
             )
         return found

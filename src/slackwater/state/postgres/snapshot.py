@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from pydantic import ValidationError
 
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
-from slackwater.state.commit import Commit, misfit
+from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.postgres import client, lists, owned
 from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
 from slackwater.state.protocol import Snapshot, Written, not_kept
+from slackwater.state.record_fields import RecordError
 from slackwater.windows.kept import Kept
 
 
@@ -51,11 +51,11 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Com
         return None
     (version, record), published = found
     try:
-        return Commit.model_validate(migrations.forward(record, version, _of(tables, place))), published, version
-    except ValidationError as error:
+        return parse_commit(record, version, _of(tables, place)), published, version
+    except RecordError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
-            f"{misfit(error)}; restore it from a backup of the database"
+            f"{error}; restore it from a backup of the database"
         ) from None
 
 

@@ -1,0 +1,286 @@
+"""Declared types of what a commit record holds: numbers, names, counters, fingerprints and descriptions.
+
+A state directory or a database row may be damaged or foreign, and its checksum may still be right. Every value of a record is
+checked against these types when the record is read, so that no later code meets a table where it counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetPydanticSchema,
+    StrictBool,
+    StrictInt,
+    Tag,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from slackwater.core import schema
+
+LIMIT = 1 << 62  # of times; all infinities are within
+MAX_DEPTH = 40  # of nested lists and tables
+CLOSED = ConfigDict(extra="forbid")
+
+Time = Annotated[StrictInt, Field(ge=-LIMIT, le=LIMIT)]  # microseconds
+Duration = Annotated[StrictInt, Field(ge=0, le=LIMIT)]
+Amount = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
+Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
+Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
+PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a key of a table, which JSON has as a text
+SegmentKind = Annotated[str, Field(pattern=r"^((left|right)[+-]?)?$")]
+Side = Literal["left", "right"]
+
+
+class RecordError(ValueError):
+    """A record that holds what no commit holds; the text names the field."""
+
+
+def _check_type(text: str) -> str:
+    if not schema.is_type(text):
+        raise ValueError("it is not a column type")
+    return text
+
+
+def _check_column(text: str) -> str:
+    try:
+        schema.field_of(text)
+    except TypeError:
+        raise ValueError("it is not a column with its type") from None
+    return text
+
+
+ColumnType = Annotated[str, AfterValidator(_check_type)]
+Column = Annotated[str, AfterValidator(_check_column)]
+
+
+def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
+    """Check that a record is JSON with finite numbers of 64 bits and valid Unicode. Raises RecordError."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_json(key, path)
+            check_json(item, (*path, key))
+        problem = None
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            check_json(item, (*path, str(number)))
+        problem = None
+    elif isinstance(value, str):
+        problem = None if _encodes(value) else "a text that is not valid Unicode"
+    elif isinstance(value, float):
+        problem = None if math.isfinite(value) else f"{value}, expected a finite number"
+    elif isinstance(value, int):  # bool, too
+        problem = None if abs(value) < 1 << 64 else "a number beyond 64 bits"
+    else:
+        problem = None if value is None else f"a {type(value).__name__}"
+    if len(path) > MAX_DEPTH:
+        problem = f"more than {MAX_DEPTH} nested tables and lists"
+    if problem is not None:
+        raise RecordError(f"1 field does not fit ({_joined(path)}found {problem})")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# -- counters ------------------------------------------------------------------------------------------------------------
+
+
+@with_config(CLOSED)
+class LatenessCounters(TypedDict, total=False):
+    """How late the late rows were, see `core.lateness`."""
+
+    rows: Amount
+    late: dict[Annotated[str, Field(pattern=r"^([0-9]|[1-3][0-9]|4[0-5]|never)$")], Amount]
+    of_us: dict[str, Time]
+
+
+@with_config(CLOSED)
+class CounterTable(TypedDict, total=False):
+    """The counters of a stage, or of the whole pipeline, as a commit holds them; `engine.status.Counters` explains each.
+
+    A new counter is declared here and there.
+    """
+
+    rows_in: Amount
+    rows_sql: Amount
+    rows_used: Amount
+    rows_bad: Amount
+    rows_refused: Amount
+    rows_lost: Amount
+    files_changed: Amount
+    late_windows: Amount
+    replayed: Amount
+    overflows: Amount
+    rows_partly_late: Amount
+    late: dict[str, Amount]
+    emitted: dict[str, Amount]
+    letters: dict[str, Amount]
+    sides: dict[Side, dict[str, Amount]]
+    lateness: LatenessCounters
+    targets: dict[str, Amount]
+    spent_us: dict[str, Amount]
+
+
+# -- fingerprints --------------------------------------------------------------------------------------------------------
+
+Lasting = Annotated[StrictInt, Field(ge=0, le=LIMIT // 1000)]  # milliseconds
+
+
+@with_config(CLOSED)
+class WindowFingerprint(TypedDict):
+    """What the state rows of windows depend on."""
+
+    kind: Literal["tumbling", "hopping", "session"]
+    duration_ms: Lasting | None
+    hop_ms: Lasting | None
+    offset_ms: Annotated[StrictInt, Field(ge=-LIMIT // 1000, le=LIMIT // 1000)]
+    gap_ms: Lasting | str | None  # a text: an expression, by row
+    max_session_duration_ms: Lasting | None
+    keys: list[Column]
+    aggregations: dict[str, str]
+
+
+OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
+
+
+@with_config(CLOSED)
+class JoinFingerprint(TypedDict):
+    """What the buffered rows of a join depend on; lists of two are for the left and the right side."""
+
+    kind: Literal["join"]
+    outer: list[Side]
+    bounds_us: Annotated[list[Time], Field(min_length=2, max_length=2)]
+    keys: OfSides
+    columns: OfSides
+
+
+@with_config(ConfigDict(extra="allow"))
+class OtherFingerprint(TypedDict, total=False):
+    """What the state of any other step depends on."""
+
+    kind: str
+    keys: list[Column]
+
+
+def _family(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind in ("tumbling", "hopping", "session"):
+        return "<window>"
+    return "<join>" if kind == "join" else "<other>"
+
+
+_Fingerprint = Annotated[
+    Annotated[WindowFingerprint, Tag("<window>")]
+    | Annotated[JoinFingerprint, Tag("<join>")]
+    | Annotated[OtherFingerprint, Tag("<other>")],
+    Discriminator(_family),
+]
+
+# -- how a step was emitted, and what it was -----------------------------------------------------------------------------
+
+
+@with_config(CLOSED)
+class EmissionTable(TypedDict, total=False):
+    """How results came out, as far as the state shows it."""
+
+    updates: StrictBool
+    retain_us: Duration
+
+
+@with_config(ConfigDict(extra="allow"))
+class WindowDescription(TypedDict, total=False):
+    """A window as its config would have it, without SQL."""
+
+    aggregations: list[dict[str, Any]]
+
+
+@with_config(ConfigDict(extra="allow"))
+class DescriptionTable(TypedDict, total=False):
+    """A step as its config would have it, without SQL, and the types of the columns that it reads.
+
+    `assumed`: keys that a state of an older format does not hold.
+    """
+
+    window: WindowDescription
+    join: dict[str, Any]
+    step: dict[str, Any]
+    columns: dict[str, ColumnType]
+    assumed: list[str]
+
+
+def _declared(shape: Any) -> Any:
+    """Check by a declared shape; for type checkers the value is a table."""
+    return GetPydanticSchema(lambda _, handler: handler(shape))
+
+
+Counted = Annotated[Mapping[str, Any], _declared(CounterTable)]
+Fingerprint = Annotated[Mapping[str, Any], _declared(_Fingerprint)]
+Emission = Annotated[Mapping[str, Any], _declared(EmissionTable)]
+Description = Annotated[Mapping[str, Any], _declared(DescriptionTable)]
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "string_unicode": "valid Unicode",
+    "dict_type": "a table",
+    "mapping_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "less_than": "a number below {lt}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "string_too_long": "a text of at most {max_length} characters",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "missing": "a value",
+    "extra_forbidden": "no such field (this version does not know it)",
+}
+
+
+def describe_misfit(error: ValidationError) -> str:
+    """The first field of a record that does not fit: its path, what was found, what was expected."""
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    path = _joined([str(part) for part in first["loc"] if not str(part).startswith("<")])
+    value = "nothing" if first["type"] == "missing" else _shown(first["input"])
+    known = _EXPECTED.get(first["type"])
+    message = str(first["msg"]).removeprefix("Value error, ")[:200]
+    expected = f"expected {known.format(**first.get('ctx', {}))}" if known else message
+    fields = f"{count} field{'s do' if count > 1 else ' does'} not fit"
+    return " ".join(f"{fields} ({path}found {value}, {expected})".split())
+
+
+def _joined(path: Sequence[str]) -> str:
+    """The path of a field as the beginning of a message; nothing for the record itself."""
+    text = " ".join(".".join(path)[:200].split())
+    return f"{text.encode(errors='replace').decode()}: " if path else ""
+
+
+def _shown(value: Any) -> str:
+    """A value of a record in a message: short, on one line."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    text = json.dumps(value, default=lambda other: type(other).__name__)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,155 @@
+"""What a record of a commit may hold: every value has a declared type, and what does not fit is named with its path."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.fixtures.states.make import HERE, KINDS
+from tests.laws.hostile_states import LIES, MISSING, NodePath, last_manifest, nodes, value_at, with_value
+from tests.support.effort import some
+
+from slackwater.core.schema import Field, field_of
+from slackwater.engine.status import Counters
+from slackwater.errors import StateError
+from slackwater.state.commit import FORMAT, Commit, parse_commit
+from slackwater.state.record_fields import MAX_DEPTH, CounterTable, RecordError
+
+STATES = [(number, kind) for number in range(1, FORMAT + 1) for kind in KINDS]
+
+
+def record_of(number: int, kind: str) -> dict[str, Any]:
+    record = json.loads(last_manifest(HERE / f"format-{number}" / "files" / kind).read_text().splitlines()[0])
+    assert isinstance(record, dict)
+    return record
+
+
+def parsed(record: Mapping[str, Any]) -> Commit:
+    return parse_commit(record, record["format"], "a state")
+
+
+def takes_text(path: NodePath) -> bool:
+    """Whether a number there may be a text: settings, and gaps that rows bring."""
+    return "described" in path or path[-1] == "gap_ms"
+
+
+@pytest.mark.parametrize(("number", "kind"), some(STATES[::-1], keep=4))
+def test_every_node_takes_its_own_type_only(number: int, kind: str) -> None:
+    """Each node of a record with each lie: the record is parsed, or the refusal is one line with a path."""
+    record, refused = record_of(number, kind), 0
+    for path in nodes(record):
+        value = value_at(record, path)
+        for lie in LIES:
+            changed = with_value(record, path, lie)
+            try:
+                parse_commit(changed, number, "a state")
+            except (RecordError, StateError) as error:
+                refused += 1
+                assert len(str(error).splitlines()) == 1
+                assert len(str(error)) < 600
+                continue
+            if number < FORMAT:
+                continue  # its fields are not all carried over
+            if type(value) is int and not takes_text(path):
+                assert type(lie) is int or lie is None, f"{path} is {value} and takes {lie!r}"
+            if type(value) is bool:
+                assert type(lie) is bool or lie is None, f"{path} is {value} and takes {lie!r}"
+    assert refused > 1000
+
+
+@pytest.mark.parametrize(("number", "kind"), STATES)
+def test_a_record_without_one_of_its_nodes(number: int, kind: str) -> None:
+    record = record_of(number, kind)
+    for path in nodes(record):
+        try:
+            parse_commit(with_value(record, path, MISSING), number, "a state")
+        except (RecordError, StateError) as error:
+            assert len(str(error).splitlines()) == 1
+
+
+TODAY = record_of(FORMAT, "chained")
+REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
+    "a table where a number belongs": (
+        ("stages", 0, "counters", "rows_used"),
+        {"a": 1},
+        "1 field does not fit (stages.0.counters.rows_used: found a table, expected a whole number)",
+    ),
+    "one side of a join": (
+        ("stages", 0, "fingerprint", "columns"),
+        [["user string"]],
+        "1 field does not fit (stages.0.fingerprint.columns: found a list of 1, expected a list of at least 2)",
+    ),
+    "no type": (
+        ("stages", 1, "fingerprint", "keys", 0),
+        "user strnig",
+        '1 field does not fit (stages.1.fingerprint.keys.0: found "user strnig", it is not a column with its type)',
+    ),
+    "a counter of another version": (
+        ("stages", 0, "counters", "evil"),
+        1,
+        "1 field does not fit (stages.0.counters.evil: found 1, expected no such field (this version does not know it))",
+    ),
+    "not a number": (
+        ("stages", 0, "watermark_us"),
+        float("nan"),
+        "1 field does not fit (stages.0.watermark_us: found nan, expected a finite number)",
+    ),
+    "a number of 100 digits": (
+        ("stages", 0, "described", "join", "time_window_ms"),
+        10**100,
+        "1 field does not fit (stages.0.described.join.time_window_ms: found a number beyond 64 bits)",
+    ),
+    "half a character": (
+        ("pipeline",),
+        "\ud800",
+        "1 field does not fit (pipeline: found a text that is not valid Unicode)",
+    ),
+    "a name of two lines": (
+        ("stages", 0, "described", "a\nb\u2028c"),
+        float("inf"),
+        "1 field does not fit (stages.0.described.a b c: found inf, expected a finite number)",
+    ),
+    "a watermark of 2^63": (
+        ("stages", 0, "watermark_us"),
+        2**63,
+        f"1 field does not fit (stages.0.watermark_us: found {2**63}, expected a number of at most {2**62})",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_names_the_path_what_was_found_and_what_was_expected(name: str) -> None:
+    path, value, text = REFUSALS[name]
+    with pytest.raises(RecordError) as raised:
+        parsed(with_value(TODAY, path, value))
+    assert str(raised.value) == text
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 100_000])
+def test_deep_nesting_is_refused(depth: int) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(RecordError, match="nested"):
+        parsed({**TODAY, "sources": value})
+
+
+def test_counters_are_declared_where_they_are_read_and_where_they_are_counted() -> None:
+    assert set(CounterTable.__annotations__) == {field.name for field in dataclasses.fields(Counters)}
+
+
+@pytest.mark.parametrize("text", ["k string", "a b int", "s struct<my field:int,b:array<string>>", "x decimal(38,0)"])
+def test_a_column_of_a_fingerprint(text: str) -> None:
+    assert f"{field_of(text).name} {field_of(text).type}" == text
+    assert field_of(text) == Field(field_of(text).name, field_of(text).type)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "k", " string", "k strnig", "x decimal(39,0)", f"x decimal({'9' * 5000},0)", "x " + "array<" * 9000, 5]
+)
+def test_what_is_not_a_column(text: object) -> None:
+    with pytest.raises(TypeError, match="not a column"):
+        field_of(text)
