@@ -58,8 +58,8 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
         )
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
-        logic = bind_window(commit.pipeline, window, restore.columns_of(stage, window))
-    logic = restore.with_kept_accumulators(logic, stage)
+        bound = bind_window(commit.pipeline, window, restore.columns_of(stage, window))
+    logic = restore.with_kept_accumulators(bound, stage)
     if not trusting and (wrong := contradiction(logic, stage)):
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
