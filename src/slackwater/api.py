@@ -70,6 +70,7 @@ def pipeline(
     trigger_interval_ms: int | str = 0,
     idle_pause_ms: int | str = 500,
     spark_settings: Mapping[str, str] | None = None,
+    formerly: str | None = None,
     **source_settings: Any,
 ) -> Pipeline:
     """Build a pipeline around a `window` or a `join`, or several `stages` of them; or of `transform_sql` alone. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
@@ -94,6 +95,7 @@ def pipeline(
         )
     return Pipeline(
         name=name,
+        formerly=formerly,
         connections=dict(connections or {}),
         sources=tuple(every),
         transform=Transform(sql=transform_sql, on_error=on_error, window=window, join=join, lookups=dict(lookups or {}))

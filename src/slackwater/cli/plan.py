@@ -12,13 +12,16 @@ import typer
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
+from slackwater.errors import StartError
 from slackwater.evolution import compare
-from slackwater.evolution.change import Comparison
-from slackwater.runner import target_marks
+from slackwater.evolution.change import COMPATIBLE, Change, Comparison
+from slackwater.runner import former, previous_name, target_marks
 from slackwater.runner.assemble import store_of
 from slackwater.runner.places import check_former
 from slackwater.runner.table_changes import with_tables
 from slackwater.secrets import masked
+from slackwater.state.edit import unpublished
+from slackwater.state.protocol import StateStore
 
 
 def plan_file(file: Path, as_json: bool) -> None:
@@ -26,32 +29,61 @@ def plan_file(file: Path, as_json: bool) -> None:
     pipeline = toml.load(file)
     check_former(pipeline)
     found = _compared(pipeline)
+    refused = None if found is not None else _question(pipeline)
     if as_json:
-        print(masked(json.dumps(_object(pipeline, found))))
+        print(masked(json.dumps(_object(pipeline, found, refused))))
     elif found is None:
-        print(f"{pipeline.name}: {_without(pipeline)}")
+        print(masked(refused or f"{pipeline.name}: {_without(pipeline)}"))
     else:
         for change in found.changes:
             print(masked(f"{change.verdict:<11} {change.line}"))
         for line in found.unknown:
             print(masked(f"{'unknown':<11} {line}"))
         print(masked(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}"))
-    if found is not None and not found.startable:
+    if refused is not None or (found is not None and not found.startable):
         raise typer.Exit(1)
 
 
 def _compared(pipeline: Pipeline) -> Comparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
-    with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+    with closing(store_of(pipeline)) as store:
+        named = previous_name.previous(pipeline, store)
+        if named is None:
+            return _compared_with(pipeline, store, pipeline)
+    with closing(store_of(named)) as store:
+        found = _compared_with(pipeline, store, named)
+    if found is None:
+        return None
+    how = "the next start takes over its state, and puts what it was aside"
+    return replace(found, changes=(Change("name", named.name, pipeline.name, COMPATIBLE, how), *found.changes))
+
+
+def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Comparison | None:
+    """Compare with the state of a store. `named`: the pipeline as its targets know it, maybe by a former name."""
+    with store.peek() as snapshot:
         if snapshot is None:
             return None
-        found = compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
-        found = with_tables(found, pipeline, snapshot.commit)
-        wrong, _, unread = target_marks.mismatches(pipeline, snapshot.commit, snapshot.missing)
-        refused = target_marks.refusal(pipeline, snapshot.commit, wrong)
-        waits = "; ".join(why for why in (found.waits, refused) if why) or None
+        commit = snapshot.commit
+        found = compare.compare(pipeline, commit, missing=snapshot.missing)
+        found = with_tables(found, pipeline, commit)
+        wrong, _, unread = target_marks.mismatches(named, commit, snapshot.missing)
+        refused = [target_marks.refusal(named, commit, wrong)]
+        if named is not pipeline and snapshot.missing:
+            refused.append(str(unpublished(commit.pipeline, commit.epoch)))
+        waits = "; ".join(why for why in (found.waits, *refused) if why) or None
         return replace(found, waits=waits, unknown=(*found.unknown, *unread))
+
+
+def _question(pipeline: Pipeline) -> str | None:
+    """Why a start without a state is refused."""
+    with closing(store_of(pipeline)) as store:
+        asked = previous_name.question(pipeline, store)
+    try:
+        former.check(pipeline, None)
+    except StartError as error:
+        return asked or str(error)
+    return asked
 
 
 def _without(pipeline: Pipeline) -> str:
@@ -60,15 +92,15 @@ def _without(pipeline: Pipeline) -> str:
     return "there is no state yet: the next start begins it"
 
 
-def _object(pipeline: Pipeline, found: Comparison | None) -> dict[str, Any]:
+def _object(pipeline: Pipeline, found: Comparison | None, refused: str | None = None) -> dict[str, Any]:
     if found is None:
         return {
             "pipeline": pipeline.name,
             "epoch": None,
             "changes": [],
-            "startable": True,
+            "startable": refused is None,
             "unknown": [],
-            "sum": _without(pipeline),
+            "sum": refused or _without(pipeline),
         }
     listed = [
         {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}

@@ -39,6 +39,7 @@ _TIMES = {
 TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
     Pipeline: {
         "name": "Names the pipeline, its state and its files: letters, digits, `.`, `_` and `-`.",
+        "formerly": "The name that the pipeline had before: the first start under the new name takes over its state.",
         "connections": "Where systems are and how to reach them, by name: [connections.<name>].",
         "sources": "The streams of rows that are read: [[sources]].",
         "transform": "The SQL, and the window or the join.",

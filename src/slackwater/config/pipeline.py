@@ -55,6 +55,7 @@ class Pipeline(Spec, Shown):
     """
 
     name: str
+    formerly: str | None = None
     connections: Mapping[str, Connection] = Field(default_factory=dict)
     sources: tuple[Source, ...]
     transform: Transform
@@ -74,6 +75,7 @@ class Pipeline(Spec, Shown):
             self,
             *,
             name: str,
+            formerly: str | None = None,
             connections: Mapping[str, Connection] = ...,
             sources: Sequence[Source],
             transform: Transform | None = None,
@@ -89,6 +91,7 @@ class Pipeline(Spec, Shown):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "name": text,
+        "formerly": text,
         "connections": all_connections,
         "sources": many(Source, "a list of sources ([[sources]])"),
         "transform": one(Transform),
@@ -274,6 +277,9 @@ class Pipeline(Spec, Shown):
             )
         elif name is not None and len(name) > LONGEST_NAME:
             yield "name", f"found {len(name)} characters, expected at most {LONGEST_NAME} (it names a directory)"
+        formerly = values.get("formerly")
+        if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
+            yield "formerly", f"found {show(formerly)}, expected the name that the pipeline had before"
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))

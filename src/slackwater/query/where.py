@@ -14,9 +14,8 @@ from slackwater.config.spelling import near
 from slackwater.config.target import OBJECTS
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import ASIDE, StateStore
 
-ASIDE = ".before-"  # in the names of states that `run --rebuild` put aside: no pipeline goes on with them
 _URL = re.compile(r"postgres(ql)?://")
 
 

@@ -11,9 +11,9 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError, EpochError, NewColumnsError
+from slackwater.errors import ConfigError, EpochError, NewColumnsError, StateError
 from slackwater.runner import background as in_background
-from slackwater.runner import follow, former, starting_offsets, tell
+from slackwater.runner import follow, former, previous_name, starting_offsets, tell
 from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
 from slackwater.runner.reporter import Reporter
@@ -160,6 +160,8 @@ def _bound(
                 reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
             if latest is None:
                 if rebuild is None:
+                    if former_output != former.KEEP and (text := previous_name.question(pipeline, runner.store)):
+                        raise StateError(text)
                     _check_former_output(runner, former_output)
                 if former_output == former.ASIDE:
                     for line in former.put_aside(pipeline):
@@ -178,6 +180,8 @@ def _bound(
 def _opened(runner: Runner, anew: bool, former_output: str | None) -> Commit | None:
     """The latest commit, with the store locked; none where the run begins anew: nothing is deleted."""
     if not anew:
+        if (line := previous_name.take_over(runner.pipeline, runner.store)) is not None:
+            runner.reporter.notice("warning", line)
         return runner.store.open()
     _check_former_output(runner, former_output)  # before anything is put aside
     aside = runner.store.start_over()

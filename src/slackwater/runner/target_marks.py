@@ -20,7 +20,7 @@ from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, bran
 from slackwater.runner import former
 from slackwater.runner.systems import system_of
 from slackwater.state.commit import LETTERS, Commit, Mark
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.targets.base import Marked, Table
 from slackwater.targets.files import FilesTarget
 
@@ -131,6 +131,12 @@ def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> st
         ways.append("go on without what is gone with --keep-output")
     ways.append("start over with --rebuild")
     return f"{pipeline.name}: {facts}. Do one of: {'; '.join(ways)}; nothing was changed"
+
+
+def check(pipeline: Pipeline, snapshot: Snapshot) -> str | None:
+    """Why a start would not go on from this commit; looks without the lock of the state."""
+    wrong, _, _ = mismatches(pipeline, snapshot.commit, snapshot.missing)
+    return refusal(pipeline, snapshot.commit, wrong)
 
 
 def settle(

@@ -24,6 +24,7 @@ from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.windows.kept import Due, Int64s, Kept
 
+ASIDE = ".before-"  # in the name of a state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
@@ -192,6 +193,14 @@ class StateStore(Protocol):
 
         Returns where it is now; None if there was nothing.
         """
+        ...
+
+    def pipelines(self) -> list[str]:
+        """The pipelines that have a state in this location, without those put aside. Needs no `open`. Raises StartError."""
+        ...
+
+    def put_aside(self) -> str:
+        """Give the state another name, so that the pipeline has none; after `open`. Returns where it is now."""
         ...
 
     def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:

@@ -80,6 +80,10 @@ class Marked(Protocol):
         """
         ...
 
+    def writers(self) -> list[str]:
+        """Return all writers that left a marker there, this one and those of other pipelines. Raises StartError."""
+        ...
+
 
 @runtime_checkable
 class Readable(Protocol):

@@ -122,6 +122,18 @@ class DeltaTarget:
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
             ) from error
 
+    def writers(self) -> list[str]:
+        """Those of recent commits."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return []
+            commits = DeltaTable(self._path, storage_options=self._options).history(_LOOKED_AT)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
+            ) from error
+        return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
+
     def _last_of(self, delta: DeltaTable, state: str) -> Mark | None:
         """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
         writer = self._table.writer

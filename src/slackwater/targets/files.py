@@ -68,6 +68,14 @@ class FilesTarget:
             return None
         return Mark(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
 
+    def writers(self) -> list[str]:
+        try:
+            return [name.removesuffix(".json") for name in self._folder.names(OWN) if name.endswith(".json")]
+        except OSError as error:
+            raise StartError(
+                f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
+            ) from None
+
     def put_newer_aside(self, mark: Mark) -> str:
         """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
 

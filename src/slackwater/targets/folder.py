@@ -31,8 +31,8 @@ class Folder(Protocol):
     @property
     def shown(self) -> str: ...
 
-    def names(self) -> list[str]:
-        """Of files, without those of folders within it; none where there is nothing."""
+    def names(self, within: str = "") -> list[str]:
+        """Of its files, or of those of a folder within it, without deeper ones; none where there is nothing."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
@@ -71,9 +71,9 @@ class Directory:
     def shown(self) -> str:
         return str(self.path)
 
-    def names(self) -> list[str]:
+    def names(self, within: str = "") -> list[str]:
         try:
-            return sorted(p.name for p in self.path.iterdir())
+            return sorted(p.name for p in (self.path / within).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -118,8 +118,8 @@ class Bucket:
     def shown(self) -> str:
         return self.client.url
 
-    def names(self) -> list[str]:
-        return sorted(name for name in self.client.sizes("") if "/" not in name)
+    def names(self, within: str = "") -> list[str]:
+        return sorted(name for name in self.client.sizes(within) if "/" not in name)
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
         with tempfile.TemporaryDirectory(prefix="slackwater-") as home:

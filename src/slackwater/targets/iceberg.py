@@ -118,6 +118,14 @@ class IcebergTarget:
             return None
         return Mark(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
 
+    def writers(self) -> list[str]:
+        try:
+            table = self._tables.load(self._name)
+        except Exception as error:  # catalogs raise what their clients do
+            raise self._unreachable(error) from error
+        names = () if table is None else table.properties
+        return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
+
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
         return self._reached(self._current())

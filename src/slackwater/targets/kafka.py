@@ -126,6 +126,15 @@ class KafkaTarget:
         except KafkaException as error:
             raise self._unusable(error) from error
 
+    def writers(self) -> list[str]:
+        try:
+            admin = AdminClient(self._settings({}))
+            if EPOCHS_TOPIC not in admin.list_topics(timeout=self._timeout).topics:
+                return []
+            return self._markers.writers(admin)
+        except KafkaException as error:
+            raise self._unusable(error) from error
+
     def last_epoch(self) -> int:
         """The last epoch known to be published, -1 for none; under at_least_once only of this process."""
         return self._last

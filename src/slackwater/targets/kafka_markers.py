@@ -99,9 +99,22 @@ class KafkaMarkers:
     def read(self, admin: AdminClient, committed: bool = False) -> Mark | None:
         """Return the last committed marker of this writer; None if there is none, or the topic with its rows is another one now.
 
+        `committed`: do not wait for transactions that are open now.
+        """
+        self._topic_id = self._topic_id_of(admin)
+        last = self._last_records(admin, committed).get(self.key)
+        return None if last is None else self._mark_of(last)
+
+    def writers(self, admin: AdminClient) -> list[str]:
+        """Return the writers that left a marker of this topic."""
+        found = (key.decode().rpartition("|") for key in self._last_records(admin, committed=True))
+        return sorted(writer for writer, _, topic in found if topic == self.topic)
+
+    def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
+        """Return the last committed record of each key.
+
         Reads to the end of the log and not only to what is committed now: an open transaction of another pipeline would
-        hide a marker of ours that is behind it. `committed`: wait for none. Markers of transactions take offsets, so the end
-        is where the client says.
+        hide a marker of ours that is behind it. Markers of transactions take offsets, so the end is where the client says.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(
@@ -117,17 +130,16 @@ class KafkaMarkers:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        self._topic_id = self._topic_id_of(admin)
         consumer: Consumer = Consumer(self.settings(settings))
         try:
             consumer.assign([TopicPartition(EPOCHS_TOPIC, 0, 0)])
-            last = self._last_of(consumer, end_offset)
+            return self._read_to(consumer, end_offset)
         finally:
             consumer.close()
-        return None if last is None else self._mark_of(last)
 
-    def _last_of(self, consumer: Consumer, end_offset: int) -> Message[Any, Any] | None:
-        last, offset = None, 0
+    def _read_to(self, consumer: Consumer, end_offset: int) -> dict[bytes, Message[Any, Any]]:
+        last: dict[bytes, Message[Any, Any]] = {}
+        offset = 0
         end = time.monotonic() + 2 * self.timeout + _CLEANING_SECONDS
         while offset < end_offset:
             if time.monotonic() >= end:
@@ -139,8 +151,7 @@ class KafkaMarkers:
             error = message.error()
             if error is None:
                 offset = (message.offset() or 0) + 1
-                if message.key() == self.key:
-                    last = message
+                last[bytes(message.key() or b"")] = message
             elif error.code() == KafkaError._PARTITION_EOF:
                 offset = message.offset() or 0
             elif not error.retriable() and error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:

@@ -130,6 +130,19 @@ class PostgresTarget:
                 raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
         return None if row is None else Mark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
 
+    def writers(self) -> list[str]:
+        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+            try:
+                rows = db.execute(
+                    f"SELECT writer FROM {self._marker} WHERE table_name = %s ORDER BY writer",
+                    (f"{self._schema}.{self._name}",),
+                ).fetchall()
+            except psycopg.errors.UndefinedTable:
+                return []
+            except psycopg.Error as error:
+                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+        return [row[0] for row in rows]
+
     def problems(self) -> list[str]:
         """What stands in the way of `open`, one line each, without changing anything."""
         try:

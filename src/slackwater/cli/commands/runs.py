@@ -41,11 +41,14 @@ def run(
         bool,
         typer.Option(
             "--put-aside-output",
-            help="Where a state begins: move the files that another state of this pipeline left in the target.",
+            help="Move away the files in the target that another state of this pipeline, or a newer copy of it, wrote.",
         ),
     ] = False,
     keep_output: Annotated[
-        bool, typer.Option("--keep-output", help="Where a state begins: add rows beside those that another state left.")
+        bool,
+        typer.Option(
+            "--keep-output", help="Go on although another state, or a newer copy of this one, wrote to the target."
+        ),
     ] = False,
     otel: Annotated[
         bool, typer.Option("--otel", help="Send metrics by OpenTelemetry, to OTEL_EXPORTER_OTLP_ENDPOINT.")

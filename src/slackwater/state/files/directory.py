@@ -41,6 +41,9 @@ class Directory:
     def sibling(self, name: str) -> Directory:
         return Directory(str(self.path.with_name(name)))
 
+    def names(self) -> list[str]:
+        return sorted(p.parent.name for p in self.path.parent.glob("*/manifests"))
+
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
         return arrow.write_arrow(self.path / file, frame)
 

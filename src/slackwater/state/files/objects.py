@@ -83,6 +83,9 @@ class Objects:
     def sibling(self, name: str) -> Objects:
         return replace(self, name=name)
 
+    def names(self) -> list[str]:
+        return names(self.url, dict(self.options))
+
     # -- files that are written once -----------------------------------------------------------------------------
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:

@@ -87,6 +87,10 @@ class Place(Protocol):
         """The state of another pipeline beside it."""
         ...
 
+    def names(self) -> list[str]:
+        """The pipelines that have their state next to this one, itself included."""
+        ...
+
     # -- files that are written once, under names of their own
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:

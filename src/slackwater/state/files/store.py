@@ -33,7 +33,7 @@ from slackwater.state.files.place import NAMED, Lock, Place, Wanted, wanted
 from slackwater.state.files.places import place_at
 from slackwater.state.files.snapshot import Onlooker
 from slackwater.state.files.units import FilesShard
-from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
 
 log = logging.getLogger("slackwater")
 
@@ -136,13 +136,19 @@ class FilesStore:
         aside = None
         if self.epochs():
             held = self.place.lock()
-            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
             try:
-                aside = self.place.put_aside(f"{self.place.name}.before-{stamp}")
+                aside = self.put_aside()
             finally:
                 held.close()
         self.open()
         return aside
+
+    def put_aside(self) -> str:
+        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
+        return self.place.put_aside(f"{self.place.name}{ASIDE}{stamp}")
+
+    def pipelines(self) -> list[str]:
+        return [name for name in self.place.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""

@@ -36,10 +36,10 @@ from slackwater.errors import EpochError, FencedError, LockHeldError, StartError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
 from slackwater.state.postgres import client, folding, lists, lock, outputs, owned, prepare
 from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
-from slackwater.state.postgres.snapshot import exists, latest, peek, written
+from slackwater.state.postgres.snapshot import exists, latest, peek, pipelines, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import Publish, Snapshot, Stateful, Written
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
 
 log = logging.getLogger("slackwater")
 T = TypeVar("T")
@@ -119,16 +119,21 @@ class PostgresStore:
             ).fetchone()
             if there is None:
                 return None
-            stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
-            aside = f"{self._pipeline}.before-{stamp}"
-            with self._db.transaction():
-                self._put_aside(aside)
-            return f'"{aside}" {self._place}'
+            return self.put_aside()
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
 
-    def _put_aside(self, aside: str) -> None:
+    def put_aside(self) -> str:
+        aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
+        with self._db.transaction():
+            self._rename(aside)
+        return f'"{aside}" {self._place}'
+
+    def pipelines(self) -> list[str]:
+        return [name for name in pipelines(self._url, self._schema) if ASIDE not in name]
+
+    def _rename(self, aside: str) -> None:
         """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
         t = self.tables
         for shared in (t.pipelines, t.offsets, t.outputs, t.lists):

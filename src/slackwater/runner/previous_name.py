@@ -1,0 +1,103 @@
+"""A start without a state: is it a new pipeline, or one that was renamed?
+
+no state of "sessions" ─┬─ formerly = "user-sessions", whose state is here ─▶ it becomes the state of "sessions"
+                        ├─ another pipeline writes to the same target ─▶ refuse and ask: was it renamed?
+                        └─ neither ─▶ a new pipeline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.errors import StartError, StateError
+from slackwater.evolution import destinations
+from slackwater.runner import target_marks
+from slackwater.runner.assemble import store_of
+from slackwater.runner.systems import system_of
+from slackwater.state.migrations import with_targets
+from slackwater.state.protocol import StateStore
+from slackwater.state.rename import rename
+from slackwater.targets.base import Table
+
+_BACKFILL = "-backfill-"
+
+
+def previous(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
+    """Return the pipeline under its former name if the next start takes over that state; else None."""
+    if pipeline.formerly is None or not _is_durable(pipeline) or store.written() is not None:
+        return None
+    named = pipeline.model_copy(update={"name": pipeline.formerly})
+    return None if store_of(named).written() is None else named
+
+
+def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
+    """Make the state of the former name that of this pipeline; returns what was done. Raises StateError, LockHeldError."""
+    named = previous(pipeline, store)
+    if named is None:
+        return None
+    former = store_of(named)
+    with former.peek() as snapshot:
+        if snapshot is not None and (text := target_marks.check(named, snapshot)) is not None:
+            raise StateError(text)
+    made, aside = rename(former, pipeline.name)
+    return f"the state of {named.name} is that of {pipeline.name} now, from epoch {made.epoch} on; its former state is {aside}"
+
+
+def question(pipeline: Pipeline, store: StateStore) -> str | None:
+    """Why a start without a state is refused: another pipeline writes to the same target. None if none does."""
+    if not _is_durable(pipeline):
+        return None
+    name = pipeline.name
+    no = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
+    for other, target in _states(pipeline, store):
+        return (
+            f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
+            f'Then add formerly = "{other}" to the config. {no}'
+        )
+    for other, target in _writers(pipeline):
+        return (
+            f"{name}: there is no state of {name}, and {target} holds results of {other}, whose state is not here. Was it "
+            f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {no}'
+        )
+    return None
+
+
+def _is_durable(pipeline: Pipeline) -> bool:
+    return pipeline.state_store is not None and pipeline.state_store.durable
+
+
+def _states(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
+    """The pipelines with a state in the same location that write to a target of this one, and that target."""
+    places = {destinations.place_of(own.target) for own in pipeline.by_target.values()}
+    for other in store.pipelines():
+        if other == pipeline.name or _BACKFILL in other:
+            continue
+        written = store_of(pipeline.model_copy(update={"name": other})).written()
+        targets = {} if written is None else with_targets(written.record).get("targets", {})
+        for target in targets.values():
+            place = tuple(target.get("place", ()))
+            if place in places and any(place):
+                yield other, f'"{destinations.name_of(place)}"'
+                break
+
+
+def _writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """The pipelines that left a marker in a target of this one, and that target. One that cannot be reached is left to the start."""
+    for own in pipeline.by_target.values():
+        connection = resolve(own.target.connection, pipeline.connections)
+        target = None
+        if connection is not None:
+            target = system_of(connection).marked(own.target, Table(own.writer, (), None))
+        if target is None:
+            continue
+        try:
+            writers = target.writers()
+        except StartError:
+            continue
+        if own.writer in writers:
+            continue  # it was written by this pipeline: `former` says what becomes of that
+        for writer in writers:
+            other = writer.partition("~")[0]
+            if other != pipeline.name and _BACKFILL not in other and not other.endswith(("-letters", "-letters-aside")):
+                yield other, target.description

@@ -1,0 +1,26 @@
+"""The state of a pipeline under another name: a fork, after which the former name has none."""
+
+from __future__ import annotations
+
+from slackwater.errors import StateError
+from slackwater.state.commit import Commit
+from slackwater.state.edit import editing, unpublished
+from slackwater.state.fork import rooted
+from slackwater.state.protocol import StateStore
+
+
+def rename(store: StateStore, name: str) -> tuple[Commit, str]:
+    """Make the state that of the pipeline `name`, which has none. Returns its commit, and where the former state was put aside.
+
+    Raises StateError for output that waits, or a source that cannot go on; LockHeldError.
+    """
+    with editing(store) as commit:
+        if sources := rooted(commit):
+            raise StateError(
+                f'{commit.pipeline}: source "{sources[0]}" goes on by Spark\'s checkpoint, which belongs to the name of the '
+                "pipeline; keep the name, or start over with --rebuild"
+            )
+        made = store.fork(name)
+        if made is None:
+            raise unpublished(commit.pipeline, commit.epoch)
+        return made, store.put_aside()

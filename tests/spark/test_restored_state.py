@@ -1,0 +1,185 @@
+"""A state that was restored from a copy, next to a target that has gone on: refused, and each way out gives every row once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.continued import TARGETS, Continued
+from tests.support.effort import some
+
+from slackwater.errors import StartError, StateError
+
+Make = Callable[..., Continued]
+
+
+@pytest.fixture
+def make(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
+    def made(target: str, state: str = "files", mode: str = "merge") -> Continued:
+        needed = {s for s in (target, state) if s in ("postgres", "kafka")}
+        services = {name: request.getfixturevalue(name) for name in needed}
+        return Continued(tmp_path, spark, target, state, mode, services)
+
+    return made
+
+
+def refused(one: Continued, *words: str, **more: Any) -> str:
+    before = one.rows()
+    with pytest.raises((StateError, StartError)) as error:
+        one.start(**more)
+    text = str(error.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+    assert one.rows() == before
+    return text
+
+
+def restored(one: Continued) -> Continued:
+    """Epochs 0 and 1, a copy, three more epochs, the copy restored, and two files more."""
+    one.add(1, 2)
+    one.start()
+    one.copy_state("copy")
+    one.add(3, 4, 5)
+    one.start()
+    one.copy_state("newer")
+    one.restore_state("copy")
+    one.add(6, 7)
+    return one
+
+
+KINDS = [(t, "files") for t in TARGETS] + [("files", "postgres"), ("postgres", "postgres")]
+
+
+@pytest.mark.parametrize(("target", "state"), some(KINDS, 5))
+def test_a_restored_copy_is_refused_and_the_newer_state_goes_on(make: Make, target: str, state: str) -> None:
+    one = restored(make(target, state))
+    refused(one, "older copy", "restore the newer state", "--rebuild")
+    one.restore_state("newer")
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+@pytest.mark.parametrize(
+    ("target", "state"),
+    some([(t, "files") for t in TARGETS if t not in ("files", "kafka")] + [("postgres", "postgres")], 3),
+)
+def test_a_restored_copy_writes_its_rows_again_in_their_place(make: Make, target: str, state: str) -> None:
+    one = restored(make(target, state))
+    refused(one, "--keep-output")
+    one.start(former_output="keep")
+    one.add(8)
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+def test_files_newer_than_a_restored_copy_are_moved_away(make: Make) -> None:
+    one = restored(make("files"))
+    refused(one, "--put-aside-output")
+    one.start(former_output="aside")
+    one.add(8)
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+@pytest.mark.parametrize("target", some(TARGETS, 2))
+def test_a_copy_that_went_on_makes_the_original_another_history(make: Make, target: str) -> None:
+    """Both have the same epochs, with other rows in them."""
+    one = restored(make(target))
+    one.start(former_output="aside" if target == "files" else "keep")
+    one.add(8)
+    one.start()
+    one.restore_state("newer")
+    refused(one, "another history" if target != "files" else "epoch")
+
+
+@pytest.mark.parametrize("target", some(["files", "postgres"], 1))
+def test_a_restored_copy_starts_over(make: Make, target: str) -> None:
+    one = restored(make(target))
+    refused(one, "--rebuild")
+    one.start(flush=True, rebuild={}, former_output="aside" if target == "files" else None)
+    assert one.rows() == one.expected
+
+
+@pytest.mark.parametrize("target", some(TARGETS, 5))
+def test_a_target_that_lost_its_rows_is_not_continued(make: Make, target: str) -> None:
+    one = make(target)
+    one.add(1, 2, 3)
+    one.start()
+    one.empty_target()
+    one.add(4, 5)
+    text = refused(one, "holds nothing of it", "restore the target", "--keep-output")
+    assert "--put-aside-output" not in text
+    if target == "kafka":
+        one.start(former_output="keep", flush=True)
+        assert one.rows() == {m: n for m, n in one.expected.items() if m >= 3}
+        return
+    one.start(rebuild={}, flush=True)
+    assert one.rows() == one.expected
+
+
+def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits without ids and marks, and markers without them."""
+    one = make("files")
+    with monkeypatch.context() as patch:
+        patch.setattr("slackwater.engine.fold.new_commit_id", lambda: "")
+        patch.setattr("slackwater.engine.publishing.destinations.addressed", unmarked)
+        one.add(1, 2)
+        one.start()
+        one.copy_state("copy")
+        one.add(3, 4, 5)
+        one.start()
+        one.copy_state("newer")
+        one.restore_state("copy")
+    one.add(6)
+    refused(one, "older copy")
+    one.restore_state("newer")
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+def unmarked(commit: Any, targets: Any, letters_to: Any) -> Any:
+    return commit.model_copy(update={"targets": targets, "letters_to": letters_to})
+
+
+# -- names -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "state"),
+    some(
+        [("files", "files"), ("postgres", "postgres"), ("delta", "files"), ("kafka", "files"), ("iceberg", "files")], 2
+    ),
+)
+def test_a_renamed_pipeline_is_asked_for_and_goes_on(make: Make, target: str, state: str) -> None:
+    one = make(target, state)
+    one.add(1, 2, 3)
+    one.start()
+    one.name = "minutes"
+    one.add(4)
+    refused(one, "the state of counts is here", 'formerly = "counts"', "--keep-output")
+    one.formerly = "counts"
+    one.start()
+    one.add(5)
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+def test_a_pipeline_whose_state_is_elsewhere_is_found_by_its_results(make: Make) -> None:
+    one = make("delta")
+    one.add(1, 2)
+    one.start()
+    one.name = "minutes"
+    shutil.move(one.home / "state", one.home / "elsewhere")
+    refused(one, "holds results of counts, whose state is not here")
+    one.start(former_output="keep")  # another pipeline: it begins
+    one.start()
+
+
+def test_a_renamed_copy_of_an_older_state_is_refused(make: Make) -> None:
+    one = restored(make("files"))
+    one.name, one.formerly = "minutes", "counts"
+    refused(one, "older copy")
