@@ -70,8 +70,8 @@ def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Co
         wrong, _, unread = target_marks.mismatches(named, commit, snapshot.missing)
         refused = [target_marks.refusal(named, commit, wrong)]
         if named is not pipeline and snapshot.missing:
-            refused.append(str(unpublished(commit.pipeline, commit.epoch)))
-        waits = "; ".join(why for why in (found.waits, *refused) if why) or None
+            refused.append(unpublished(commit.pipeline, commit.epoch))
+        waits = "; ".join(str(why) for why in (found.waits, *refused) if why) or None
         return replace(found, waits=waits, unknown=(*found.unknown, *unread))
 
 
@@ -79,11 +79,13 @@ def _question(pipeline: Pipeline) -> str | None:
     """Why a start without a state is refused."""
     with closing(store_of(pipeline)) as store:
         asked = previous_name.question(pipeline, store)
+    if asked is not None:
+        return str(asked)
     try:
         former.check(pipeline, None)
     except StartError as error:
-        return asked or str(error)
-    return asked
+        return str(error)
+    return None
 
 
 def _without(pipeline: Pipeline) -> str:

@@ -223,6 +223,12 @@ class Pipeline(Spec, Shown):
         return self.writer_of(next(iter(self.by_target)))
 
     @property
+    def writers(self) -> tuple[str, ...]:
+        """The writers whose results the target may hold: this one, and the one from before the pipeline was renamed."""
+        former = () if self.formerly is None else (self.model_copy(update={"name": self.formerly}).writer,)
+        return (self.writer, *former)
+
+    @property
     def watermark_delay_ms(self) -> int:
         """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms

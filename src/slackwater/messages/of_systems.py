@@ -233,7 +233,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
         "was emptied or restored. Going on would lose or double rows.",
         "Choose one of the ways that the line names: [a state restored from a copy](state.md#a-state-restored-from-a-copy).",
-        ("it is an older copy", "of another history", "and the state wrote epoch"),
+        ("the state and what it wrote do not fit",),
     ),
     MessageFamily(
         "The pipeline may have been renamed",

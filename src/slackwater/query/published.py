@@ -75,7 +75,7 @@ def _published(connection: Connection, pipeline: Pipeline) -> Published:
 def _(connection: FilesConnection, pipeline: Pipeline) -> Published:
     target = pipeline.target
     folder = folder_at(target.path or "", connection.options)
-    return _Files(folder, target.format or "parquet", pipeline.writer)
+    return _Files(folder, target.format or "parquet", pipeline.writers)
 
 
 @_published.register
@@ -131,7 +131,7 @@ def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 class _Files:
     folder: Folder
     form: str
-    writer: str
+    writers: tuple[str, ...]
     _seen: set[str] = field(default_factory=set)
 
     @property
@@ -146,7 +146,8 @@ class _Files:
 
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
-        ours = re.compile(rf"{re.escape(self.writer)}-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        writers = "|".join(map(re.escape, self.writers))
+        ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             there = sorted(
                 (p for p in self.folder.here().iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns

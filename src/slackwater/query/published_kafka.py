@@ -107,7 +107,7 @@ class Topic:
                 end = time.monotonic() + _SECONDS
                 if message.error() is None:
                     headers = dict(message.headers() or [])
-                    if headers.get("slackwater-pipeline") == self.pipeline.writer.encode():
+                    if headers.get("slackwater-pipeline", b"").decode() in self.pipeline.writers:
                         found.append((message.timestamp()[1], message.key(), message.value()))
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())

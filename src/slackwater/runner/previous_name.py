@@ -38,25 +38,25 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
         return None
     former = store_of(named)
     with former.peek() as snapshot:
-        if snapshot is not None and (text := target_marks.check(named, snapshot)) is not None:
-            raise StateError(text)
+        if snapshot is not None and (refused := target_marks.check(named, snapshot)) is not None:
+            raise refused
     made, aside = rename(former, pipeline.name)
     return f"the state of {named.name} is that of {pipeline.name} now, from epoch {made.epoch} on; its former state is {aside}"
 
 
-def question(pipeline: Pipeline, store: StateStore) -> str | None:
-    """Why a start without a state is refused: another pipeline writes to the same target. None if none does."""
+def question(pipeline: Pipeline, store: StateStore) -> StateError | None:
+    """Return why a start without a state is refused: another pipeline writes to the same target. None if none does."""
     if not _is_durable(pipeline):
         return None
     name = pipeline.name
     no = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
     for other, target in _states(pipeline, store):
-        return (
+        return StateError(
             f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
             f'Then add formerly = "{other}" to the config. {no}'
         )
     for other, target in _writers(pipeline):
-        return (
+        return StateError(
             f"{name}: there is no state of {name}, and {target} holds results of {other}, whose state is not here. Was it "
             f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {no}'
         )

@@ -11,7 +11,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError, EpochError, NewColumnsError, StateError
+from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
 from slackwater.runner import follow, former, previous_name, starting_offsets, tell
 from slackwater.runner.background import Handle
@@ -160,8 +160,9 @@ def _bound(
                 reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
             if latest is None:
                 if rebuild is None:
-                    if former_output != former.KEEP and (text := previous_name.question(pipeline, runner.store)):
-                        raise StateError(text)
+                    asked = None if former_output == former.KEEP else previous_name.question(pipeline, runner.store)
+                    if asked is not None:
+                        raise asked
                     _check_former_output(runner, former_output)
                 if former_output == former.ASIDE:
                     for line in former.put_aside(pipeline):

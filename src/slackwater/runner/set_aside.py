@@ -20,7 +20,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.words import plural
-from slackwater.errors import StartError, StateError
+from slackwater.errors import StartError
 from slackwater.evolution.target_marks import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, holding
 from slackwater.runner import target_marks
@@ -117,8 +117,8 @@ def held(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
             raise no_state()
         check(pipeline, latest, store.published(), epoch)
         wrong, _, _ = target_marks.mismatches(pipeline, latest, latest.missing(store.reached()))
-        if (text := target_marks.refusal(pipeline, latest, wrong)) is not None:
-            raise StateError(text)
+        if (refused := target_marks.refusal(pipeline, latest, wrong)) is not None:
+            raise refused
         yield store, latest
     finally:
         store.close()

@@ -114,8 +114,8 @@ def mismatches(
     return wrong, marks, unread
 
 
-def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> str | None:
-    """Why a start does not go on, and the ways out; None if all targets fit."""
+def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> StateError | None:
+    """Return why a start does not go on, with the ways out; None if all targets fit."""
     if not wrong:
         return None
     facts = "; ".join(one.text(commit) for one in wrong)
@@ -130,11 +130,13 @@ def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> st
     else:
         ways.append("go on without what is gone with --keep-output")
     ways.append("start over with --rebuild")
-    return f"{pipeline.name}: {facts}. Do one of: {'; '.join(ways)}; nothing was changed"
+    return StateError(
+        f"{pipeline.name}: the state and what it wrote do not fit: {facts}. Do one of: {'; '.join(ways)}; nothing was changed"
+    )
 
 
-def check(pipeline: Pipeline, snapshot: Snapshot) -> str | None:
-    """Why a start would not go on from this commit; looks without the lock of the state."""
+def check(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
+    """Return why a start would not go on from this commit; looks without the lock of the state."""
     wrong, _, _ = mismatches(pipeline, snapshot.commit, snapshot.missing)
     return refusal(pipeline, snapshot.commit, wrong)
 
@@ -148,15 +150,15 @@ def settle(
     """
     missing = commit.missing(store.reached()) if commit.staged and store.published() < commit.epoch else []
     wrong, marks, _ = mismatches(pipeline, commit, missing, exact, fence=True)
-    text = refusal(pipeline, commit, wrong)
-    if text is None:
+    refused = refusal(pipeline, commit, wrong)
+    if refused is None:
         return commit, []
     if choice == former.KEEP:
         done = f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"
         kept = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
         return branch_off(commit, uuid.uuid4().hex, kept, missing), [done]
     if choice != former.ASIDE or not all(one.is_movable for one in wrong):
-        raise StateError(text)
+        raise refused
     return commit, [_put_newer_aside(one) for one in wrong]
 
 
