@@ -1,4 +1,5 @@
 """The fault matrix: a pipeline from Kafka is killed at named steps and at random, and must end with the batch answer.
+In between its state is restored from an older copy, which must be refused.
 
     python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
 
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
 
 PARTITIONS = 4
+NEWER = "the newer state"  # as a way out: it is put back
 _NUMBERS = itertools.count()
 
 
@@ -236,6 +239,68 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         process = self.start("--flush")
         assert process.wait(timeout=600) == 0, f"{self.name}: {self.said()[-3000:]}"
 
+    # -- a restored copy -----------------------------------------------------------------------------------------
+
+    def restore_a_copy(self) -> str:
+        """Copy the state, run on, put the copy back: a start must refuse. Then take a way out; returns which."""
+        way = self._way_out()
+        self._copy_state("older")
+        self._run_on(epochs=3)
+        self._copy_state("newer")
+        self._restore_state("older")
+        before = len(self.said())
+        assert self.start().wait(timeout=240) == 1, f"{self.name}: a restored copy was not refused"
+        assert "it is an older copy" in self.said()[before:], f"{self.name}: {self.said()[before:]}"
+        if way == NEWER:
+            self._restore_state("newer")
+        else:
+            self._run_on(way, epochs=2)
+        return f"refused; {way}"
+
+    def _way_out(self) -> str:
+        """The exact one: a topic and joined rows in tables get rows again that they have."""
+        if self.target == "files":
+            return "--put-aside-output"
+        return NEWER if self.target == "kafka" or self.joins else "--keep-output"
+
+    def _run_on(self, *flags: str, epochs: int) -> None:
+        """Run for some epochs, then kill it."""
+        before, process, until = len(self.said()), self.start(*flags), time.monotonic() + 240
+        while self.said()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert process.poll() is None, f"{self.name} ended before it was killed: {self.said()[-3000:]}"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        sweep(process)
+
+    def _copy_state(self, name: str) -> None:
+        if self.store == "files":
+            shutil.copytree(self.home / "state", self.home / name)
+            return
+        with psycopg.connect(self.url) as db:
+            db.execute(f"CREATE SCHEMA {name}")
+            for table in self._state_tables(db):
+                db.execute(f'CREATE TABLE {name}."{table}" AS TABLE public."{table}"')
+
+    def _restore_state(self, name: str) -> None:
+        if self.store == "files":
+            shutil.rmtree(self.home / "state")
+            shutil.copytree(self.home / name, self.home / "state")
+            return
+        with psycopg.connect(self.url) as db:
+            for table in self._state_tables(db):
+                db.execute(f'TRUNCATE public."{table}"')
+                db.execute(f'INSERT INTO public."{table}" SELECT * FROM {name}."{table}"')
+
+    @staticmethod
+    def _state_tables(db: psycopg.Connection[Any]) -> list[str]:
+        """Those of the state, without the markers of targets."""
+        rows = db.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename LIKE 'slackwater\\_%'"
+            " AND tablename <> 'slackwater_targets'"
+        )
+        return [row[0] for row in rows]
+
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> tuple[int, int, int]:
@@ -335,6 +400,7 @@ def main() -> int:
         "events",
         "kills at named steps",
         "random kills",
+        "restored copy",
         "rows",
         "lost",
         "doubled or wrong",
@@ -349,7 +415,7 @@ def main() -> int:
                     continue
                 if given.missing and table.has(window, store, target):
                     continue
-                per_epoch = given.events // (2 * (len(KILL_POINTS) + given.random) + 10)
+                per_epoch = given.events // (2 * (len(KILL_POINTS) + given.random) + 18)
                 pair = Pair(services, store, target, window, given.events, per_epoch)
                 seed = random.randrange(10**6)
                 chance = random.Random(seed)
@@ -357,10 +423,12 @@ def main() -> int:
                     pair.die_at(step)
                 for _ in range(given.random):
                     pair.die_somewhere(chance)
+                restored = pair.restore_a_copy()
                 pair.finish()
                 expected, lost, wrong = pair.verdict()
                 failed |= bool(lost or wrong)
-                told = (f"{given.events:,}", len(KILL_POINTS), f"{given.random} (seed {seed})", expected, lost, wrong)
+                killed = (len(KILL_POINTS), f"{given.random} (seed {seed})")
+                told = (f"{given.events:,}", *killed, restored, expected, lost, wrong)
                 table.add(window, store, target, *told, date.today().isoformat())
     return int(failed)
 

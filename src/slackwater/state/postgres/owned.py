@@ -182,3 +182,13 @@ def name_indexes(db: psycopg.Connection[Any], tables: Tables) -> None:
                 f"ALTER INDEX {client.quote(tables.schema)}.{client.quote(name)} RENAME TO {client.quote(wanted)}"
             )
             taken.add(wanted)
+
+
+def put_aside(db: psycopg.Connection[Any], tables: Tables, aside: str) -> None:
+    """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
+    for shared in (tables.pipelines, tables.offsets, tables.outputs, tables.lists):
+        db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
+    found = located(db, tables, len(STAGES))
+    for stage in STAGES:
+        if is_free(db, found.of(stage)):
+            rename(db, found.of(stage), replace(tables, pipeline=aside, stage=stage))

@@ -127,24 +127,11 @@ class PostgresStore:
     def put_aside(self) -> str:
         aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
         with self._db.transaction():
-            self._rename(aside)
+            owned.put_aside(self._db, self.tables, aside)
         return f'"{aside}" {self._place}'
 
     def pipelines(self) -> list[str]:
         return [name for name in pipelines(self._url, self._schema) if ASIDE not in name]
-
-    def _rename(self, aside: str) -> None:
-        """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
-        t = self.tables
-        for shared in (t.pipelines, t.offsets, t.outputs, t.lists):
-            self._db.execute(
-                f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, self._pipeline)
-            )
-        found = owned.located(self._db, t, len(owned.STAGES))
-        for stage in owned.STAGES:
-            new = replace(t, pipeline=aside, stage=stage)
-            if owned.is_free(self._db, found.of(stage)):
-                owned.rename(self._db, found.of(stage), new)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return peek(self._url, self.tables, self._place, epoch)
