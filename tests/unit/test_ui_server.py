@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.support.browsing import Tags, get
@@ -289,19 +291,41 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         serve([watched(files[1]), watched(files[1])], 0)
 
 
-def test_viewers_that_read_nothing_do_not_keep_others_out(page: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "VIEWERS", 20)
-    idle = []
-    for _ in range(20):
-        client = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
-        client.request("GET", "/ui/events")
-        client.getresponse()
-        idle.append(client)
-    assert get(page, "/ui/events").status == 503
-    for _ in range(3):
-        assert get(page, "/").status == 200
-    for client in idle:
-        client.close()
+def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
+    """All connections are open before the first of them asks, so every request is decided at the same moment."""
+    clients = [socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(128)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answers = [client.recv(12) for client in clients]
+        assert answers.count(b"HTTP/1.1 200") == server.VIEWERS
+        assert answers.count(b"HTTP/1.1 503") == 128 - server.VIEWERS
+        for _ in range(3):
+            assert get(page, "/").status == 200
+        assert get(page, "/ui/events").status == 503
+    finally:
+        for client in clients:
+            client.close()
+    events(page, "/ui/events?seen=none", lambda s: "event: commit" in s)  # the places are free again
+
+
+@pytest.mark.parametrize("path", ["/ui/events", "/ui/events?blocks", "/", "/key?user=u1", "/ui/top.json"])
+def test_head_ends_and_has_no_body(page: UiServer, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", page.port), timeout=30) as client:
+        client.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("epoch", ["9" * 5000, "-1", "1e3", "٣", "%00", "1" * 19])
+def test_an_epoch_that_is_not_a_number_is_refused_in_one_line(page: UiServer, epoch: str) -> None:
+    found = get(page, f"/epoch/{quote(epoch, safe='%')}")
+    assert found.status == 400
+    assert found.text.startswith("epoch: found ")
+    assert found.text.count("\n") == 1
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import json
 import logging
 import re
 import time
@@ -31,25 +30,27 @@ from urllib.parse import unquote_plus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
+from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.query import server as questions
 from slackwater.query.view import StateView
-from slackwater.secrets import masked, remember
+from slackwater.secrets import remember
 from slackwater.ui import pages
 from slackwater.ui.access import Access, check_host
+from slackwater.ui.answers import answered, error_line, fail, html, refuse, with_tag
 from slackwater.ui.blocks.closing import keys
 from slackwater.ui.live import Live, Watcher
 from slackwater.ui.pages import Place
 from slackwater.ui.seen import Seen, Watched, key_at, latest, look_at, windows_of
 from slackwater.web.guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start
+from slackwater.web.streams import EventStream, StreamSlots
 
 log = logging.getLogger("slackwater")
 
-VIEWERS = 96  # that are told of commits; of the server's 128 connections the others are for requests
+VIEWERS = 96  # that follow the commits; the rest of the server's 128 connections is for requests
 AT_ONCE = 4
 WAITING = 64
 BEAT_S = 15.0  # between two signs of life on a stream
@@ -89,12 +90,13 @@ def serve(
 class Ui:
     """The application (`app`), which `stop` lets go of."""
 
-    def __init__(self, watched: Sequence[Watched]) -> None:
+    def __init__(self, watched: Sequence[Watched], viewers: int = VIEWERS) -> None:
         names = [w.pipeline.name for w in watched]
         if len(set(names)) < len(names):
             raise StartError("two of the files describe pipelines of one name; name each pipeline once")
         self._threads = ThreadPoolExecutor(AT_ONCE, "page")
-        self._open = self._viewers = 0
+        self._open = 0
+        self._streams = StreamSlots(viewers)
         self._closing = False
         self._views = [StateView(w.store) for w in watched]
         several = len(names) > 1
@@ -119,7 +121,7 @@ class Ui:
             routes.append(Mount(base, routes=every))
         if several:
             routes.append(self._route("/", self._overview))
-        self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+        self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: refuse, Exception: fail})
         self._watcher = Watcher(lambda: [*self._lives, *list(self._of_stages.values())])
 
     def stop(self) -> None:
@@ -156,15 +158,15 @@ class Ui:
             try:
                 live, _ = await asyncio.get_running_loop().run_in_executor(self._threads, find, request)
             except SlackwaterError as error:
-                return _line(request, 503, str(error))
-            return await self._events(live, request)
+                return error_line(request, 503, str(error))
+            return self._events(live, request)
 
         found = [
             self._route("/", by(_page)),
-            self._route("/epoch/{epoch:int}", by(_past)),
+            self._route("/epoch/{epoch}", by(_past)),
             self._route("/closing", by(_bin)),
             self._route("/key", by(_key)),
-            Route("/ui/events", events),
+            Route("/ui/events", events, methods=["GET"]),
             self._route("/ui/keys.json", by(_keys_json)),
             self._route("/ui/key.json", by(_key_json)),
         ]
@@ -178,10 +180,10 @@ class Ui:
 
         async def asked(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
-                return _line(request, 503, f"{self._open} questions are open; ask again later")
+                return error_line(request, 503, f"{self._open} questions are open; ask again later")
             self._open += 1
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, _answered, answer, request)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, answered, answer, request)
             finally:
                 self._open -= 1
 
@@ -193,20 +195,18 @@ class Ui:
             seen = live.now()
             known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem))
         digest = hashlib.sha256("\0".join(live.tag for live in self._lives).encode()).hexdigest()[:16]
-        return _tagged(request, digest, pages.overview(known), "text/html")
+        return with_tag(request, digest, pages.overview(known), "text/html")
 
-    async def _events(self, live: Live, request: Request) -> Response:
-        if self._viewers >= VIEWERS:
-            return _line(
-                request, 503, f"{VIEWERS} viewers are told of commits already; reload the page to see another one"
-            )
+    def _events(self, live: Live, request: Request) -> Response:
         known = request.headers.get("last-event-id") or request.query_params.get("seen", "")
-        stream = self._stream(live, known, "blocks" in request.query_params)
-        return StreamingResponse(stream, media_type="text/event-stream")
+        blocks = "blocks" in request.query_params
+        refusal = error_line(
+            request, 503, f"{self._streams.most} viewers follow the commits already; reload the page later"
+        )
+        return EventStream(lambda: self._stream(live, known, blocks), self._streams, refusal)
 
     async def _stream(self, live: Live, known: str, blocks: bool) -> AsyncIterator[bytes]:
         """One update per look that this viewer has not seen. All viewers are sent the same bytes, and wait without asking."""
-        self._viewers += 1
         live.viewers += 1
         rung = live.bell.listen()
         try:
@@ -226,7 +226,6 @@ class Ui:
                     yield b": here\n\n"
         finally:
             live.bell.leave(rung)
-            self._viewers -= 1
             live.viewers -= 1
 
 
@@ -236,13 +235,13 @@ class Ui:
 def _page(live: Live, place: Place, request: Request) -> Response:
     made = live.made("page", lambda seen: pages.page(seen, place))
     if made is None:
-        return _html(pages.problem(live.name, place, live.problem or ""), 503)
-    return _tagged(request, *made, "text/html")
+        return html(pages.problem(live.name, place, live.problem or ""), 503)
+    return with_tag(request, *made, "text/html")
 
 
 def _past(live: Live, place: Place, request: Request) -> Response:
     """A kept commit: looked at once as long as no later one is there."""
-    epoch = int(request.path_params["epoch"])
+    epoch = _epoch(request.path_params["epoch"])
     there = dataclasses.replace(place, epoch=epoch)
 
     def make(now: Seen) -> bytes:
@@ -250,8 +249,8 @@ def _past(live: Live, place: Place, request: Request) -> Response:
 
     made = live.made(f"epoch {epoch}", make)
     if made is None:
-        return _html(pages.problem(live.name, place, live.problem or ""), 503)
-    return _tagged(request, *made, "text/html")
+        return html(pages.problem(live.name, place, live.problem or ""), 503)
+    return with_tag(request, *made, "text/html")
 
 
 def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str, bytes]]:
@@ -269,15 +268,21 @@ def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str,
 def _fragment(live: Live, place: Place, name: str, request: Request) -> Response:
     made = live.made(name, lambda seen: pages.fragment(name, seen, place))
     if made is None:  # 200, so that it takes the place of what was so before
-        return _html(pages.problem_fragment(live.problem or "") if name == "top" else b"", 200)
-    return _tagged(request, *made, "text/html")
+        return html(pages.problem_fragment(live.problem or "") if name == "top" else b"", 200)
+    return with_tag(request, *made, "text/html")
 
 
 def _block_json(live: Live, place: Place, name: str, request: Request) -> Response:
     made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.data(name, seen)))
     if made is None:
         raise StateError(live.problem or "")
-    return _tagged(request, *made, "application/json")
+    return with_tag(request, *made, "application/json")
+
+
+def _epoch(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise StartError(f"epoch: found {text[:40]!a}, expected a whole number of at most 18 digits")
+    return int(text)
 
 
 def _range(request: Request) -> tuple[int, int]:
@@ -300,8 +305,8 @@ def _bin(live: Live, place: Place, request: Request) -> Response:
     low, high, windows = _windows(live, request)
     seen = live.now()
     if seen is None:
-        return _html(pages.problem(live.name, place, live.problem or ""), 503)
-    return _html(pages.bin_page(seen, place, low, high, windows))
+        return html(pages.problem(live.name, place, live.problem or ""), 503)
+    return html(pages.bin_page(seen, place, low, high, windows))
 
 
 def _keys_json(live: Live, place: Place, request: Request) -> Response:
@@ -322,7 +327,7 @@ def _given(request: Request) -> dict[str, str | None]:
 
 def _key(live: Live, place: Place, request: Request) -> Response:
     found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
-    return _html(pages.key_page(live.name, place, found, live.stage))
+    return html(pages.key_page(live.name, place, found, live.stage))
 
 
 def _key_json(live: Live, place: Place, request: Request) -> Response:
@@ -335,58 +340,7 @@ async def _static(request: Request) -> Response:
     if name not in STATIC:
         raise HTTPException(404)
     content = pages.static(name)
-    return _tagged(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
-
-
-# -- how it is answered ----------------------------------------------------------------------------------------------
-
-
-def _answered(answer: Callable[[Request], Response], request: Request) -> Response:
-    """The answer, or why there is none. Nothing is raised."""
-    try:
-        return answer(request)
-    except HTTPException as error:
-        return _line(request, error.status_code, f"there is no {request.url.path[:200]}; the page is at /")
-    except (StateError, ExhaustedError) as error:
-        return _line(request, 503, str(error))
-    except SlackwaterError as error:
-        return _line(request, 400, str(error))
-    except BaseException as error:  # a panic of Polars is no Exception
-        log.exception("a page failed")
-        return _line(request, 500, f"internal error: {type(error).__name__}; the log has more")
-
-
-def _line(request: Request, status: int, line: str) -> Response:
-    line = masked(line)
-    if request.url.path.endswith(".json"):
-        return Response(
-            json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"),
-            status,
-            media_type="application/json",
-        )
-    if request.url.path.endswith(("/key", "/closing")):
-        return _html(pages.problem("", Place(request.url.path.rpartition("/")[0]), line), status)
-    return PlainTextResponse((line + "\n").encode(errors="replace"), status)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return _line(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
-    return _line(request, error.status_code, error.detail)
-
-
-def _html(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, media_type="text/html")
-
-
-def _tagged(request: Request, tag: str, content: bytes, kind: str) -> Response:
-    """With the tag as ETag; empty if the client has it already."""
-    quoted = f'"{tag}"'
-    held = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
-    if quoted in held or "*" in held:
-        return Response(status_code=304, headers={"ETag": quoted})
-    return Response(content, media_type=kind, headers={"ETag": quoted})
+    return with_tag(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
 
 
 __all__ = ["Ui", "UiServer", "serve"]

@@ -6,10 +6,11 @@ browser then sends that name as `Host`. A number is nobody's name, so numbers ar
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
+
+from slackwater.web.hosts import is_allowed, normalized
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -26,7 +27,7 @@ class Guard:
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:
         self.app, self.option = app, option
-        self.names = {"localhost", *(n.lower().rstrip(".") for n in names)}
+        self.names = {"localhost", *map(normalized, names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +43,7 @@ class Guard:
         if sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
             return 431, f"the headers are longer than {HEAD_BYTES // 1024} KiB"
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        if len(hosts) > 1 or any(not self._ours(host) for host in hosts):
+        if len(hosts) > 1 or any(not is_allowed(host, self.names) for host in hosts):
             shown = ascii(", ".join(hosts)[:80])
             return 421, f"Host {shown} is not this server; ask by its number, or allow the name with {self.option}"
         if scope["method"] not in READS:
@@ -54,16 +55,6 @@ class Guard:
         if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES:
             return 414, f"the path with its query is longer than {TARGET_BYTES // 1024} KiB"
         return None
-
-    def _ours(self, host: str) -> bool:
-        name, bracket, _ = host.partition("]") if host.startswith("[") else (host.partition(":")[0], "", "")
-        if bracket:
-            name = name.removeprefix("[")
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name.lower().rstrip(".") in self.names
-        return True
 
 
 async def _refuse(send: Send, status: int, line: str) -> None:

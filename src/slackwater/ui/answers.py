@@ -1,0 +1,72 @@
+"""How the page answers: with a body, a tag, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from slackwater.errors import ExhaustedError, SlackwaterError, StateError
+from slackwater.secrets import masked
+from slackwater.ui import pages
+from slackwater.ui.pages import Place
+
+log = logging.getLogger("slackwater")
+
+
+def answered(answer: Callable[[Request], Response], request: Request) -> Response:
+    """The answer, or why there is none. Nothing is raised."""
+    try:
+        return answer(request)
+    except HTTPException as error:
+        return error_line(request, error.status_code, f"there is no {request.url.path[:200]}; the page is at /")
+    except (StateError, ExhaustedError) as error:
+        return error_line(request, 503, str(error))
+    except SlackwaterError as error:
+        return error_line(request, 400, str(error))
+    except BaseException as error:  # a panic of Polars is no Exception
+        log.exception("a page failed")
+        return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
+
+
+def error_line(request: Request, status: int, line: str) -> Response:
+    line = masked(line)
+    if request.url.path.endswith(".json"):
+        return Response(
+            json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"),
+            status,
+            media_type="application/json",
+        )
+    if request.url.path.endswith(("/key", "/closing")):
+        return html(pages.problem("", Place(request.url.path.rpartition("/")[0]), line), status)
+    return PlainTextResponse((line + "\n").encode(errors="replace"), status)
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_line(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
+    return error_line(request, error.status_code, error.detail)
+
+
+async def fail(request: Request, error: Exception) -> Response:
+    """The answer to what failed outside of `_answered`, as in the routing."""
+    log.error("a page failed", exc_info=error)
+    return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
+
+
+def html(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="text/html")
+
+
+def with_tag(request: Request, tag: str, content: bytes, kind: str) -> Response:
+    """With the tag as ETag; empty if the client has it already."""
+    quoted = f'"{tag}"'
+    held = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
+    if quoted in held or "*" in held:
+        return Response(status_code=304, headers={"ETag": quoted})
+    return Response(content, media_type=kind, headers={"ETag": quoted})

@@ -1,0 +1,94 @@
+"""Answers that do not end by themselves: at most a fixed number at a time, shared fairly among the clients.
+
+A client that has a stream less than another one by two or more takes a place of that one. So one client alone may use all
+places, two share them in halves, and nobody keeps another client out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from starlette.responses import Response, StreamingResponse
+
+from slackwater.web.guard import Receive, Scope, Send
+from slackwater.web.hosts import network_of
+
+MEDIA_TYPE = "text/event-stream"
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of one stream. `evict` ends it."""
+
+    client: str
+    evict: Callable[[], object]
+
+
+@dataclass
+class StreamSlots:
+    """The places for streams. One event loop uses it, and no method awaits: checking and taking is one step."""
+
+    most: int
+    _taken: list[Slot] = field(default_factory=list)  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def __contains__(self, slot: object) -> bool:
+        return slot in self._taken
+
+    def take(self, client: str, evict: Callable[[], object]) -> Slot | None:
+        """Take a place for a client, perhaps one of a client that has more; None if it gets none."""
+        if len(self._taken) >= self.most and not self._make_room(client):
+            return None
+        slot = Slot(client, evict)
+        self._taken.append(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        if slot in self._taken:
+            self._taken.remove(slot)
+
+    def _make_room(self, client: str) -> bool:
+        counts = Counter(slot.client for slot in self._taken)
+        busiest, most = max(counts.items(), key=lambda item: item[1], default=(client, 0))
+        if most - counts[client] < 2:
+            return False
+        oldest = next(slot for slot in self._taken if slot.client == busiest)
+        self._taken.remove(oldest)
+        oldest.evict()
+        return True
+
+
+class EventStream(Response):
+    """Server-sent events, in a place of `slots`; `refusal` is answered where there is none. HEAD gets the headers alone."""
+
+    def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:
+        self.events, self.slots, self.refusal = events, slots, refusal
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            headers = [(b"content-type", f"{MEDIA_TYPE}; charset=utf-8".encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        evicted = asyncio.Event()
+        slot = self.slots.take(network_of((scope.get("client") or ("",))[0]), evicted.set)
+        if slot is None:
+            await self.refusal(scope, receive, send)
+            return
+        answer = StreamingResponse(self.events(), media_type=MEDIA_TYPE)(scope, receive, send)
+        streaming, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(evicted.wait())
+        try:
+            await asyncio.wait([streaming, leaving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.slots.release(slot)
+            for task in (streaming, leaving):
+                task.cancel()
+            await asyncio.wait([streaming, leaving])
+        if not streaming.cancelled():
+            streaming.result()
