@@ -269,6 +269,11 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
         ),
         ("replayed_letters", "Dead letters that were applied after all.", lambda c: c.replayed),
         ("overflows", "Results that did not fit their type and came out as NULL (on_overflow).", lambda c: c.overflows),
+        (
+            "late_between_stages",
+            "Results that were late for the stage that reads them; the promise is none.",
+            lambda c: c.late_between_stages,
+        ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),
         ("rows_used", "Rows that are in a window.", lambda c: c.rows_used),
         ("rows_emitted", "Rows emitted.", lambda c: c.rows_emitted),
@@ -286,7 +291,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     for status in found:
         for reason, count in {**dict.fromkeys(status.reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
-        for cause in ("lateness", "idle"):
+        for cause in ("lateness", "idle", "flush"):
             late.add_metric([status.pipeline, status.late_policy, cause], status.counters.late.get(cause, 0))
         for reason, count in status.counters.letters.items():
             letters.add_metric([status.pipeline, reason], count)

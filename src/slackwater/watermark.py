@@ -184,6 +184,14 @@ def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
     return max(previous, min(awake)) if awake else previous
 
 
+def output_watermark(promised: int, watermark: int, hold: int) -> int:
+    """Return the event time before which a stage emits nothing any more, which is what the next stage goes by.
+
+    `promised`: as committed, it never goes back. `hold`: the lowest event time that a result may still have.
+    """
+    return max(promised, min(watermark, hold))
+
+
 def run_on(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
     """Where the global watermark is after a silence of all sources: `max_i(wm_i) + quiet time`, at least `watermark`.
 

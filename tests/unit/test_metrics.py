@@ -98,7 +98,7 @@ def test_counters_continue_after_a_restart() -> None:
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 17 + 9 + 22  # nine of a stage and a target; the latter by how much lateness late rows missed
+    assert len(totals) == 19 + 9 + 22  # nine of a stage and a target; the latter by how much lateness late rows missed
     assert all(after[s] >= before[s] for s in totals)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.words import plural as plural
 from slackwater.engine.status import SourceStatus, Status
+from slackwater.runner.tell import late_between
 
 
 def program() -> str:
@@ -95,6 +96,8 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
         ),
         f"  {plural(c.rows_emitted, what.removesuffix('s'))} emitted ({emitted}), {left}; results in {where}",
     ]
+    if status.stages[1:]:
+        lines.append(f"  {late_between(status)}")
     if c.letters:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))
         lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import polars as pl
+
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.time import iso
 from slackwater.core.words import duration, plural
@@ -19,6 +21,8 @@ from slackwater.sources.base import Batch
 from slackwater.state.commit import StageState
 
 log = logging.getLogger("slackwater")
+
+EVENT_TIME = "_event_ts"
 
 
 def enforce(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
@@ -50,6 +54,31 @@ def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestRepor
             "result does" if count == 1 else "results do",
             named,
         )
+
+
+def log_late_results(
+    pipeline: Pipeline, stage: str, epoch: int, source: str, rows: pl.DataFrame, watermark: int
+) -> None:
+    """Log results that lie behind the watermark of the stage that reads them."""
+    if rows.is_empty():
+        return
+    shown = rows.select(c for c in rows.columns if not c.startswith("_") and not rows.schema[c].is_nested()).head(3)
+    times = rows[EVENT_TIME].dt.timestamp("us").head(3)
+    sample = "; ".join(
+        f"{' '.join(f'{k}={v}' for k, v in row.items())[:200]} at {iso(us)}"
+        for row, us in zip(shown.iter_rows(named=True), times, strict=True)
+    )
+    log.warning(
+        '%s: epoch %d: %s of stage "%s" came late between stages: behind the watermark of stage "%s" (%s), at which they count; '
+        "a config that was changed lets them out: %s",
+        pipeline.name,
+        epoch,
+        plural(rows.height, "result"),
+        source,
+        stage,
+        iso(watermark),
+        sample,
+    )
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:

@@ -13,12 +13,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine import fold
 from slackwater.engine.hooks import Hooks
 from slackwater.engine.publishing import Publishing
-from slackwater.engine.stage import Stage
+from slackwater.engine.stage import Results, Stage
 from slackwater.engine.timer import Timer
 from slackwater.evolution import compare, migrate, restore
 from slackwater.evolution.pairing import Pairing, paired
-from slackwater.state.commit import Commit
+from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import StateStore
+from slackwater.watermark import NO_WATERMARK
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Beginning:
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or restore.first_commit(names, operators, shards, clock, state_id)
         pairs = paired(self.pipeline.former_names, state)
-        state = _caught_up(stages, restore.with_stages(state, names, operators, pairs.kept), pairs)
+        state = restore.with_stages(state, names, operators, pairs.kept)
         migrates = found is not None and found.migrates
         remembering = migrate.onward if migrates else migrate.limited
         stages = [
@@ -66,7 +67,9 @@ class Beginning:
         for stage, before in zip(stages, pairs.kept, strict=True):
             self.store.prepare(stage.operator, stage.number, begins=before is None)
         if migrates:
-            state = self._migrated(stages, state, shards)
+            state = self._migrated(stages, state, pairs, shards)
+        else:
+            state = _caught_up(stages, self._with_holds(stages, state), pairs)
         state = _described(stages, state)
         if branches and not migrates:
             commit = fold.following(state).model_copy(update={"committed_us": self.hooks.clock_us()})
@@ -76,7 +79,17 @@ class Beginning:
         sources = [s.name for s in self.pipeline.sources]
         return stages, restore.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
-    def _migrated(self, stages: Sequence[Stage], state: Commit, shards: int) -> Commit:
+    def _with_holds(self, stages: Sequence[Stage], state: Commit) -> Commit:
+        """The state with what holds back the results of the stages that are read now: of one that was not so far, by its rows."""
+        found = []
+        for stage, before in zip(stages, state.stages, strict=True):
+            holds = before.holds if stage.is_read else None
+            if holds is None and stage.is_read:
+                holds = tuple(stage.operator.holds_in(task) for task in stage.all_tasks(before, state.epoch))
+            found.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
+        return state.model_copy(update={"stages": tuple(found)})
+
+    def _migrated(self, stages: Sequence[Stage], state: Commit, pairs: Pairing, shards: int) -> Commit:
         """The state as this config goes on with it, as an epoch of its own."""
         epoch = state.epoch + 1
         timer = Timer(self.hooks.faults, epoch)
@@ -86,21 +99,34 @@ class Beginning:
         with timer.phase("stage"):
             after = tuple(one.spread(self.store, shards) for one in found)
         with timer.phase("commit"):
-            commit = _described(stages, fold.following(state, shards=shards, stages=after))
+            commit = fold.following(state, shards=shards, stages=_only_read(stages, after))
+            commit = _described(stages, _caught_up(stages, commit, pairs))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 
 
+def _only_read(stages: Sequence[Stage], after: Sequence[StageState]) -> tuple[StageState, ...]:
+    """States of stages without the holds of those that no stage reads."""
+    found = zip(stages, after, strict=True)
+    return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in found)
+
+
 def _caught_up(stages: Sequence[Stage], state: Commit, pairs: Pairing) -> Commit:
-    """Stages that begin know what others heard of their sources, and stand where their inputs are in event time."""
-    reached: dict[str, int] = {}
+    """Stages that begin know what others heard of their sources, and stand where their inputs are in event time.
+
+    What a stage promises that nobody has read so far follows from what it holds now.
+    """
+    began = {s.name for s, before in zip(stages, pairs.kept, strict=True) if before is None or before.holds is None}
+    results: dict[str, Results] = {}
     known, found = state.clocks, []
     for stage, now, before in zip(stages, state.stages, pairs.kept, strict=True):
         if before is None:
             now = now.model_copy(update={"clocks": {n: known[n] for n in stage.inputs if n in known}})
-            upstream = {n: reached[n] for n in stage.inputs if n in reached}
+            upstream = {n: results[n] for n in stage.inputs if n in results}
             watermark = stage.watermark(now.watermark_us, fold.clocks(stage.pipeline, now), upstream)
             now = now.model_copy(update={"watermark_us": watermark})
-        reached[stage.name] = now.watermark_us
+        if stage.name in began:
+            now = now.model_copy(update={"output_watermark_us": stage.promised(now, now.watermark_us, NO_WATERMARK)})
+        results[stage.name] = Results(None, now.promised_us)
         found.append(now)
     return state.model_copy(update={"stages": tuple(found)})
 

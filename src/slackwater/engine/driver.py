@@ -15,13 +15,13 @@ from dataclasses import replace
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
 from slackwater.core.offsets import Offsets
-from slackwater.engine import fold
+from slackwater.engine import fold, idle_stages
 from slackwater.engine.beginning import Beginning
 from slackwater.engine.hooks import Hooks as Hooks
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.engine.publishing import Publishing, outlets_of
 from slackwater.engine.silence import Silence
-from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Results, Stage
+from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
 from slackwater.errors import StartError
@@ -56,7 +56,10 @@ class Driver:
         outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
         self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {})
         held = capacity_of(store)
-        self.stages = [replace(s, capacity=held & self.publishing.capacity(s.name)) for s in stages]
+        read = {name for s in stages for name in s.inputs}
+        self.stages = [
+            replace(s, capacity=held & self.publishing.capacity(s.name), is_read=s.name in read) for s in stages
+        ]
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
@@ -153,13 +156,14 @@ class Driver:
         return True
 
     def flush(self) -> None:
-        """Move the watermark just past the latest close of the open windows, and commit that."""
+        """Move the watermark of all stages just past the latest close of the windows that are open in any of them, and commit that."""
         self.publishing.settle(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._moment(), flush=True))
 
     def _moment(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> Moment:
-        return Moment(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us)
+        carried = idle_stages.carried_to(self.stages, self._committed_clocks(), self.state.promised)
+        return Moment(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, moment: Moment) -> None:
         """All stages, in the order in which rows pass them; one commit for all of them."""
@@ -167,8 +171,11 @@ class Driver:
         done: dict[str, Advanced] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]
-            upstream = {s.name: Results(s.results(done[s.name].output), done[s.name].state.watermark_us) for s in read}
+            upstream = {s.name: s.results(done[s.name]) for s in read}
             done[stage.name] = stage.advance(before, self._clocks[stage.name], moment, upstream, timer)
+        if moment.flush:
+            points = self._flush_points(max(d.state.watermark_us for d in done.values()))
+            done = {s.name: s.raised(done[s.name], points[s.name], moment) for s in self.stages}
         told = [(name, d) for name, d in done.items() if name in self.publishing.stages]
         output = tuple(o.model_copy(update={"stage": name}) for name, d in told for o in d.output)
         commit = fold.following(
@@ -185,6 +192,18 @@ class Driver:
         outcomes = {name: d.outcome for name, d in done.items() if d.outcome is not None}
         reports = [r for _, d in told for r in d.reports]
         self._conclude(commit, outcomes, reports, timer, moment.clock_us)
+
+    def _flush_points(self, furthest: int) -> dict[str, int]:
+        """Return the watermark of each stage after a flush: no stage is behind one that reads it.
+
+        What is read stands as far ahead of its readers as its results may lie back, which those of joins do.
+        """
+        points: dict[str, int] = {}
+        for stage in reversed(self.stages):
+            readers = [points[s.name] for s in self.stages if stage.name in s.inputs]
+            back = furthest - stage.operator.hold_us(furthest, ()) if readers else 0
+            points[stage.name] = max(readers, default=furthest) + back
+        return points
 
     def _stage(self, name: str) -> Stage:
         return next(s for s in self.stages if s.name == name)

@@ -25,7 +25,7 @@ from slackwater.state.commit import (
     StageState,
     new_commit_id,
 )
-from slackwater.watermark import NO_WATERMARK, Heard, SourceClock
+from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, output_watermark
 
 NOTHING = Heard(0, None)
 
@@ -51,7 +51,11 @@ def counters(commit: Commit) -> Counters:
     found: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.of_sources), commit.counters):
         found = _added(found, counted)
-    found["overflows"] = sum(stage.counters.get("overflows", 0) for stage in commit.stages)
+    for name in ("overflows", "late_between_stages"):
+        found[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
+    if commit.sources:
+        of_stages = [s for s in commit.stages if not s.clocks.keys() & commit.sources.keys()]
+        found["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
     found["emitted"] = {}
     for stage in commit.published_stages:
         found["emitted"] = _added(found["emitted"], stage.counters.get("emitted", {}))
@@ -103,6 +107,11 @@ def clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
     }
 
 
+def cause_of(state: StageState) -> str:
+    """Why rows are late for a stage whose source was not idle."""
+    return "flush" if state.is_flushed else "lateness"
+
+
 def figures(state: StageState) -> Figures:
     """What a commit counts of the state of a stage."""
     return Figures(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
@@ -115,15 +124,19 @@ def ingested(
     outcome: IngestOutcome,
     clocks: Mapping[str, SourceClock],
     watermark: int,
+    late_results: int = 0,
 ) -> StageState:
-    """A stage with an epoch's rows folded in, before emission."""
+    """A stage with an epoch's rows folded in, before emission. `late_results`: of other stages, that came late."""
     segments, after = list(before.segments), operator.ingested(figures(before), outcome.reports)
+    cause, holds = cause_of(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
     totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
     for r in outcome.reports:
         segments[r.shard] = r.segments
-        late.update({"lateness": r.late - r.late_idle, "idle": r.late_idle})
+        late.update({cause: r.late - r.late_idle, "idle": r.late_idle})
+        if r.holds is not None:
+            holds[r.shard] = r.holds
         totals.update(
             rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
         )
@@ -144,6 +157,8 @@ def ingested(
         reasons.update(r.reasons)
     for staged in outcome.letters:
         letters.update(staged.reasons)
+    if late_results:
+        totals.update(late_between_stages=late_results)
     totals.update(rows_lost=sum(lost for name, lost in batch.lost.items() if name in clocks))
     return before.model_copy(
         update={
@@ -152,6 +167,7 @@ def ingested(
             "groups": after.groups,
             "windows": after.windows,
             "panes": after.panes,
+            "holds": None if before.holds is None else tuple(holds),
             "clocks": {
                 name: _clock(before.clocks.get(name, ClockRecord()), clock, outcome.sources.get(name))
                 for name, clock in clocks.items()
@@ -243,10 +259,15 @@ def emitted(
     committed, at which nothing needs what is over any more.
     """
     segments, after = list(state.segments), operator.emitted(figures(state), reports, state.watermark_us)
+    watermark, holds = state.watermark_us, list(state.holds or ())
     reasons: Counter[str] = Counter(state.counters.get("emitted", {}))
     for r in reports:
         segments[r.shard] = r.segments
         reasons.update(r.reasons)
+        if r.holds is not None:
+            holds[r.shard] = r.holds
+    holds = [tuple(h for h in of_shard if h[2] > watermark) for of_shard in holds]
+    hold = operator.hold_us(watermark, (h for of_shard in holds for h in of_shard))
     counters = {**state.counters, "emitted": dict(reasons)}
     if beyond := sum(r.overflows.count for r in reports):
         counters["overflows"] = counters.get("overflows", 0) + beyond
@@ -258,6 +279,8 @@ def emitted(
             "groups": after.groups,
             "windows": after.windows,
             "panes": after.panes,
+            "holds": None if state.holds is None else tuple(holds),
+            "output_watermark_us": output_watermark(state.promised_us, watermark, hold),
             "emitted_us": clock_us if early else state.emitted_us,
             "waiting": operator.updates and not early and state.waiting,
             "counters": counters,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.stage import Stage
+from slackwater.engine.idle_stages import Clocks, carried_to, idle_stages
+from slackwater.engine.stage import Results, Stage
 from slackwater.state.commit import Commit
-from slackwater.watermark import SourceClock, global_watermark
-
-Clocks = Mapping[str, Mapping[str, SourceClock]]  # of each stage, by its name, those of its inputs
+from slackwater.watermark import global_watermark
 
 
 @dataclass(frozen=True)
@@ -26,17 +25,20 @@ class Silence:
     clock_us: int
 
     def is_worth_a_commit(self, pipeline: Pipeline, stages: Sequence[Stage], state: Commit) -> bool:
-        """At once: a watermark that sources moved, one that became idle, changed windows that may be emitted by now, and
-        windows that become due. What only counts on: once per checkpoint interval.
+        """At once: a watermark that sources moved, a source that became idle, a stage that is carried along, changed windows that may
+        be emitted by now, and windows that become due. What only counts on: once per checkpoint interval.
         """
-        reached: dict[str, int] = {}
+        reached, results = dict[str, int](), dict[str, Results]()
+        idle, carried = idle_stages(stages, self.clocks), carried_to(stages, self.committed, state.promised)
         counts_on = False
         for stage, before in zip(stages, state.stages, strict=True):
             clocks, committed = self.clocks[stage.name], self.committed[stage.name]
-            upstream = {n: reached[n] for n in stage.inputs if n in reached}
-            watermark = reached[stage.name] = stage.watermark(before.watermark_us, clocks, upstream)
+            upstream = {n: results[n] for n in stage.inputs if n in results}
+            watermark = stage.watermark(before.watermark_us, clocks, upstream, carried.get(stage.name))
+            reached[stage.name] = watermark
+            results[stage.name] = Results(None, stage.promised(before, watermark), idle[stage.name])
             settled = global_watermark(before.watermark_us, [c for n, c in clocks.items() if n not in upstream])
-            moved = not upstream and settled != before.watermark_us
+            moved = not upstream and max(settled, carried.get(stage.name, settled)) != before.watermark_us
             if moved or (before.waiting and stage.may_emit_early(before, self.clock_us)):
                 return True
             if any(c.flags != committed[n].flags for n, c in clocks.items()):

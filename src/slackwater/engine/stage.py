@@ -14,6 +14,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.engine import accounting, bounds, fold, outbox
+from slackwater.engine.accounting import EVENT_TIME
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
 from slackwater.engine.timer import Timer
@@ -22,28 +23,38 @@ from slackwater.operators.task import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.watermark import NO_WATERMARK, SourceClock, global_watermark, holder, listen, run_on
+from slackwater.watermark import SourceClock, global_watermark, holder, listen, output_watermark, run_on
 
 NO_ROWS = Batch(None, {}, {})
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a stage has emitted in an epoch, for those who read it. `watermark_us`: no later result lies before it."""
+    """What a stage has emitted in an epoch, for those who read it.
+
+    `watermark_us`: its output watermark, no later result lies before it. `idle`: all its sources are. `passes_late`: its rows may
+    be as late as they came in.
+    """
 
     rows: pl.DataFrame | None
     watermark_us: int
+    idle: bool = False
+    passes_late: bool = False
 
 
 @dataclass(frozen=True)
 class Moment:
-    """An epoch as all its stages see it. `quiet_us`: for so long the sources were asked; None where nobody asked them."""
+    """An epoch as all its stages see it. `quiet_us`: for so long the sources were asked; None where nobody asked them.
+
+    `carried`: how far stages go that are idle, see `engine.idle_stages`.
+    """
 
     epoch: int
     clock_us: int
     batch: Batch = NO_ROWS
     quiet_us: int | None = None
     flush: bool = False
+    carried: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def moves_clocks(self) -> bool:
@@ -60,14 +71,14 @@ class Advanced:
     letters: tuple[OutputMeta, ...] = ()
     outcome: IngestOutcome | None = None  # None: no row came
     reports: Sequence[EmitReport] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True)
 class Stage:
     """A window or a join, with what it runs on. `number`: its place in the pipeline, from 0.
 
-    `pipeline` describes this step alone: its sources are the stage's inputs, be they sources or stages. `behind_us`: of the
-    inputs that are stages, how far back before their watermark their results may lie.
+    `pipeline` describes this step alone: its sources are the stage's inputs, be they sources or stages. `is_read`: by other stages.
     """
 
     # configuration
@@ -78,7 +89,7 @@ class Stage:
     engine: Engine
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
-    behind_us: Mapping[str, int] = field(default_factory=dict)
+    is_read: bool = False
     capacity: Capacity = ANYTHING  # of the state, and of the target where its results go
     # not checkpointed
     far_dates: FarDates | None = None
@@ -102,7 +113,7 @@ class Stage:
         `clocks`: of its inputs before the rows, with quiet times that were not committed. `upstream`: what the stages before
         it have emitted. Raises SlackwaterError if the epoch may not be committed.
         """
-        batch = self._rows(moment.batch, upstream)
+        batch, late = self._rows(before, moment, upstream)
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
@@ -112,20 +123,40 @@ class Stage:
                 outcome = self._read(before, clocks, moment, batch, tasks)
         clocks, outcome = self._heard(clocks, moment, upstream, outcome)
         watermark = self._watermark(before, clocks, moment, upstream)
-        state = fold.ingested(self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark)
+        state = fold.ingested(self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late)
         if outcome is not None:
             bounds.check(self.operator, self.engine, before, state, tasks)
         if moment.flush:  # just past the latest close of what is open
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
         with timer.phase("emit"):
-            return self._emit(before, state, moment, outcome)
+            done = self._emit(before, state, moment, outcome)
+        return replace(done, idle=self._is_idle(clocks, upstream))
 
-    def _rows(self, batch: Batch, upstream: Mapping[str, Results]) -> Batch:
-        """The batch as this stage sees it: the rows of its own inputs."""
-        found = {n: self.engine.payload(r.rows) for n, r in upstream.items() if r.rows is not None and r.rows.height}
-        mine = {n: rows for n, rows in batch.payload.items() if n in self.inputs}
-        return replace(batch, payload={**mine, **found})
+    def raised(self, done: Advanced, watermark: int, moment: Moment) -> Advanced:
+        """What an epoch made of the stage, with the watermark at the point to which --flush brings all stages."""
+        before = done.state
+        if before.watermark_us < watermark:
+            more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), moment, None)
+            output, reports = (*done.output, *more.output), (*done.reports, *more.reports)
+            done = replace(done, state=more.state, output=output, reports=reports)
+        promised = output_watermark(done.state.promised_us, watermark, self.operator.hold_us(watermark, ()))
+        flushed = {"output_watermark_us": promised, "flushed_us": watermark}
+        return replace(done, state=done.state.model_copy(update=flushed))
+
+    def _rows(self, before: StageState, moment: Moment, upstream: Mapping[str, Results]) -> tuple[Batch, int]:
+        """The batch as this stage sees it, the rows of its own inputs, and how many results came late."""
+        found, late = {n: rows for n, rows in moment.batch.payload.items() if n in self.inputs}, 0
+        for name, results in upstream.items():
+            rows = results.rows
+            if rows is None or not rows.height:
+                continue
+            if not results.passes_late:
+                rows, behind = in_time(rows, before.watermark_us)
+                late += behind.height
+                accounting.log_late_results(self.pipeline, self.name, moment.epoch, name, behind, before.watermark_us)
+            found[name] = self.engine.payload(rows)
+        return replace(moment.batch, payload=found, results=frozenset(upstream)), late
 
     def _read(
         self,
@@ -187,16 +218,32 @@ class Stage:
     ) -> int:
         if not moment.moves_clocks:
             return before.watermark_us
-        return self.watermark(before.watermark_us, clocks, {n: r.watermark_us for n, r in upstream.items()})
+        return self.watermark(before.watermark_us, clocks, upstream, moment.carried.get(self.name))
 
-    def watermark(self, since: int, clocks: Mapping[str, SourceClock], upstream: Mapping[str, int]) -> int:
-        """The least of what its sources and the stages that it reads have reached; it never goes back."""
-        found = [NO_WATERMARK if w == NO_WATERMARK else w - self.behind_us.get(n, 0) for n, w in upstream.items()]
+    def watermark(
+        self, since: int, clocks: Mapping[str, SourceClock], upstream: Mapping[str, Results], carried: int | None = None
+    ) -> int:
+        """The least of what its sources and the stages that it reads have reached; it never goes back.
+
+        Sources that are all idle are left out where a stage is awake. `carried`: how far it goes if all that it reads is idle.
+        """
+        found = [r.watermark_us for r in upstream.values()]
         read = [c for n, c in clocks.items() if n not in upstream]
-        if read:
+        is_idle = self._is_idle(clocks, upstream)
+        if read and (is_idle or not all(c.idle for c in read)):
             close = self.pipeline.transform.step.idle_close_ms
-            found.append(run_on(global_watermark(since, read), read, None if close is None else 1000 * close))
+            least = run_on(global_watermark(since, read), read, None if close is None else 1000 * close)
+            found.append(max(least, carried) if is_idle and carried is not None else least)
         return max(since, min(found))
+
+    def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, Results]) -> bool:
+        """Whether all sources are idle that its rows can come from."""
+        return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
+
+    def promised(self, before: StageState, watermark: int, since: int | None = None) -> int:
+        """The output watermark at a watermark that no row moved; `since`: the one before, else that of the commit."""
+        hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
+        return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
     def _onward(
         self,
@@ -232,21 +279,24 @@ class Stage:
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
         return Advanced(after, output, letters, outcome, reports)
 
-    def results(self, output: Sequence[OutputMeta]) -> pl.DataFrame | None:
-        """What was put aside as rows, for the stages that read it."""
-        staged = self.store.outputs(output)
-        return self.operator.as_rows(outbox.split(self.operator, staged, upserts=False)[0]) if staged else None
+    def results(self, done: Advanced) -> Results:
+        """What an epoch has put aside, for the stages that read it."""
+        staged = self.store.outputs(done.output)
+        rows = self.operator.as_rows(outbox.split(self.operator, staged, upserts=False)[0]) if staged else None
+        return Results(rows, done.state.promised_us, done.idle, self.operator.passes_late)
 
     # -- shards --------------------------------------------------------------------------------------------------
 
     def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
         """The work of an epoch; `clocks`: of the inputs, quiet times that are not committed among them."""
         # rows are tagged with their source's place; those of idle partitions come after all sources (see spark.engine)
-        count = len(clocks)
-        overtaken = (i for i, c in enumerate(clocks.values()) if c.was_overtaken(state.watermark_us))
+        count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.of_stage}
+        own = [(i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed]
+        overtaken = (i for i, c in own if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
-        committed = fold.clocks(self.pipeline, state)
-        late = LateLetters(self.pipeline.name, holder(committed)) if self.pipeline.keeps_late else None
+        committed, late = fold.clocks(self.pipeline, state), None
+        if self.pipeline.keeps_late:
+            late = LateLetters(self.pipeline.name, holder(committed), fold.cause_of(state))
         cap = self.operator.admits
         return [
             ShardTask(
@@ -262,13 +312,16 @@ class Stage:
                 late=late,
                 keeps_bad=self.pipeline.transform.on_error == "dlq",
                 capacity=self.capacity,
+                holds=None if state.holds is None else state.holds[shard],
                 hit=self.in_worker(epoch),
             )
             for shard, metas in enumerate(state.segments)
         ]
 
-    def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, early: bool) -> list[ShardTask]:
-        """The shards that may have something to say between two watermarks."""
+    def all_tasks(
+        self, state: StageState, epoch: int, since: int | None = None, flush: bool = False, early: bool = False
+    ) -> list[ShardTask]:
+        """All shards, on the way from a watermark to that of the state."""
         watermark = state.watermark_us
         return [
             ShardTask(
@@ -276,13 +329,18 @@ class Stage:
                 self.store.shard(shard, state.shards, epoch, metas, self.number),
                 shard,
                 watermark,
-                since,
+                watermark if since is None else since,
                 flush=flush,
                 early=early,
+                holds=None if state.holds is None else state.holds[shard],
             )
             for shard, metas in enumerate(state.segments)
-            if self.operator.touched(metas, since, watermark, early)
         ]
+
+    def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, early: bool) -> list[ShardTask]:
+        """The shards that may have something to say between two watermarks."""
+        tasks = self.all_tasks(state, epoch, since, flush, early)
+        return [t for t in tasks if self.operator.touched(t.state.metas, since, t.watermark, early)]
 
     def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
         """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
@@ -294,3 +352,15 @@ class Stage:
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
         """emit = "updates": whether windows that are open may be emitted again by now."""
         return clock_us - state.emitted_us >= self.operator.early_us
+
+
+def in_time(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Results as rows of a stage that stands at this watermark, and those of them that lie behind it, as they were.
+
+    They count at the watermark: a config that was changed lets results out that lie behind what the former one promised.
+    """
+    least = pl.lit(watermark, pl.Int64).cast(pl.Datetime("us", "UTC"))
+    behind = rows.filter(pl.col(EVENT_TIME) < least)
+    if behind.is_empty():
+        return rows, behind
+    return rows.with_columns(pl.max_horizontal(EVENT_TIME, least).alias(EVENT_TIME)), behind

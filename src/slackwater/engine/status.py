@@ -24,7 +24,7 @@ class Counters:
     """Cumulative over the life of the pipeline, part of every commit, continued after a restart.
 
     Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` are the
-    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`), `letters`
+    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`, `flush`), `letters`
     (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`): `late` ones are `rows_late + rows_partly_late`.
 
     Of a join `emitted` is `match` and `unmatched`. `sides` is for "left" and "right": `buffered` (rows put into the state),
@@ -42,6 +42,8 @@ class Counters:
     late_windows: int = 0
     replayed: int = 0  # dead letters that were applied after all; their rows stay counted as what they were
     overflows: int = 0  # results that did not fit their type and came out as NULL (on_overflow = "null")
+    # results that lay behind the watermark of the stage that reads them: they count there, at that watermark
+    late_between_stages: int = 0
     rows_partly_late: int = 0  # late for some of their windows, and not for all: these rows are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)

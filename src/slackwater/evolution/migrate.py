@@ -146,6 +146,7 @@ def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> di
         "groups": figures.groups,
         "windows": figures.windows,
         "panes": figures.panes,
+        "holds": tuple(operator.holds_of(rows) for rows in parts),
         **operator.memory,
     }
 
@@ -153,7 +154,12 @@ def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> di
 @_spread.register
 def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
-    return {"segments": _buffered(operator, found, store, shards), "groups": none, "windows": none}
+    return {
+        "segments": _buffered(operator, found, store, shards),
+        "groups": none,
+        "windows": none,
+        "holds": ((),) * shards,
+    }
 
 
 @_spread.register
@@ -163,13 +169,13 @@ def _(operator: Keyed, found: Carrying, store: StateStore, shards: int) -> dict[
         rows = found.rows.filter(pl.Series(owner == shard))
         metas.append(store.shard(shard, shards, found.epoch, (), found.number).adopt(operator, rows))
         groups.append(rows.height)
-    return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards}
+    return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards, "holds": ((),) * shards}
 
 
 @_spread.register
 def _(operator: Rows, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
-    return {"segments": ((),) * shards, "groups": none, "windows": none}
+    return {"segments": ((),) * shards, "groups": none, "windows": none, "holds": ((),) * shards}
 
 
 @singledispatch

@@ -77,6 +77,12 @@ class JoinLogic:
     def sides(self) -> tuple[Side, Side]:
         return (self.left, self.right)
 
+    @property
+    def lag_us(self) -> int:
+        """How far behind the watermark a joined row may lie, at the most."""
+        waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
+        return self.allowed_us + max(waits, default=0)
+
     @cached_property
     def output(self) -> list[Field]:
         columns = [Field(name, f.type) for side in self.sides for name, f in side.output]

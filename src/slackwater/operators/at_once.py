@@ -31,6 +31,10 @@ class AtOnce(Windowless):
     def late_before(self, watermark: int) -> int:
         return NO_WATERMARK
 
+    @property
+    def passes_late(self) -> bool:
+        return True
+
     def input_of(self, source: str) -> int:
         return 0
 

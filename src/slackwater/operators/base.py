@@ -11,7 +11,7 @@ registered there is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import polars as pl
 from slackwater.core.capacity import ANYTHING, Capacity
 from slackwater.core.schema import Field
 from slackwater.operators.task import EmitReport, IngestReport
-from slackwater.state.commit import SegmentMeta
+from slackwater.state.commit import Hold, SegmentMeta
 from slackwater.state.protocol import ShardState
 
 SIDES = ("left", "right")
@@ -107,7 +107,20 @@ class Operator(Protocol):
         ...
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Its results as rows of the next stage: none of them lies before the watermark at which they come out."""
+        """Its results as rows of the next stage."""
+        ...
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        """Return the lowest event time that a result may still have at this watermark. `holds`: of all shards."""
+        ...
+
+    @property
+    def passes_late(self) -> bool:
+        """Whether rows behind the watermark come out as late as they are: then their readers judge them."""
+        ...
+
+    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+        """Return what may still come out of a shard behind the watermark; reads the shard."""
         ...
 
     # -- on a shard ----------------------------------------------------------------------------------------------
@@ -177,10 +190,14 @@ class Operator(Protocol):
 
 @dataclass(frozen=True)
 class LateLetters:
-    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark."""
+    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark.
+
+    `cause`: why rows are late whose source was not idle.
+    """
 
     pipeline: str
     held_by: str | None
+    cause: str = "lateness"
 
 
 @dataclass(frozen=True)
@@ -210,6 +227,7 @@ class ShardTask:
     keeps_bad: bool = False  # so do rows that bring no usable gap
     capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
     onward: Onward | None = None  # ingest: what is due there comes out in the same pass
+    holds: tuple[Hold, ...] | None = None  # of the shard; None where no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 
     def staging(self, when: str) -> None:

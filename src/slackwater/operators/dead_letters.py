@@ -156,7 +156,7 @@ def late_letters(
         "pipeline": pl.lit(task.late.pipeline),
         "epoch": pl.lit(task.state.epoch),
         "event_time": _moment(pl.col("__start")),
-        "cause": pl.when(idle).then(pl.lit("idle")).otherwise(pl.lit("lateness")),
+        "cause": pl.when(idle).then(pl.lit("idle")).otherwise(pl.lit(task.late.cause)),
         "watermark": _moment(pl.lit(task.watermark)),
         "watermark_source": pl.lit(task.late.held_by),
         "late_us": task.watermark - pl.col("__start"),

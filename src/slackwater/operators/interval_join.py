@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, LetterFile, SideReport, plain
 from slackwater.operators.windowless import Windowless
-from slackwater.state.commit import OutputMeta, SegmentMeta, StageState
+from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
+from slackwater.watermark import NO_WATERMARK
 
 PLAIN = ("__kh", "__ts")
 SAMPLE = 3
@@ -53,6 +54,9 @@ class IntervalJoin(JoinLogic, Windowless):
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return watermark if watermark <= NO_WATERMARK else watermark - self.lag_us
 
     @property
     def reasons(self) -> Sequence[str]:

@@ -21,6 +21,7 @@ def run(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -
     onward, state = task.onward, task.state.at(found.segments)
     out = EmitReport(shard=task.shard, segments=found.segments)
     if task.operator.touched(found.segments, task.since, onward.watermark, onward.early):
-        due = ShardTask(task.operator, state, task.shard, onward.watermark, task.since, early=onward.early)
+        holds = task.holds if found.holds is None else found.holds
+        due = ShardTask(task.operator, state, task.shard, onward.watermark, task.since, early=onward.early, holds=holds)
         out = task.operator.emit(due)
     return found.model_copy(update={"emitted": out})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,8 @@ from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
 from slackwater.operators.task import EmitReport, IngestReport, LetterFile
 from slackwater.operators.windowed import Windowed, untouched
-from slackwater.windows import session_emission, sessions
+from slackwater.state.commit import Hold
+from slackwater.windows import session_emission, session_holds, sessions
 from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.order import distinct_hashes
 
@@ -26,6 +27,20 @@ class Sessions(SessionLogic, Windowed):
     @property
     def last_instant_us(self) -> int:
         return 0  # an event at the end of the gap still joins
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return session_holds.lowest(holds, watermark, self.reach_us)
+
+    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+        return self.holds_of(task.state.reader(self).scan().sort("__h", maintain_order=True))
+
+    def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+        return session_holds.bounded(session_holds.of_rows(self, rows))
+
+    def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+        if task.holds is None or state.is_empty():
+            return None
+        return session_holds.replaced(self, task.holds, state)
 
     @property
     def reasons(self) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from slackwater.state.commit import OutputMeta, Record, SegmentMeta
+from slackwater.state.commit import Hold, OutputMeta, Record, SegmentMeta
 
 
 class LetterFile(Record):
@@ -48,6 +48,7 @@ class EmitReport(Record):
     windows: int = 0
     last_end_us: int | None = None
     unmatched: tuple[int, int] = (0, 0)  # of a join: left, right
+    holds: tuple[Hold, ...] | None = None  # of the shard from now on; None: as they were
     overflows: Overflows = Overflows()
 
 
@@ -76,6 +77,7 @@ class IngestReport(Record):
     letters: LetterFile | None = None
     sides: tuple[SideReport, ...] = ()  # of a join: left, right
     overflows: Overflows = Overflows()
+    holds: tuple[Hold, ...] | None = None  # of the shard from now on; None: as they were
     emitted: EmitReport | None = None  # what came out in the same pass, see `operators.one_pass`
 
 

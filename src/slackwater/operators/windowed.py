@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import Any
@@ -19,7 +19,7 @@ from slackwater.core.schema import Field
 from slackwater.operators.base import Figures, Recount, ShardTask, is_over
 from slackwater.operators.lateness import late_by
 from slackwater.operators.task import EmitReport, IngestReport, Overflows, plain
-from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.windows.logic import Logic
 from slackwater.windows.outcomes import Emitted, Ingested
 
@@ -76,6 +76,24 @@ class Windowed(Logic):
         """With `_event_ts`, the last instant of each window: what is open at a watermark does not end before it."""
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return watermark  # what is open at a watermark does not end before it
+
+    @property
+    def passes_late(self) -> bool:
+        return False
+
+    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+        return ()
+
+    def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+        """Return the holds of a shard that has these state rows."""
+        return ()
+
+    def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+        """Return the holds of a shard whose units were replaced by `state`; None where they are as they were."""
+        return None
 
     @property
     def early_us(self) -> int:
@@ -143,6 +161,7 @@ class Windowed(Logic):
         return {
             "shard": task.shard,
             "segments": task.state.stage(self, done.state, before, task.since),
+            "holds": self.holds_after(task, done.state),
             **(self._alone(task, alone) if alone is not None else {}),
             "used": counts.used,
             "late": counts.late,
@@ -183,6 +202,7 @@ class Windowed(Logic):
                 task.state.stage(self, done.state, before, task.since) if done.state.height else task.state.metas
             ),
             outputs=outputs,
+            holds=self.holds_after(task, done.state),
             reasons={k: n for k, n in reasons.items() if n},
             groups=done.groups,
             windows=done.windows,

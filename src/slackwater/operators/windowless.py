@@ -6,7 +6,7 @@ answer registers its own beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.core.schema import Field
@@ -14,7 +14,8 @@ from slackwater.core.schema import Field
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.operators.base import Figures, Operator, Recount
+    from slackwater.operators.base import Figures, Operator, Recount, ShardTask
+    from slackwater.state.commit import Hold
 
     Base = Operator  # at run time its properties would stand in the way of the fields of a dataclass
 else:
@@ -39,6 +40,16 @@ class Windowless(Base):
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
         return results
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return watermark
+
+    @property
+    def passes_late(self) -> bool:
+        return False
+
+    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+        return ()
 
     @property
     def updates(self) -> bool:

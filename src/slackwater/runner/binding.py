@@ -88,7 +88,6 @@ def stages_of(
     steps: Mapping[str, Bound], engines: Mapping[str, Engine], store: StateStore, faults: Faults
 ) -> list[Stage]:
     """All steps, on what runs them."""
-    alone = {name: one.own for name, one in steps.items()}
     return [
         Stage(
             name,
@@ -98,16 +97,10 @@ def stages_of(
             engines[name],
             faults.in_worker,
             number,
-            behind(one.own, alone),
             far_dates=FarDates(one.own),
         )
         for number, (name, one) in enumerate(steps.items())
     ]
-
-
-def behind(own: Pipeline, steps: Mapping[str, Pipeline]) -> dict[str, int]:
-    """How far before its watermark (µs) the rows may lie that each of the stages emits which a step reads."""
-    return {s.name: 1000 * steps[s.name].watermark_delay_ms for s in own.sources if s.of_stage}
 
 
 def _read_alike(own: Pipeline) -> list[list[Way]]:
@@ -132,4 +125,4 @@ def _carrying(one: Bound, session: SparkSession) -> dict[str, tuple[str, ...]]:
     return {key: texts for key, texts in found.items() if texts is not None}
 
 
-__all__ = ["Bound", "Frames", "behind", "bind", "bind_all", "frames_of", "stages_of"]
+__all__ = ["Bound", "Frames", "bind", "bind_all", "frames_of", "stages_of"]

@@ -127,11 +127,17 @@ def end(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     left = f"{status.windows_active:,} open"
     if status.buffered:
         left = " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " buffered"
+    between = f"; {late_between(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
-        f"{c.rows_emitted:,} emitted, {left}; results in {explain.target_text(pipeline)}"
+        f"{c.rows_emitted:,} emitted, {left}{between}; results in {explain.target_text(pipeline)}"
     )
+
+
+def late_between(status: Status) -> str:
+    """How many results came late for the stage that reads them; the promise is none."""
+    return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 
 
 def committed(state: Commit | None) -> str:

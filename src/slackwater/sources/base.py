@@ -62,6 +62,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     known: Mapping[str, Callable[[str], Known | None]] = field(default_factory=dict)
+    results: frozenset[str] = frozenset()  # of the names in `payload`: stages, which no limit of a source judges
     replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
     began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
 

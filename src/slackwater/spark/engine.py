@@ -115,7 +115,8 @@ class SparkEngine:
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
         read = self._read(batch, clock_us, None, idle, tagged)
         outcome = self._ingest(read, batch, tasks, self._known(batch, clock_us))
-        if any(s.max_event_us is not None and s.max_event_us > latest for s in outcome.sources.values()):
+        newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.of_stage(n)]
+        if any(us is not None and us > latest for us in newest):
             read = self._read(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks, {})
         outcome = self.looks.answered(outcome, batch, clock_us)

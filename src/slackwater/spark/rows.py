@@ -67,6 +67,10 @@ class StepRows:
             return column, PER_UNIT[unit]
         return None
 
+    def of_stage(self, name: str) -> bool:
+        """Whether rows of this name are results of a stage, which the limits of a source do not judge."""
+        return any(s.of_stage for s in self.pipeline.sources if s.name == name)
+
     def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
@@ -75,7 +79,7 @@ class StepRows:
             # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
             every = ", ".join(quote(c) for c in there if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
-        future = "" if latest is None else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        future = "" if latest is None or self.of_stage(name) else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         first, last = fitting.usable(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"

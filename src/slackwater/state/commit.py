@@ -44,6 +44,7 @@ from slackwater.state.record_fields import (
 )
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
+Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
 LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target is called so
 
 
@@ -174,6 +175,9 @@ class StageState(Record):
     # how far it is
     clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # of its inputs: sources, or stages
     watermark_us: Time = NO_WATERMARK
+    # no later result has an event time before it: what readers go by; None: of a state that is older than this field
+    output_watermark_us: Time | None = None
+    flushed_us: Time = NO_WATERMARK  # where --flush has put the watermark, if it did
     gone_us: Time = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
@@ -184,6 +188,8 @@ class StageState(Record):
     panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(
         default_factory=dict
     )  # start -> keys per shard, while not forgotten
+    # per shard: what may still come out behind the watermark; None: nobody asked, as no stage reads this one
+    holds: tuple[tuple[Hold, ...], ...] | None = None
     # what it emitted and counted
     emitted_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: StrictBool = False  # and whether some were changed since
@@ -197,11 +203,23 @@ class StageState(Record):
                 raise ValueError(f"{name} of {len(found)} shards, there are {shards}")
         if any(len(groups) != shards for groups in self.panes.values()):
             raise ValueError(f"a pane has groups of another number of shards than {shards}")
+        if self.holds is not None and len(self.holds) != shards:
+            raise ValueError(f"holds of {len(self.holds)} shards, there are {shards}")
         return self
 
     @property
     def shards(self) -> int:
         return len(self.segments)
+
+    @property
+    def promised_us(self) -> int:
+        """The output watermark: no later result of this stage has an event time before it."""
+        return self.watermark_us if self.output_watermark_us is None else self.output_watermark_us
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the watermark stands where --flush has put it: no event has reached it."""
+        return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
     def metas(self) -> Iterator[SegmentMeta]:
@@ -302,6 +320,11 @@ class Commit(Record):
     def watermark_us(self) -> int:
         """How far all sources are: the least watermark of the stages that read them."""
         return min(s.watermark_us for s in self.of_sources)
+
+    @property
+    def promised(self) -> dict[str, int]:
+        """The output watermarks of the stages, by name."""
+        return {s.name: s.promised_us for s in self.stages}
 
     @property
     def clocks(self) -> dict[str, ClockRecord]:

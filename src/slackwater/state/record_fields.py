@@ -125,6 +125,7 @@ class CounterTable(TypedDict, total=False):
     late_windows: Amount
     replayed: Amount
     overflows: Amount
+    late_between_stages: Amount
     rows_partly_late: Amount
     late: dict[str, Amount]
     emitted: dict[str, Amount]

@@ -100,7 +100,7 @@ class GivenEngine:
             parts.append(out.drop(NUMBER, fitting.UNFIT).with_columns(tag))
             keys = out.select(self.logic.key_names if isinstance(self.logic, Panes) else [])
             origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
-        spans = Spans({n: _times(p.timed) for n, p in given.items()}, _FOREVER)
+        spans = Spans({n: _times(p.timed) for n, p in given.items()}, dict.fromkeys(given, _FOREVER))
         bad = {n: s for n, s in samples.items() if s}
         reports = self._run(tasks, parts, origins, staged) if parts else ()
         return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)

@@ -36,7 +36,7 @@ from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, Heard, Span
 from slackwater.windows import panes
 from slackwater.windows.aggregations import Input, normalised
-from slackwater.windows.kept import Int64s
+from slackwater.windows.kept import FAR, Int64s
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,15 @@ class LocalEngine:
     foresees: bool = False  # knows of rows before they are read, as footers of files do
 
     def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        latest = clock_us + self.max_future_ms * 1000
-        return {n: s for n in self.sources if (s := self._stats(batch, n, latest))} if self.foresees else {}
+        return {n: s for n in self.sources if (s := self._stats(batch, n, clock_us))} if self.foresees else {}
 
-    def _stats(self, batch: Batch, name: str, latest: int) -> SourceStats | None:
+    def _latest(self, batch: Batch, name: str, clock_us: int) -> int:
+        """The time beyond which rows are bad: there is none for results of a stage."""
+        return FAR if name in batch.results else clock_us + self.max_future_ms * 1000
+
+    def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
         rows, listed = batch.payload.get(name), batch.partitions.get(name, {})
+        latest = self._latest(batch, name, clock_us)
         if rows is None or rows.is_empty():
             return SourceStats(partitions=dict.fromkeys(listed, Heard(0, None))) if listed else None
         sane = self._sane(rows)
@@ -89,7 +93,7 @@ class LocalEngine:
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         frames: Mapping[str, pl.DataFrame] = batch.payload
-        latest = clock_us + self.max_future_ms * 1000
+        latest = {name: self._latest(batch, name, clock_us) for name in self.sources}
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
@@ -97,11 +101,11 @@ class LocalEngine:
         unfit, staged = list[Unfit](), list[LetterFile]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
-            if (told := self._stats(batch, name, latest)) is not None:
+            if (told := self._stats(batch, name, clock_us)) is not None:
                 stats[name] = told
             if rows is None or rows.is_empty():
                 continue
-            usable = self._usable(rows, latest)
+            usable = self._usable(rows, latest[name])
             for which in self.inputs.get(name, (name,)):
                 fit = self._fitting(name, which, usable, tasks[0], unfit, staged)
                 source = np.full(fit.height, index)
@@ -187,10 +191,10 @@ class Spans:
     """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
 
     frames: Mapping[str, pl.DataFrame]
-    latest: int
+    latest: Mapping[str, int]
 
     def __call__(self, source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
-        rows = self.frames[source].filter(pl.col("ts") <= self.latest)
+        rows = self.frames[source].filter(pl.col("ts") <= self.latest[source])
         named = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
         return {"": _newest(rows, jump_us)} | {
             p: _newest(rows.filter(pl.col("__partition") == p), jump_us) for p in named

@@ -337,7 +337,6 @@ class LocalPipeline:
         pipeline, faults = self.pipeline, self._faults
         hooks = Hooks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
         held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
-        alone = pipeline.alone
         stages = [
             Stepping(
                 name,
@@ -347,10 +346,9 @@ class LocalPipeline:
                 self._bound.engine(name, own),
                 faults.in_worker,
                 number,
-                {s.name: 1000 * alone[s.name].watermark_delay_ms for s in own.sources if s.of_stage},
                 far_dates=FarDates(own),
             )
-            for number, (name, own) in enumerate(alone.items())
+            for number, (name, own) in enumerate(pipeline.alone.items())
         ]
         self._driver = Driver(pipeline, stages, held, self._targets, hooks, self._aside)
         try:

@@ -1,0 +1,84 @@
+"""Sessions that may still end behind the watermark: what holds the output watermark of a stage of sessions back.
+
+A session that is open although the watermark has passed its start + cap has no row at or beyond the cap. A later row may still bring
+one: then the session is cut, and its result has the event time start + cap.
+
+    gap 3, cap 10      0      7 9   10  11  12         watermark 11: it is open up to 12, and a row at 11 or 12 cuts it at 10
+    session            [──────●─●────┊───▲───)
+
+The same holds for a part of a run that a row behind the watermark keeps whole (see `walk_places`): the session before it ends where
+that part begins, once the cap of that session is passed.
+
+A hold is (unit, low, due): a result of this unit may have the event time `low` until the watermark has reached `due`. It counts while
+the watermark is between the two. There are few, since a session has to come within a gap of the cap. A shard keeps at most `MOST`
+of them; the rest becomes one hold of no unit, which may hold back more than it has to, but never more than the longest gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slackwater.windows.intervals import furthest
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.windows.intervals import SessionLogic
+
+Hold = tuple[int | None, int, int]
+MOST = 64  # of a shard
+
+
+def lowest(holds: Iterable[Hold], watermark: int, reach: int) -> int:
+    """Return the lowest event time that a session may still end at; `reach`: the longest gap.
+
+    Rows of an open session reach to the watermark, so none of its cuts lies more than a gap behind that.
+    """
+    counting = (max(low, watermark - reach) for _, low, due in holds if low < watermark < due)
+    return min(counting, default=watermark)
+
+
+def of_rows(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
+    """Return the holds of state rows, which are in the order of their units and times."""
+    kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
+    end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
+    near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
+    at = np.flatnonzero(near_cap)
+    units = rows["__h"].to_numpy()
+    found = list(zip(units[at].tolist(), (start[at] + logic.cap_us).tolist(), due[at].tolist(), strict=True))
+    parts = np.flatnonzero((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
+    if (last[parts] > start[parts]).any():
+        of_unit = np.cumsum(np.diff(units[parts], prepend=units[parts[0]]) != 0)
+        touches = np.append(
+            False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= furthest(of_unit, end[parts])[:-1])
+        )
+        at = parts[touches & (last[parts] > start[parts])]
+        found += zip(units[at].tolist(), start[at].tolist(), due[at].tolist(), strict=True)
+    return found
+
+
+def replaced(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
+    """Return the holds of a shard in which `rows` took the place of all rows of their units."""
+    new = of_rows(logic, rows)
+    if not holds:
+        return bounded(new)
+    units = rows["__h"].to_numpy()  # sorted
+    of = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
+    gone = set(of[np.isin(of, units)].tolist())
+    return bounded([*(hold for hold in holds if hold[0] not in gone), *new])
+
+
+def bounded(holds: Sequence[Hold]) -> tuple[Hold, ...]:
+    """Return at most `MOST` holds, which hold back no less."""
+    in_order = sorted(holds, key=lambda hold: hold[1])
+    if len(in_order) <= MOST:
+        return tuple(in_order)
+    rest = in_order[MOST - 1 :]
+    return (*in_order[: MOST - 1], (None, rest[0][1], max(due for _, _, due in rest)))
+
+
+__all__ = ["MOST", "Hold", "bounded", "lowest", "of_rows", "replaced"]
