@@ -16,7 +16,7 @@ import slackwater
 from docgen.sources import ROOT, Message, messages, mistakes
 from slackwater.cli.main import app
 from slackwater.config import documented
-from slackwater.config.spec import Spec
+from slackwater.config.spec import Spec, with_units
 from slackwater.config.transform import Transform
 from slackwater.engine.status import Buffered, Counters, StageStatus, Status
 from slackwater.messages import FAMILIES, WARNING
@@ -134,7 +134,8 @@ def keys_page() -> str:
         "",
         "All keys of a config by their tables, with the values that they take and their defaults. The same is in the JSON Schema for",
         "[editors](configuration.md#in-an-editor); [configuration](configuration.md) says how they go together. A value of text may also",
-        "be `${NAME}`, from the environment.",
+        "be `${NAME}` or `${NAME:-default}`, from the environment. A duration is a text with its unit (`250ms`, `30s`, `5m`, `2h`, `30d`); each such",
+        "key also exists with `_ms` at its end, as in `gap_ms = 1800000`, which takes a number of milliseconds too.",
     ]
     by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *documented.TEXTS)}
     for name, table in _TABLES.items():
@@ -147,8 +148,11 @@ def keys_page() -> str:
             "| key | values | default | |",
             "|---|---|---|---|",
         ]
+        units = with_units(spec)
         for key, of in shape["properties"].items():
-            text = of["description"] if of.get("deprecated") else documented.text_of(spec, key)
+            if key in units.values():
+                continue
+            text = of["description"] if of.get("deprecated") else documented.text_of(spec, units.get(key, key))
             default = _code(json.dumps(of["default"])) if "default" in of else ""
             lines.append(f"| `{key}` | {_values(of)} | {default} | {_cell(text)} |")
         page, _, anchor = documented.place_of(spec).removeprefix("docs/").partition("#")

@@ -15,9 +15,9 @@ def pipeline(source: str, out: str, state: str) -> sw.Pipeline:
         ),
         window=sw.Window(
             kind="tumbling",
-            duration_ms="1m",
+            duration="1m",
             event_time_column="ts",
-            lateness_ms="10s",
+            lateness="10s",
             group_by=["page"],
             max_groups_per_window=10_000,
             aggregations=[sw.Aggregation(agg="count", as_="clicks")],

@@ -13,10 +13,10 @@ sw.run_streaming_pipeline(
     transform_sql="SELECT user_id, page_url, _event_ts FROM source WHERE event_type = 'click'",
     window=sw.Window(
         kind="session",
-        gap_ms="30m",
-        max_session_duration_ms="12h",
+        gap="30m",
+        max_session_duration="12h",
         event_time_column="ts",
-        lateness_ms="1m",
+        lateness="1m",
         group_by=["user_id"],
         aggregations=[
             sw.Aggregation(agg="count", as_="clicks"),

@@ -68,7 +68,9 @@ def pipeline(
     dead_letter: Target | None = None,
     connections: Mapping[str, Connection] | None = None,
     trigger_interval_ms: int | str = 0,
+    trigger_interval: str | None = None,
     idle_pause_ms: int | str = 500,
+    idle_pause: str | None = None,
     spark_settings: Mapping[str, str] | None = None,
     formerly: str | None = None,
     **source_settings: Any,
@@ -107,8 +109,8 @@ def pipeline(
         state_store=state_store,
         dead_letter=dead_letter,
         spark=dict(spark_settings or {}),
-        trigger_interval_ms=trigger_interval_ms,
-        idle_pause_ms=idle_pause_ms,
+        trigger_interval_ms=trigger_interval_ms if trigger_interval is None else trigger_interval,
+        idle_pause_ms=idle_pause_ms if idle_pause is None else idle_pause,
     )
 
 

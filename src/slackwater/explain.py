@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from slackwater.config import state_size
+from slackwater.config.bare_milliseconds import bare_milliseconds
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
@@ -368,6 +369,10 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
         found.append(
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
+    found += [
+        f'{at}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
+        for at, name, ms in bare_milliseconds(pipeline)
+    ]
     for own in pipeline.alone.values():
         w = own.transform.window
         if w and w.kind == "hopping" and w.duration_ms and w.hop_ms:
@@ -375,6 +380,6 @@ def warnings(pipeline: Pipeline) -> tuple[str, ...]:
             if panes > 1000:
                 found.append(
                     f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than "
-                    "1000 panes; choose a hop_ms that divides duration_ms"
+                    "1000 panes; choose a hop that divides duration"
                 )
     return tuple(found)

@@ -51,13 +51,13 @@ def test_check_notes_what_a_user_should_know(slackwater: Command) -> None:
 
 def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None:
     wrong = (
-        GOOD.replace("gap_ms =", "gap =").replace('["user_id"]', '"user_id"').replace('name = "user', 'nmae = "user')
+        GOOD.replace("gap_ms =", "gapp =").replace('["user_id"]', '"user_id"').replace('name = "user', 'nmae = "user')
     )
     said = slackwater("check", write(wrong))
     assert (said.code, said.out) == (2, "")
     assert said.err.splitlines() == [
         'p.toml: nmae: unknown key; did you mean "name"?',
-        'p.toml: transform.window.gap: unknown key; did you mean "gap_ms"?',
+        'p.toml: transform.window.gapp: unknown key; did you mean "gap"?',
         'p.toml: transform.window.group_by: found "user_id", expected a list; write ["user_id"]',
         "p.toml: transform.window.gap_ms: missing; a session window needs it: how long a silence ends a session",
         "p.toml: name: missing; give the pipeline a name",

@@ -26,7 +26,7 @@ def test_the_schema_is_printed(slackwater: Command) -> None:
 
 
 def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp_path: Path) -> None:
-    wrong = BASE.replace("gap_ms", "gap").replace('path = "out"', 'pth = "out"').replace('as = "events"', 'as = ""')
+    wrong = BASE.replace("gap_ms", "gapp").replace('path = "out"', 'pth = "out"').replace('as = "events"', 'as = ""')
     (tmp_path / "p.toml").write_text(wrong)
     *lines, places, count = slackwater("check", "p.toml").err.splitlines()
     assert len(lines) == 5 and count == "5 problems"
@@ -42,7 +42,7 @@ def test_what_is_about_no_key_names_no_place(slackwater: Command, tmp_path: Path
 
 @pytest.mark.parametrize("command", ["explain", "run", "plan", "why"])
 def test_only_check_names_places(slackwater: Command, tmp_path: Path, command: str) -> None:
-    (tmp_path / "p.toml").write_text(BASE.replace("gap_ms", "gap"))
+    (tmp_path / "p.toml").write_text(BASE.replace("gap_ms", "gapp"))
     said = slackwater(command, "p.toml")
     assert said.code == 2 and "documented" not in said.err
 

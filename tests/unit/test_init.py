@@ -167,12 +167,11 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
         "tags": "array<string>",
         "gone": "string",
     }
-    assert (window["event_time_column"], window["group_by"], window["lateness_ms"]) == ("ts", ["user_id"], "1m")
+    assert (window["event_time_column"], window["group_by"], window["lateness"]) == ("ts", ["user_id"], "1m")
     assert "event_time_unit" not in window
     assert "rows are out of order by up to 40 s in the sample" in said.out
     assert (
-        "\n  key: user_id (--key)\n  session windows: gap_ms 30m, which no sample tells: set what you mean\n"
-        in said.out
+        "\n  key: user_id (--key)\n  session windows: gap 30m, which no sample tells: set what you mean\n" in said.out
     )
     assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
     assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
@@ -219,7 +218,7 @@ def test_a_wrong_clock_is_told(slackwater: Command) -> None:
     rows = clicks(100)
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
     said = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
-    assert "this keeps 1 % of them: a clock in it may be wrong, see max_jump_ms" in said.out
+    assert "this keeps 1 % of them: a clock in it may be wrong, see max_jump" in said.out
 
 
 def test_a_join_of_two_samples(slackwater: Command) -> None:
@@ -340,7 +339,7 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
         sample = "in" if text[half:] else "in/b.jsonl"
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = written(slackwater, "--sample", sample, "--kind", kind)
-    lateness = duration_ms(data["transform"]["window"]["lateness_ms"])
+    lateness = duration_ms(data["transform"]["window"]["lateness"])
     behind = disorder(propose.time_columns(read(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness * 1000 >= behind.most_us

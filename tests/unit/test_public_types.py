@@ -13,6 +13,7 @@ import pytest
 from tests.support.effort import long
 
 import slackwater as sw
+from slackwater.config.spec import with_units
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
@@ -107,7 +108,8 @@ def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> 
     (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
     given = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
     names = {"as": "as_", "from": "from_"}
-    assert set(given) == {names.get(key, key) for key in cls.KINDS}
+    assert set(given) == {names.get(key, key) for key in (*cls.KINDS, *with_units(cls))}
+    given = {name: default for name, default in given.items() if name not in with_units(cls)}
     for name, default in given.items():
         attribute = "schema_" if name == "schema" else name
         field = cls.model_fields[attribute]

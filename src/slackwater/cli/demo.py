@@ -53,11 +53,11 @@ SESSIONS = """name = "demo-sessions"
 {sources}
 [transform.window]
 kind = "session"
-gap_ms = "10m"
-max_session_duration_ms = "4h"
+gap = "10m"
+max_session_duration = "4h"
 event_time_column = "ts"
-lateness_ms = "30s"
-source_idleness_ms = "1ms"           # a recorded day: do not wait for the silent app (default: 60s)
+lateness = "30s"
+source_idleness = "1ms"              # a recorded day: do not wait for the silent app (default: 60s)
 group_by = ["user_id"]
 max_groups_per_window = 10000
 
@@ -88,10 +88,10 @@ COUNTS = """name = "demo-counts"
 {sources}
 [transform.window]
 kind = "tumbling"
-duration_ms = "5m"
+duration = "5m"
 event_time_column = "ts"
-lateness_ms = "30s"
-source_idleness_ms = "1ms"           # a recorded day: do not wait for the silent app (default: 60s)
+lateness = "30s"
+source_idleness = "1ms"              # a recorded day: do not wait for the silent app (default: 60s)
 max_groups_per_window = 10
 
 [[transform.window.aggregations]]

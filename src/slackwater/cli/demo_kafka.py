@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ max_offsets_per_trigger = 20000
 
 [transform.window]
 kind = "session"
-gap_ms = "3s"
-max_session_duration_ms = "10m"
-lateness_ms = "1s"
+gap = "3s"
+max_session_duration = "10m"
+lateness = "1s"
 group_by = ["user_id"]
 
 [[transform.window.aggregations]]
@@ -70,6 +71,7 @@ url = "${{WAREHOUSE_URL}}"
 """
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/item/17", "/item/23")
 QUIET_SECONDS = 10
+STALLED_SECONDS = 300  # without any news of the runner, which is a failure on the slowest machine, too
 COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
@@ -122,20 +124,30 @@ def run_demo(rows: int, keep: bool = False) -> None:
         producer = _Producer(kafka.address, rows, rate=1000)
         producer.start()
         db: Any = psycopg.connect(postgres.url, autocommit=True)
-        runner = _start(file, home, environment)
-        _watch(say, db, runner, producer, home, until=rows // 4)
-        runner.send_signal(signal.SIGKILL)
-        runner.wait()
-        say("kill -9: the runner is dead in the middle of its work; starting it again")
-        runner = _start(file, home, environment)
-        _watch(say, db, runner, producer, home, until=rows * 3 // 4)
-        say("kill -9 once more")
-        runner.send_signal(signal.SIGKILL)
-        runner.wait()
-        producer.join()
-        say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
-        runner = _start(file, home, environment, "--available-now", "--flush")
-        _ended(say, runner, home)
+        again = "kill -9: the runner is dead in the middle of its work; starting it again"
+        try:
+            for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 once more")):
+                runner = _start(file, home, environment)
+                try:
+                    _watch(say, postgres.url, runner, producer, home, until)
+                    if _all_read(postgres.url, rows):
+                        say("the topic has been read to its end, so there is nothing left to kill the runner in")
+                        _stop(say, runner, home)
+                        break
+                    say(line)
+                finally:
+                    runner.kill()  # nothing to a runner that has ended
+                    runner.wait()
+            producer.join()
+            say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
+            runner = _start(file, home, environment, "--available-now", "--flush")
+            _ended(say, runner, home)
+        except EpochError as error:
+            if not keep:
+                raise
+            console.print(f"error: {error}", highlight=False, soft_wrap=True, markup=False)
+            _keep_up(console, file, kafka.address, postgres.url)
+            raise
         sessions, clicks = db.execute(COUNTS).fetchone()
         say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
         console.print(_longest(db))
@@ -150,9 +162,7 @@ def run_demo(rows: int, keep: bool = False) -> None:
             soft_wrap=True,
         )
         if keep:
-            console.print(look(file, kafka.address, postgres.url), highlight=False, soft_wrap=True, markup=False)
-            _until_stopped()
-            console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
+            _keep_up(console, file, kafka.address, postgres.url)
             return
     console.print(
         "Kafka, Postgres and the tables are gone; with --keep they stay up, to be looked at.\n\n"
@@ -162,6 +172,13 @@ def run_demo(rows: int, keep: bool = False) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
+    """Leave the services up until somebody stops the demo."""
+    console.print(look(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
+    _until_stopped()
+    console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
 
 
 def look(file: Path, kafka: str, postgres: str) -> str:
@@ -195,22 +212,51 @@ def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> 
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
-def _watch(say: Any, db: Any, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
-    """Show the table filling until it holds so many clicks."""
-    end, shown, quiet = time.monotonic() + 180, -1, _Quiet(say, home)
-    while time.monotonic() < end:
+def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
+    """Show the table filling until it holds so many clicks, or all that are in the topic were read.
+
+    Any news is progress: a click that was produced or came out, and a line of the runner's log.
+    """
+    shown, quiet, news, at = -1, _Quiet(say, home), (0, 0, 0), time.monotonic()
+    while time.monotonic() - at < STALLED_SECONDS:
         if runner.poll() is not None:
             _ended(say, runner, home)
-        there = db.execute("SELECT to_regclass('public.sessions')").fetchone()[0]
-        sessions, clicks = db.execute(COUNTS).fetchone() if there else (0, 0)
+        sessions, clicks = _counted(url)
         if clicks != shown and clicks:
             say(f"{producer.sent:>7,} clicks produced, {clicks:>7,} in {sessions:>6,} closed sessions")
             shown, quiet = clicks, _Quiet(say, home)
         quiet.look()
-        if clicks >= until:
+        if clicks >= until or (not producer.is_alive() and _all_read(url, producer.total)):
             return
+        seen = (producer.sent, clicks, _log_bytes(home))
+        if seen != news:
+            news, at = seen, time.monotonic()
         time.sleep(0.5)
-    raise EpochError(f"demo-kafka: the table did not fill in time: {_tail(home)}")
+    raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_tail(home)}")
+
+
+def _counted(url: str) -> tuple[int, int]:
+    """How many sessions there are in the table, and how many clicks in them."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        there = db.execute("SELECT to_regclass('public.sessions') IS NOT NULL").fetchone()
+        row = db.execute(COUNTS).fetchone() if there and there[0] else None
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))
+
+
+def _log_bytes(home: Path) -> int:
+    return (home / "log").stat().st_size
+
+
+def _all_read(url: str, rows: int) -> bool:
+    """Whether the latest commit holds all clicks: what is left are sessions that no later click can close."""
+    from slackwater.query.where import names_at, store_at
+
+    if "demo-kafka" not in names_at(url):
+        return False
+    with closing(store_at(url, "demo-kafka")) as store, store.peek() as snapshot:
+        return snapshot is not None and sum(s.counters.get("rows_in", 0) for s in snapshot.commit.stages) >= rows
 
 
 class _Quiet:
@@ -229,12 +275,24 @@ class _Quiet:
 
 
 def _ended(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    end, quiet = time.monotonic() + 300, _Quiet(say, home)
-    while runner.poll() is None and time.monotonic() < end:
+    """Wait for a runner's own end. Raises EpochError if it failed, or says nothing any more."""
+    quiet, logged, at = _Quiet(say, home), 0, time.monotonic()
+    while runner.poll() is None and time.monotonic() - at < STALLED_SECONDS:
         quiet.look()
+        if (size := _log_bytes(home)) != logged:
+            logged, at = size, time.monotonic()
         time.sleep(0.2)
     if runner.poll() != 0:
         raise EpochError(f"demo-kafka: the runner failed: {_tail(home)}")
+
+
+def _stop(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
+    """End a runner as Ctrl-C does: it finishes its epoch."""
+    runner.send_signal(signal.SIGINT)
+    quiet, end = _Quiet(say, home), time.monotonic() + STALLED_SECONDS
+    while runner.poll() is None and time.monotonic() < end:
+        quiet.look()
+        time.sleep(0.2)
 
 
 def _tail(home: Path) -> str:

@@ -271,9 +271,9 @@ def _chosen(content: str) -> list[str]:
     window = toml.loads(content, "the config").last.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
-    length = f"gap_ms {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""
+    length = f"gap {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""
     if window.duration_ms is not None:
-        length = f"duration_ms {duration_text(window.duration_ms)}"
+        length = f"duration {duration_text(window.duration_ms)}"
     return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
 
 

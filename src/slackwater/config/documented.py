@@ -120,7 +120,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "emit": "on_close: when a window closes; final: once, when nothing can change it any more; updates: every epoch's changes.",
         "emit_interval_ms": 'With emit = "updates": at most one update of a window per so much time.',
         "emit_metadata": "Adds _revision, _final_at and _emit_reason to the results.",
-        "max_groups_per_window": "A bound on the keys of a window (of sessions: open at once); mandatory for tumbling and hopping.",
+        "max_groups_per_window": "A bound on the keys of a window (of sessions: open at once); 1,000,000 where it is not given.",
         "on_state_cap": "At that bound: stop the pipeline, or refuse rows of new keys and count them.",
         "window_start_column": "The name of the column with the window's start.",
         "window_end_column": "The name of the column with the window's end.",

@@ -21,11 +21,12 @@ from slackwater.config.documented import place_of, text_of
 from slackwater.config.join import Join
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
-from slackwater.config.spec import Spec
+from slackwater.config.spec import Spec, with_units
 from slackwater.config.step import MOST_STAGES, Step
 from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.transform import Transform
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
+from slackwater.core.time import duration_text
 
 Schema = dict[str, Any]
 FILE = "slackwater.schema.json"
@@ -40,12 +41,14 @@ def schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") ->
     defs: dict[str, Schema] = {
         "env": {
             "type": "string",
-            "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*\}",
-            "description": "A value from the environment: ${NAME}",
+            "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
+            "description": "A value from the environment: ${NAME}, or ${NAME:-default}",
         }
     }
-    for name, least in (("duration", None), ("duration_from_0", 0), ("duration_above_0", 1)):
-        defs[name] = _duration(least)
+    for name, least in (("", None), ("_from_0", 0), ("_above_0", 1)):
+        defs[f"duration{name}"] = _duration(least)
+        of_text = _duration_text(least)
+        defs[f"duration_text{name}"] = {"description": '"250ms", "30s", "5m", "2h", "30d".', "anyOf": [of_text, _ENV]}
     top = _table(spec, defs)
     return {
         "$schema": _DIALECT,
@@ -63,11 +66,14 @@ def text(found: Schema | None = None) -> str:
 
 def _duration(least: int | None) -> Schema:
     of_number = {"type": "integer", "minimum": -_MOST_MS if least is None else least, "maximum": _MOST_MS}
-    of_text = {"type": "string", "pattern": rf"^\s*{_NUMBERS[least]}\s*(?:ms|s|m|h|d)\s*$"}
     return {
         "description": 'Milliseconds, or "250ms", "30s", "5m", "2h", "30d".',
-        "anyOf": [of_text, of_number, _ENV],
+        "anyOf": [_duration_text(least), of_number, _ENV],
     }
+
+
+def _duration_text(least: int | None) -> Schema:
+    return {"type": "string", "pattern": rf"^\s*{_NUMBERS[least]}\s*(?:ms|s|m|h|d)\s*$"}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -86,9 +92,16 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
 
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
+    units = {key: name for name, key in with_units(spec).items()}
     for key, kind in _kinds(spec).items():
         shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
-        keys[key] = {"description": _described(spec, key), **_value(shape, defs), **_default(spec, key)}
+        described = {"description": _described(spec, key), **_value(shape, defs), **_default(spec, key)}
+        if key in units:
+            keys[units[key]] = {**described, **_with_unit(shape)}
+            if "default" in described:
+                keys[units[key]]["default"] = duration_text(described["default"])
+            described["description"] = f'The same as "{units[key]}", or a number of milliseconds.'
+        keys[key] = described
     for old, new in spec.OLD.items():
         keys[old] = {**keys[new], "description": f'The older spelling of "{new}".', "deprecated": True}
     if spec is Pipeline:
@@ -97,7 +110,9 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
             "anyOf": [{"type": "string", "pattern": f"^{NAME}$", "maxLength": LONGEST_NAME}, _ENV],
         }
     rules = [_given(spec, key) for key in spec.REQUIRED]
-    rules += [{"not": {"required": [old, new]}} for old, new in spec.OLD.items()]
+    rules += [
+        {"not": {"required": list(both)}} for key in spec.KINDS for both in combinations(_spellings(spec, key), 2)
+    ]
     rules += _rules(spec)
     found: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
     return found | ({"allOf": rules} if rules else {})
@@ -107,6 +122,13 @@ def _described(spec: type[Spec], key: str) -> str:
     words = [*dict.fromkeys(w for w, meant in spec.MEANT.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
     return f"{text_of(spec, key)}{elsewhere} See {place_of(spec)}"
+
+
+def _with_unit(shape: Schema) -> Schema:
+    """The values of a key that takes a duration with its unit."""
+    name = {None: "duration_text", 0: "duration_text_from_0", 1: "duration_text_above_0"}[shape["duration"]]
+    one = {"$ref": f"#/$defs/{name}"}
+    return {"anyOf": [one, shape["otherwise"]]} if "otherwise" in shape else one
 
 
 def _default(spec: type[Spec], key: str) -> Schema:
@@ -149,9 +171,15 @@ def _first_line(spec: type[Spec]) -> str:
 # -- which keys go together --------------------------------------------------------------------------------------------
 
 
+def _spellings(spec: type[Spec], *keys: str) -> list[str]:
+    """The keys with all their spellings."""
+    further = {**with_units(spec), **spec.OLD}
+    return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
+
+
 def _given(spec: type[Spec], key: str) -> Schema:
     """A key that must be there, in any of its spellings."""
-    spelled = [key, *(old for old, new in spec.OLD.items() if new == key)]
+    spelled = _spellings(spec, key)
     return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
 
 
@@ -183,8 +211,9 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     if spec is Window:
         rules += _window_rules()
     if spec is Join:
-        both = {"required": ["lower_ms", "upper_ms"], **_without(["time_window_ms"])}
-        rules.append({"oneOf": [{"required": ["time_window_ms"], **_without(["lower_ms", "upper_ms"])}, both]})
+        either = {"allOf": [_given(Join, "time_window_ms")], **_without(_spellings(Join, "lower_ms", "upper_ms"))}
+        both = {"allOf": [_given(Join, key) for key in ("lower_ms", "upper_ms")]}
+        rules.append({"oneOf": [either, both | _without(_spellings(Join, "time_window_ms"))]})
         not_empty = {"type": "array", "minItems": 1, "items": {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}}
         rules.append({"properties": dict.fromkeys(("left_keys", "right_keys"), not_empty)})
         columns = {"uniqueItems": True}
@@ -213,9 +242,9 @@ def _rules(spec: type[Spec]) -> list[Schema]:
 
 
 def _step_rules(spec: type[Spec]) -> list[Schema]:
-    timed = ("event_time_unit", "event_time_zone", "max_jump_ms")
+    timed = ("event_time_unit", "event_time_zone", *_spellings(spec, "max_jump_ms"))
     own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
-    reopens = [{"if": {"required": ["allowed_lateness_ms"]}, "then": _only("late_data", "reopen")}]
+    reopens = [{"if": _given(spec, "allowed_lateness_ms"), "then": _only("late_data", "reopen")}]
     return [
         *(reopens if "late_data" in spec.KINDS else ()),
         _where({"const": "processing"}, {"properties": own_time}, "time_mode"),
@@ -225,14 +254,12 @@ def _step_rules(spec: type[Spec]) -> list[Schema]:
 def _window_rules() -> list[Schema]:
     needs = {
         "session": ["gap_ms", "max_session_duration_ms", "group_by"],
-        "tumbling": ["duration_ms", "max_groups_per_window"],
-        "hopping": ["duration_ms", "hop_ms", "max_groups_per_window"],
+        "tumbling": ["duration_ms"],
+        "hopping": ["duration_ms", "hop_ms"],
     }
-    spelled = {new: old for old, new in Window.OLD.items()}
     rules: list[Schema] = [{"required": ["aggregations"], "properties": {"aggregations": {"minItems": 1}}}]
     for kind in KINDS_OF_WINDOW:
-        others = [key for key, kinds in _KEYS_OF.items() if kind not in kinds]
-        others += [spelled[key] for key in others if key in spelled]
+        others = _spellings(Window, *(key for key, kinds in _KEYS_OF.items() if kind not in kinds))
         then = {"allOf": [_given(Window, key) for key in needs[kind]], **_without(others)}
         if kind == "session":
             then["properties"]["group_by"] = {"minItems": 1}
@@ -243,7 +270,7 @@ def _window_rules() -> list[Schema]:
     standalone = {"required": ["emit_metadata"], "properties": {"emit_metadata": {"const": True}}}
     rules.append(_where({"const": "standalone"}, standalone, "late_data"))
     nothing = {"anyOf": [{"const": 0}, {"type": "string", "pattern": r"^\s*-?0+\s*[a-z]+\s*$"}, _ENV]}
-    rules.append(_where({"not": nothing}, _only("emit", "updates"), "emit_interval_ms"))
+    rules.append(_where({"not": nothing}, _only("emit", "updates"), *_spellings(Window, "emit_interval_ms")))
     return rules
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from slackwater.config.spelling import Interpolated, InterpolatedDuration, near, quoted, show, show_key
+from slackwater.config.spelling import (
+    BareMilliseconds,
+    Interpolated,
+    InterpolatedDuration,
+    near,
+    quoted,
+    show,
+    show_key,
+)
 from slackwater.core.time import duration_ms
 from slackwater.errors import ConfigError
 
@@ -108,7 +116,9 @@ def duration(minimum: int | None = None) -> Kind:
             raise MismatchError(f'{wanted} ("30s", "5m", "2h" or milliseconds)')
         if abs(ms) > _TEN_THOUSAND_YEARS_MS:
             raise MismatchError("a duration of at most 10000 years")
-        return InterpolatedDuration(ms, value.raw) if isinstance(value, Interpolated) else ms
+        if isinstance(value, Interpolated):
+            return InterpolatedDuration(ms, value.raw)
+        return BareMilliseconds(ms) if isinstance(value, int) and 0 < ms < 1000 else ms
 
     return check
 

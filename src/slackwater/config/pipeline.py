@@ -86,7 +86,9 @@ class Pipeline(Spec, Shown):
             dead_letter: Target | None = None,
             spark: Mapping[str, str | float] = ...,
             trigger_interval_ms: Duration = 0,
+            trigger_interval: str | None = None,
             idle_pause_ms: Duration = 500,
+            idle_pause: str | None = None,
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {

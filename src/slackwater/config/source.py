@@ -155,6 +155,7 @@ class Source(Spec):
             commit_group: str | None = None,
             max_messages_per_trigger: int | None = None,
             lateness_ms: Duration | None = None,
+            lateness: str | None = None,
             dataframe: Any = None,
         ) -> None: ...
 
@@ -304,6 +305,7 @@ class Lookup(Spec):
             schema: str | None = None,
             options: Mapping[str, str | float] = ...,
             refresh_interval_ms: Duration = 60_000,
+            refresh_interval: str | None = None,
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {

@@ -5,23 +5,40 @@ A line is `<file or class>: <key>: <fact>; <what to do>`. All problems of a conf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from slackwater.config.kinds import Kind, MismatchError, NestedError, shaped
-from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, nearest, show, show_key
+from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, near, nearest, show, show_key
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
 Problem = tuple[str, str]  # (key, what is wrong with it)
 
 
+@cache
+def with_units(cls: type[Spec]) -> Mapping[str, str]:
+    """The keys that take a duration as text with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
+    durations = (key for key, kind in cls.KINDS.items() if "duration" in getattr(kind, "shape", {}))
+    names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
+    return {name: key for name, key in names.items() if name not in cls.KINDS}
+
+
 def _below(line: str) -> str:
     """A line of a nested table (its file is empty: `: key: fact`), to be put behind the table's key."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
+
+
+def _respelled(line: str, spelled: Mapping[str, str]) -> str:
+    """A line with the names of keys as the user spells them."""
+    if not spelled:
+        return line
+    return re.sub(rf"\b({'|'.join(spelled)})\b", lambda match: spelled[match[1]], line)
 
 
 class Spec(BaseModel):
@@ -95,9 +112,24 @@ class Spec(BaseModel):
                 written[new] = old
         values: Values = {}
         wrong: set[str] = set()
+        in_ms = any(key in data for key in with_units(cls).values())
+        for name, key in with_units(cls).items():
+            if name in data and key in data:
+                del data[name]
+                problems.append(f"{prefix}{name}: {written.get(key, key)} is given too; remove one of them")
+            elif name in data:
+                data[key] = data.pop(name)
+                written[key] = name
+            elif key not in data and not in_ms:
+                written[key] = name  # as messages call a key that is missing
         for key, value in data.items():
             if key in cls.KINDS:
                 at_key = f"{prefix}{written.get(key, key)}"
+                if written.get(key) in with_units(cls) and isinstance(value, int) and not isinstance(value, bool):
+                    wrong.add(key)
+                    unit = 'a text with its unit ("30s", "5m", "2h")'
+                    problems.append(f"{at_key}: found {show(value)}, expected {unit}; {key} takes milliseconds")
+                    continue
                 if isinstance(value, Unset):
                     wrong.add(key)
                     continue
@@ -106,7 +138,10 @@ class Spec(BaseModel):
                 except MismatchError as mismatch:
                     wrong.add(key)
                     later = cls.later_value(key, value)
-                    problems.append(f"{at_key}: " + (later or f"found {show(value)}, expected {mismatch}"))
+                    expected = str(mismatch)
+                    if written.get(key) in with_units(cls):
+                        expected = expected.replace(" or milliseconds)", ")")
+                    problems.append(f"{at_key}: " + (later or f"found {show(value)}, expected {expected}"))
                 except NestedError as nested:
                     wrong.add(key)
                     values[cls.FIELDS.get(key, key)] = nested.draft
@@ -117,14 +152,19 @@ class Spec(BaseModel):
                 problems.append(f"{prefix}{key}: not available yet" + (f"; {advice}" if advice else ""))
             else:
                 meant = cls.MEANT.get(str(key))
-                hint = f'; did you mean "{meant}"?' if meant else nearest(str(key), cls.KINDS)
+                meant = meant if meant is None else written.get(meant, meant)
+                others = [k for k in cls.KINDS if in_ms or k not in with_units(cls).values()]
+                known = [*others, *with_units(cls)]
+                close = near(str(key), [*cls.KINDS, *with_units(cls)]) or nearest(str(key), known)
+                hint = f'; did you mean "{meant}"?' if meant else close
                 problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
-                problems.append(f"{prefix}{key}: missing; {cls.wanted(key)}")
+                problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.wanted(key)}")
                 wrong.add(key)
         found = list(cls.check(values, wrong))
-        problems += [f"{prefix}{written.get(key, key)}: {line}" for key, line in found]
+        spelled = {key: name for key, name in written.items() if name in with_units(cls)}
+        problems += [f"{prefix}{written.get(key, key)}: {_respelled(line, spelled)}" for key, line in found]
         return values, wrong | {key for key, _ in found}
 
     def implied(self) -> Values:

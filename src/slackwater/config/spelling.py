@@ -56,6 +56,10 @@ class InterpolatedDuration(int):
         return int.__repr__(self)
 
 
+class BareMilliseconds(int):
+    """Milliseconds of less than a second that stand in a config without a unit: seconds or minutes may be meant."""
+
+
 def show(value: object) -> str:
     """A value in one line, as the user wrote it; secrets as they are spelled in the config."""
     if isinstance(value, Interpolated | InterpolatedDuration):

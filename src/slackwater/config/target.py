@@ -151,6 +151,7 @@ class StateStore(Spec):
             url: str | None = None,
             schema: str = "public",
             checkpoint_interval_ms: Duration = 60_000,
+            checkpoint_interval: str | None = None,
             shards: int | None = None,
             options: Mapping[str, str] | None = None,
         ) -> None: ...

@@ -12,13 +12,15 @@ from typing import Any
 from slackwater.config.connection import Connection
 from slackwater.config.paths import Anchored, anchored
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec
+from slackwater.config.spec import Spec, with_units
 from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, show_key
+from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError
-from slackwater.secrets import remember
+from slackwater.secrets import remember, remember_url
 
 DEPTH = 32  # levels of tables and lists; a pipeline needs six
-_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")  # "$${" stands for "${" itself
+# "$${" stands for "${" itself; ${NAME:-default}
+_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 _NAMES = frozenset(  # keys of names that tables, directories and answers show: they are no secrets
     [
@@ -112,13 +114,17 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
         return [_interpolate(v, env, file, f"{at}[{i}]", problems) for i, v in enumerate(value)]
     if not isinstance(value, str) or "$" not in value:
         return value
-    used: list[str] = []
+    used, defaults = list[str](), list[str]()
 
     def replace(match: re.Match[str]) -> str:
         if match[1] is None:
             return "${"
-        used.append(match[1])
         found = env.get(match[1], "")
+        if not found and match[2] is not None:
+            defaults.append(match[1])
+            remember_url(match[2])  # the text itself stands in the file
+            return match[2]
+        used.append(match[1])
         if re.sub(r"\[\d+\]$", "", at.rpartition(".")[2]) not in _NAMES:
             remember(found, match[0])
         return found
@@ -131,7 +137,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
     ]
     if missing:
         return Unset(result, value)
-    return Interpolated(result, value) if used else result
+    return Interpolated(result, value) if used or defaults else result
 
 
 def to_toml(pipeline: Pipeline) -> str:
@@ -155,7 +161,7 @@ def to_toml(pipeline: Pipeline) -> str:
             ]
         )
     document = tomlkit.document()
-    data = {"name": None, "trigger_interval_ms": None, "idle_pause_ms": None} | _plain(pipeline)
+    data = {"name": None, "trigger_interval": None, "idle_pause": None} | _plain(pipeline)
     for key, value in data.items():
         if value not in (None, {}, []):
             document.add(key, tomlkit.item(value))
@@ -164,10 +170,19 @@ def to_toml(pipeline: Pipeline) -> str:
 
 def _plain(spec: Spec) -> dict[str, Any]:
     """The keys of a spec that are not at their default, as TOML values."""
+    units = {key: name for name, key in with_units(type(spec)).items()}
     return {
-        key: _value(value, key in ("options", "columns", "starting_offsets", "spark"))
+        units.get(key, key): _duration(value)
+        if key in units
+        else _value(value, key in ("options", "columns", "starting_offsets", "spark"))
         for key, value in spec.given().items()
     }
+
+
+def _duration(value: Any) -> Any:
+    """A duration as text with its unit; of a gap also the SQL that gives it."""
+    is_number = isinstance(value, int) and not isinstance(value, InterpolatedDuration)
+    return duration_text(value) if is_number else _value(value)
 
 
 def _value(value: Any, inline: bool = False) -> Any:

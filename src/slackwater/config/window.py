@@ -15,6 +15,7 @@ from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
 METADATA = ("_revision", "_final_at", "_emit_reason")
+MOST_GROUPS = 1_000_000  # of a window, where the config does not say
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
 _KEYS_OF = {
     "duration_ms": ("tumbling", "hopping"),
@@ -38,9 +39,9 @@ def _gap(value: Any) -> int | str:
 
 
 class Window(Step):
-    """A window: `Window(kind="session", gap_ms="30m", max_session_duration_ms="1d", group_by=["user"], …)`.
+    """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
-    Durations are milliseconds or strings ("30s", "5m", "2h", "30d"). Which keys belong to which kind, and what they
+    Durations are text with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`; `gap_ms` takes milliseconds too. Which keys belong to which kind, and what they
     mean, is in docs/semantics.md. Raises ConfigError with one line per mistake.
     """
 
@@ -65,13 +66,19 @@ class Window(Step):
             *,
             kind: str,
             duration_ms: Duration | None = None,
+            duration: str | None = None,
             hop_ms: Duration | None = None,
+            hop: str | None = None,
             offset_ms: Duration = 0,
+            offset: str | None = None,
             gap_ms: Duration | None = None,
+            gap: str | None = None,
             max_session_duration_ms: Duration | None = None,
+            max_session_duration: str | None = None,
             group_by: Sequence[str] = (),
             emit: str = "on_close",
             emit_interval_ms: Duration = 0,
+            emit_interval: str | None = None,
             emit_metadata: bool = False,
             max_groups_per_window: int | None = None,
             window_start_column: str = "window_start",
@@ -82,12 +89,18 @@ class Window(Step):
             event_time_zone: str | None = None,
             time_mode: str = "event",
             lateness_ms: Duration = 0,
+            lateness: str | None = None,
             source_idleness_ms: Duration = 60_000,
+            source_idleness: str | None = None,
             idle_close_ms: Duration | None = None,
+            idle_close: str | None = None,
             max_future_ms: Duration = 3_600_000,
+            max_future: str | None = None,
             max_jump_ms: Duration | None = None,
+            max_jump: str | None = None,
             late_data: str = "drop",
             allowed_lateness_ms: Duration | None = None,
+            allowed_lateness: str | None = None,
             on_state_cap: str = "fail",
             crash_recovery: str | None = None,
         ) -> None: ...
@@ -117,11 +130,11 @@ class Window(Step):
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
     MEANT: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("output_mode", "outputMode"), "emit"),
-        **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width", "duration"), "duration_ms"),
-        **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "hop"), "hop_ms"),
-        **dict.fromkeys(("timeout_ms", "inactivity_ms", "gap_duration_ms", "gap"), "gap_ms"),
+        **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width"), "duration_ms"),
+        **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "every"), "hop_ms"),
+        **dict.fromkeys(("timeout_ms", "inactivity_ms", "gap_duration_ms", "timeout", "inactivity"), "gap_ms"),
         **dict.fromkeys(("keys", "key", "key_by", "partition_by"), "group_by"),
-        **dict.fromkeys(("watermark", "watermark_ms", "watermark_delay_ms", "lateness"), "lateness_ms"),
+        **dict.fromkeys(("watermark", "watermark_ms", "watermark_delay_ms", "watermark_delay"), "lateness_ms"),
         **dict.fromkeys(("timestamp_column", "time_column", "event_time", "timestamp"), "event_time_column"),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
@@ -140,12 +153,11 @@ class Window(Step):
                 del data[key]
                 problems.append(f'{where}{key}: unknown key; did you mean emit = "{emit}"?')
         values, wrong = super().read(data, file, at, problems)
-        if values.get("kind") == "session":
-            values.setdefault("max_groups_per_window", 1_000_000)
+        values.setdefault("max_groups_per_window", MOST_GROUPS)
         return values, wrong
 
     def implied(self) -> Values:
-        return {"max_groups_per_window": 1_000_000} if self.kind == "session" else {}
+        return {"max_groups_per_window": MOST_GROUPS}
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -211,11 +223,6 @@ class Window(Step):
             yield "duration_ms", f'missing; a {kind} window needs its length, as in "1m"'
         if kind == "hopping" and missing("hop_ms"):
             yield "hop_ms", 'missing; a hopping window needs the distance between window starts, as in "10s"'
-        if missing("max_groups_per_window"):
-            yield (
-                "max_groups_per_window",
-                f"missing; a {kind} window needs a bound on its groups, as in 1000000",
-            )
         length, hop = values.get("duration_ms"), values.get("hop_ms")
         if kind == "hopping" and length is not None and hop is not None and hop > length:
             yield (

@@ -16,12 +16,12 @@ from slackwater.scaffold.types import quoted
 
 KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
-    "session": 'gap_ms = "30m"                     # a silence longer than this ends a session; window_end is its last row plus this\n'
-    'max_session_duration_ms = "12h"    # no session grows beyond this\n',
-    "tumbling": 'duration_ms = "{length}"                # every window is so long, side by side\n'
+    "session": 'gap = "30m"                     # a silence longer than this ends a session; window_end is its last row plus this\n'
+    'max_session_duration = "12h"    # no session grows beyond this\n',
+    "tumbling": 'duration = "{length}"                # every window is so long, side by side\n'
     "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
-    "hopping": 'duration_ms = "{length}"                # every window is so long …\n'
-    'hop_ms = "{hop}"                      # … and a new one begins so often\n'
+    "hopping": 'duration = "{length}"                # every window is so long …\n'
+    'hop = "{hop}"                      # … and a new one begins so often\n'
     "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
 }
 
@@ -132,7 +132,7 @@ def _times(wanted: Wanted, side: Side) -> str:
         )
     if side.unit is not None:
         lines.append(f'event_time_unit = "{side.unit}"               # of integers')
-    lines.append(f"lateness_ms = {q(duration_text(wanted.lateness_ms))}                # {wanted.lateness_note}")
+    lines.append(f"lateness = {q(duration_text(wanted.lateness_ms))}                # {wanted.lateness_note}")
     return "\n".join(lines) + "\n"
 
 
@@ -172,7 +172,7 @@ def _join(wanted: Wanted, sides: Sequence[Side]) -> str:
         '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner come out, too\n'
         f"left_source = {q(left.name)}\nright_source = {q(right.name)}\n"
         f"left_keys = {_list(left.keys)}\nright_keys = {_list(right.keys)}\n"
-        'time_window_ms = "1h"              # how far apart partners may be, either way\n'
+        'time_window = "1h"              # how far apart partners may be, either way\n'
         f"{_times(wanted, left)}"
     )
 
@@ -210,7 +210,7 @@ def lateness_note(seen: Disorder | None) -> str:
         return f"rows are out of order by up to {most} in the sample"
     kept = f"rows are out of order by up to {most} in the sample; this keeps {100 * seen.in_time:.4g} % of them"
     if seen.in_time < 0.5:
-        return f"{kept}: a clock in it may be wrong, see max_jump_ms"
+        return f"{kept}: a clock in it may be wrong, see max_jump"
     return f'{kept}; see also late_data = "reopen"'
 
 

@@ -136,7 +136,7 @@ def test_a_duration_from_the_environment() -> None:
     gap = p.transform.window.gap_ms
     assert p == sw.loads(ISSUE, env={})
     assert (gap, f"{gap}", str(gap)) == (30_000, "30000", "30000")
-    assert 'gap_ms = "${GAP}"' in sw.to_toml(p)
+    assert 'gap = "${GAP}"' in sw.to_toml(p)
     assert pickle.loads(pickle.dumps(p)) == p
 
 

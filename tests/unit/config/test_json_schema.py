@@ -21,7 +21,7 @@ from slackwater.config import documented, json_schema
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.keyed import KeyedStep
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec
+from slackwater.config.spec import Spec, with_units
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.schema()
@@ -156,12 +156,13 @@ def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) ->
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
+    units = {key: name for name, key in with_units(spec).items()}
     for key in spec.KINDS:
         if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.KINDS):
             continue
         own_table = "of" in spec.KINDS[key].shape  # type: ignore[attr-defined]
         assert documented.text_of(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
-        assert own_table or f"`{key}`" in section, f"{page}#{anchor} does not name {key}"
+        assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
 def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
@@ -172,8 +173,8 @@ def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
 
 def test_every_word_of_other_systems_is_told() -> None:
     described: Mapping[str, Any] = SCHEMA["$defs"]["window"]["properties"]
-    assert "slide_ms" in described["hop_ms"]["description"]
-    assert described["lateness_ms"]["default"] == 0
+    assert "slide_ms" in described["hop"]["description"]
+    assert (described["lateness_ms"]["default"], described["max_future"]["default"]) == (0, "1h")
     assert described["width_ms"]["deprecated"] is True
 
 
@@ -181,7 +182,7 @@ def test_every_word_of_other_systems_is_told() -> None:
     ("key", "anchor"),
     [
         ("nam", "the-pipeline"),
-        ("transform.window.gap", "windows"),
+        ("transform.window.gapp", "windows"),
         ("transform.window.aggregations[1].as", "aggregations"),
         ("transform.window.aggregations", "aggregations"),
         ("transform.join.left_keys", "joins"),
@@ -205,7 +206,7 @@ def test_the_schema_is_read_as_a_config_is() -> None:
     """The example of the README as it stands and with a wrong key: the schema and `check` agree."""
     content = (ROOT / "examples" / "sessions" / "sessions.toml").read_text()
     assert problems(content) == []
-    wrong = content.replace("gap_ms", "gap_msec")
+    wrong = content.replace("gap =", "gapp =")
     assert problems(wrong)
     with pytest.raises(sw.ConfigError):
         sw.loads(wrong)

@@ -17,6 +17,7 @@ from slackwater.cli.text import summary
 from slackwater.config import sql_check
 from slackwater.config.documented import place_of, text_of
 from slackwater.config.json_schema import schema
+from slackwater.config.spec import with_units
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.known import compile_step
@@ -133,7 +134,7 @@ def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
         assert {"not": {"required": both}} in found["allOf"]
     assert found["properties"]["nth"]["description"].startswith("Every n-th row of each key")
     table = found["$defs"]["nth"]
-    assert set(table["properties"]) == set(Nth.KINDS)
+    assert set(table["properties"]) == {*Nth.KINDS, *with_units(Nth)}
     assert all(text_of(Nth, key) for key in Nth.KINDS)
     assert "late_data" not in str(table), "no row of it is late"
     assert place_of(Nth) == "docs/configuration.md#transform"

@@ -33,10 +33,10 @@ sql = """
 
 [transform.window]
 kind = "session"
-gap_ms = 30000
-max_session_duration_ms = 7200000
+gap = "30s"
+max_session_duration = "2h"
 event_time_column = "ts"
-lateness_ms = 30000
+lateness = "30s"
 group_by = ["user_id"]
 crash_recovery = "persisted"
 

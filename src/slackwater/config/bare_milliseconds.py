@@ -1,0 +1,21 @@
+"""Durations of less than a second without a unit: `gap_ms = 30` is rarely what somebody means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.spec import Spec, with_units
+from slackwater.config.spelling import BareMilliseconds
+
+
+def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
+    """Durations of steps and sources below a second that have no unit: where, the key that takes one, the milliseconds."""
+    places: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
+    for name, own in pipeline.alone.items():
+        step = own.transform.step
+        places.append((f'stage "{name}": {step.table}' if pipeline.stages else step.AT, step))
+    for at, spec in places:
+        for name, key in with_units(type(spec)).items():
+            if isinstance(value := getattr(spec, key), BareMilliseconds):
+                yield f"{at}.{key}", name, int(value)

@@ -1,0 +1,76 @@
+"""Durations with their units: every key that takes milliseconds has one without `_ms` that takes text; defaults of variables."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.configs import ISSUE
+
+import slackwater as sw
+from slackwater.config.bare_milliseconds import bare_milliseconds
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Lookup, Source
+from slackwater.config.spec import Spec, with_units
+from slackwater.config.target import StateStore
+from slackwater.config.window import Window
+from slackwater.explain import warnings
+
+GAP = "gap_ms                   = 30000"
+
+
+@pytest.mark.parametrize("spec", [Pipeline, Source, Lookup, Window, Join, StateStore])
+def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
+    in_ms = {key for key, kind in spec.KINDS.items() if "duration" in kind.shape}  # type: ignore[attr-defined]
+    assert set(with_units(spec).values()) == in_ms
+    assert all(key == f"{name}_ms" for name, key in with_units(spec).items())
+
+
+def test_both_spellings_mean_the_same() -> None:
+    old = ISSUE
+    new = old.replace(GAP, 'gap = "30s"')
+    assert new != old
+    assert sw.loads(new) == sw.loads(old)
+    assert sw.loads(sw.to_toml(sw.loads(old))) == sw.loads(old)
+    count = [sw.Aggregation(agg="count", as_="n")]
+    window = sw.Window(kind="session", gap="30m", max_session_duration="1d", group_by=["u"], aggregations=count)
+    assert (window.gap_ms, window.max_session_duration_ms) == (1_800_000, 86_400_000)
+
+
+@pytest.mark.parametrize(
+    ("gap", "line"),
+    [
+        ('gap = "30s"\ngap_ms = 1', "gap: gap_ms is given too; remove one of them"),
+        ("gap = 30", 'gap: found 30, expected a text with its unit ("30s", "5m", "2h"); gap_ms takes milliseconds'),
+        ('gap = "30"', 'gap: found "30", expected a duration greater than 0 ("30s", "5m", "2h")'),
+    ],
+)
+def test_a_wrong_duration_is_one_line(gap: str, line: str) -> None:
+    with pytest.raises(sw.ConfigError) as raised:
+        sw.loads(ISSUE.replace(GAP, gap), "p.toml")
+    assert f"p.toml: transform.window.{line}" in raised.value.problems
+
+
+def test_less_than_a_second_without_a_unit_is_asked_about() -> None:
+    def lines(gap: str) -> list[str]:
+        pipeline = sw.loads(ISSUE.replace(GAP, gap))
+        assert len(list(bare_milliseconds(pipeline))) == (gap == "gap_ms = 30")
+        return [line for line in warnings(pipeline) if "did you mean" in line]
+
+    assert lines("gap_ms = 30") == [
+        'transform.window.gap_ms: 30 is 30 ms: did you mean gap = "30m"? If it is milliseconds, gap = "30ms" says so'
+    ]
+    assert lines('gap = "30ms"') == lines('gap_ms = "30ms"') == lines("gap_ms = 30000") == []
+
+
+def test_a_variable_has_a_default() -> None:
+    content = ISSUE.replace(GAP, 'gap = "${GAP:-30s}"')
+    for env, ms in (({}, 30_000), ({"GAP": ""}, 30_000), ({"GAP": "2m"}, 120_000)):
+        pipeline = sw.loads(content, env=env)
+        assert pipeline.transform.window is not None
+        assert pipeline.transform.window.gap_ms == ms
+        assert 'gap = "${GAP:-30s}"' in sw.to_toml(pipeline)
+
+
+def test_windows_have_a_default_bound() -> None:
+    count = [sw.Aggregation(agg="count", as_="n")]
+    assert sw.Window(kind="tumbling", duration="1m", aggregations=count).max_groups_per_window == 1_000_000
