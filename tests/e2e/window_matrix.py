@@ -1,6 +1,6 @@
 """What the fault matrix counts: a topic of users' events, out of order by less than the lateness, and the answers in SQL.
 
-events ─▶ sessions | tumbling | sessions ─▶ tumbling (chained)
+events ─▶ sessions | tumbling | sessions ─▶ tumbling (chained) | sessions that reach their cap ─▶ tumbling (next-stage)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 
 GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
+CAP_S, NEXT_S = 12, 4  # of next-stage: a session that is cut is of another window than one that is not
 START_MS = 1_700_000_000_000
 BROKEN = '{"user": "u1", "amount":'  # the value of a record that is no JSON
 
@@ -21,16 +22,34 @@ SESSIONS = f"""
     GROUP BY "user", nth"""
 
 
-def _minutes(rows: str, at: str, events: str, total: str) -> str:
-    begins = f"date_bin('{TUMBLE_S} s', {at}, 'epoch'::timestamptz)"
+# where each session of a run begins: the first event at or beyond the cap of the one before
+CUT_SESSIONS = f"""
+    WITH RECURSIVE runs AS (
+        SELECT "user", window_start AS start, window_end - interval '{GAP_S} s' AS upto FROM ({SESSIONS}) s
+      UNION ALL
+        SELECT "user", next, upto FROM (
+            SELECT r."user", r.upto, (SELECT min(t.ts) FROM truth t WHERE t."user" = r."user" AND t.ts <= r.upto
+                AND t.ts >= r.start + interval '{CAP_S} s') AS next FROM runs r) n
+        WHERE next IS NOT NULL),
+    parts AS (SELECT *, lead(start) OVER (PARTITION BY "user", upto ORDER BY start) AS next FROM runs)
+    SELECT p."user", p.start AS window_start, CASE WHEN p.next IS NULL THEN max(t.ts) + interval '{GAP_S} s'
+        ELSE least(max(t.ts) + interval '{GAP_S} s', p.start + interval '{CAP_S} s') END AS window_end,
+        count(*) AS events, sum(t.amount)::bigint AS total
+    FROM parts p JOIN truth t ON t."user" = p."user" AND t.ts >= p.start AND t.ts <= p.upto AND (p.next IS NULL OR t.ts < p.next)
+    GROUP BY p."user", p.start, p.next, p.upto"""
+
+
+def _minutes(rows: str, at: str, events: str, total: str, seconds: int = TUMBLE_S) -> str:
+    begins = f"date_bin('{seconds} s', {at}, 'epoch'::timestamptz)"
     return f"""
-    SELECT "user", {begins} AS window_start, {begins} + interval '{TUMBLE_S} s' AS window_end, {events} AS events, {total} AS total
+    SELECT "user", {begins} AS window_start, {begins} + interval '{seconds} s' AS window_end, {events} AS events, {total} AS total
     FROM {rows} GROUP BY 1, 2, 3"""
 
 
 TUMBLING = _minutes("truth", "ts", "count(*)", "sum(amount)::bigint")
 CHAINED = _minutes(f"({SESSIONS}) s", "window_end", "sum(events)::bigint", "sum(total)::bigint")
-TRUTH = {"session": SESSIONS, "tumbling": TUMBLING, "chained": CHAINED}
+NEXT_STAGE = _minutes(f"({CUT_SESSIONS}) s", "window_end", "sum(events)::bigint", "sum(total)::bigint", NEXT_S)
+TRUTH = {"session": SESSIONS, "tumbling": TUMBLING, "chained": CHAINED, "next-stage": NEXT_STAGE}
 COLUMNS = {
     "user": "text",
     "window_start": "timestamptz",
@@ -40,16 +59,19 @@ COLUMNS = {
 }
 _SHAPE = {
     "session": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "1h"',
+    "session-cut": f'kind = "session"\ngap_ms = "{GAP_S}s"\nmax_session_duration_ms = "{CAP_S}s"',
+    "tumbling-next": f'kind = "tumbling"\nduration_ms = "{NEXT_S}s"\nmax_groups_per_window = 100000',
     "tumbling": f'kind = "tumbling"\nduration_ms = "{TUMBLE_S}s"\nmax_groups_per_window = 100000',
 }
 
 
 def steps(kind: str) -> str:
     """The [transform.window] of a kind of `TRUTH`, or its [[stages]]."""
-    if kind != "chained":
+    if kind not in ("chained", "next-stage"):
         return _window("transform", kind, ("count", None, "events"), ("sum", "amount", "total"))
-    first = _window("stages", "session", ("count", None, "events"), ("sum", "amount", "total"))
-    second = _window("stages", "tumbling", ("sum", "events", "events"), ("sum", "total", "total"))
+    shapes = ("session", "tumbling") if kind == "chained" else ("session-cut", "tumbling-next")
+    first = _window("stages", shapes[0], ("count", None, "events"), ("sum", "amount", "total"))
+    second = _window("stages", shapes[1], ("sum", "events", "events"), ("sum", "total", "total"))
     return f'[[stages]]\nname = "sessions"\n\n{first}\n[[stages]]\nname = "per_minute"\n\n{second}'
 
 

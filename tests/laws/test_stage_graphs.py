@@ -13,6 +13,9 @@ from tests.support.effort import some
 
 import slackwater as sw
 from slackwater.cli.text import summary
+from slackwater.query.text import through
+from slackwater.query.why import why_of
+from slackwater.state.files.store import FilesStore
 from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
@@ -91,6 +94,12 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         visits = states(test)["visits"]
         assert (visits.watermark_us, visits.promised_us) == (785 * MINUTE, 770 * MINUTE)
         assert states(test)["hours"].watermark_us == 770 * MINUTE
+        store = FilesStore(test._directory, "law")
+        with store.peek() as snapshot:
+            assert snapshot is not None
+            told = why_of(spec, snapshot, None, 0)
+        assert 'stage "visits"' in through(told.stages[1])
+        assert "it holds its results back by 15 minutes, since sessions may still be cut" in through(told.stages[1])
         test.restart(shards=3)
         assert states(test)["visits"].promised_us == 770 * MINUTE
         test.pipe([at(788)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.core.words import duration
 from slackwater.query.why_values import Clock, OfStage
 
 
@@ -47,7 +48,11 @@ def through(w: OfStage) -> str:
     """What the watermark of a stage waits for: a source, or a stage, which waits for …"""
     if w.holder is None:
         return _to("all sources are idle", w.through)
-    return _to(name_of(w.holder), w.through)
+    held = ""
+    if w.held_back_us:
+        length = duration(max(w.held_back_us // 1000, 1))
+        held = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
+    return _to(name_of(w.holder), w.through) + held
 
 
 def _to(end: str, through: Sequence[str]) -> str:

@@ -173,6 +173,7 @@ class _Look:
             ),
             holder=held,
             through=through,
+            held_back_us=max(self._hold(through[0]) - self._delay(through[0]), 0) if through else 0,
             idle_close_us=None if close is None else 1000 * close,
             open_windows=waits.windows,
             open_keys=waits.keys,
@@ -186,9 +187,12 @@ class _Look:
     # -- who holds it --------------------------------------------------------------------------------------------
 
     def _reached(self, name: str) -> int:
-        """How far the results of a stage that it reads are: none of them comes before that time any more."""
-        at = self.read[name].state.watermark_us
-        return at if at <= NO_WATERMARK else at - self._delay(name)
+        """The output watermark of a stage that it reads: no result comes before that time any more."""
+        return self.read[name].state.promised_us
+
+    def _hold(self, name: str) -> int:
+        """How far a stage that it reads holds its results back behind its own watermark."""
+        return self.read[name].state.watermark_us - self._reached(name)
 
     def _delay(self, name: str) -> int:
         return 1000 * self.read[name].pipeline.watermark_delay_ms
@@ -197,7 +201,7 @@ class _Look:
         """A stage that it reads, as one of its inputs."""
         record = self.state.clocks.get(self.read[name].name)
         newest = None if record is None else record.max_event_us
-        return Clock(name, None, newest, self._delay(name), _known(self._reached(name)), False, 0, None, of_stage=True)
+        return Clock(name, None, newest, self._hold(name), _known(self._reached(name)), False, 0, None, of_stage=True)
 
     def held(self) -> tuple[Clock | None, tuple[str, ...]]:
         """The source or partition that holds the watermark, and the stages on the way there; None while all are idle."""

@@ -140,7 +140,7 @@ class OfStage:
     on the way there, the one that it reads itself first; empty where a source that it reads holds it.
 
     Of a join (`kind`) `sides` says what waits, and no window is open. `open_windows`: among many sessions, pieces that the cap may
-    yet separate count one by one. `kept`: where rows come out as they come in and nothing waits, what is in the state.
+    yet separate count one by one. `held_back_us`: how far the stage that it waits for holds its results back, since sessions may still be cut. `kept`: where rows come out as they come in and nothing waits, what is in the state.
     """
 
     stage: str
@@ -159,6 +159,7 @@ class OfStage:
     sides: tuple[Side, ...] = ()
     lateness: Lateness = NOTHING
     kept: str | None = None
+    held_back_us: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
