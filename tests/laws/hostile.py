@@ -20,7 +20,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.laws import hostile_http, hostile_names, hostile_states, hostile_toml, hostile_values, hostile_where, seeds
+from tests.laws import (
+    hostile_commands,
+    hostile_http,
+    hostile_names,
+    hostile_states,
+    hostile_toml,
+    hostile_values,
+    hostile_where,
+    seeds,
+)
 
 HANG_S = 60.0
 Kind = Callable[
@@ -33,6 +42,7 @@ KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
     "names": (hostile_names.case, 1),
     "values": (hostile_values.case, 1),
     "states": (hostile_states.case, 1),
+    "commands": (hostile_commands.case, 1),
 }
 
 

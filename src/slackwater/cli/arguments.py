@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+MOST_ROWS = 1_000_000_000  # that an option may ask for
+MOST_EPOCHS = 10**18 - 1  # the highest epoch of a state
+
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -64,9 +65,8 @@ app.add_typer(outbox.group, name="outbox")
 
 def main() -> None:
     """Entry point: exit code 0; 2 for a wrong config or command line, 1 for what failed, 70 for a bug of ours."""
-    for given in sys.argv[1:]:
-        remember_url(given)
     try:
+        check_arguments(sys.argv[1:])
         app()
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -96,6 +96,17 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(70)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Remember the secrets of a command line. Raises ConfigError for an argument that is not UTF-8 text."""
+    for position, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            text = argument[:80].encode(errors="replace").decode()
+            raise ConfigError([f'command line: argument {position} ("{text}") is not UTF-8 text; correct it']) from None
+        remember_url(argument)
 
 
 def _tell(error: SlackwaterError) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS
+
 state = typer.Typer(help="Look into states, check them, move them.", no_args_is_help=True)
 
 Where = Annotated[
@@ -19,7 +21,10 @@ Name = Annotated[
 ]
 Schema = Annotated[str, typer.Option(help="The schema of the tables (with a URL).")]
 Key = Annotated[list[str] | None, typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
-Epoch = Annotated[int | None, typer.Option("--at", metavar="EPOCH", help="As of an earlier commit that is kept.")]
+Epoch = Annotated[
+    int | None,
+    typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="As of an earlier commit that is kept."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in ISO 8601.")]
 
 
@@ -88,7 +93,9 @@ def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_js
 @state.command("sizes")
 def sizes(
     where: Where,
-    hot_keys: Annotated[int, typer.Option(min=0, metavar="N", help="Also the N keys that weigh most.")] = 0,
+    hot_keys: Annotated[
+        int, typer.Option(min=0, max=MOST_ROWS, metavar="N", help="Also the N keys that weigh most.")
+    ] = 0,
     pipeline: Name = None,
     schema: Schema = "public",
     as_json: Json = False,
@@ -132,7 +139,10 @@ def fork(
     name: Annotated[str, typer.Argument(metavar="NEW_NAME", help="The name of the pipeline that goes on with it.")],
     pipeline: Name = None,
     schema: Schema = "public",
-    epoch: Annotated[int | None, typer.Option("--at", metavar="EPOCH", help="An earlier commit that is kept.")] = None,
+    epoch: Annotated[
+        int | None,
+        typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="An earlier commit that is kept."),
+    ] = None,
 ) -> None:
     """Copy a state as that of another pipeline, also beside a runner."""
     from slackwater.cli.state_move import fork_state

@@ -74,6 +74,8 @@ def show(value: object) -> str:
         return "a table" if value else "an empty table"
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
+    if isinstance(value, int) and value.bit_length() > 512:
+        return "a number beyond 64 bits"  # Python itself does not print one of 5,000 digits
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 

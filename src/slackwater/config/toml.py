@@ -87,9 +87,22 @@ def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipe
         raise ConfigError([f"{file}: is not valid TOML: {text}"]) from None
     if (key := _too_deep(data)) is not None:
         raise ConfigError([f"{file}: {key}: is nested more than {DEPTH} levels deep; no key of a pipeline is"])
+    if (key := _too_large(data)) is not None:
+        raise ConfigError([f"{file}: {key}: found a number beyond 64 bits; no key of a pipeline takes one"])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
     return Pipeline.draft(data, file, "", problems), problems
+
+
+def _too_large(value: Any, at: str = "") -> str | None:
+    """The key with a whole number that TOML itself does not allow, and Python may not be able to print; None for none."""
+    if isinstance(value, dict):
+        items = [(f"{at}.{show_key(k)}" if at else show_key(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{at}[{n}]", v) for n, v in enumerate(value)]
+    else:
+        return at if isinstance(value, int) and value.bit_length() > 64 else None
+    return next((key for name, v in items if (key := _too_large(v, name)) is not None), None)
 
 
 def _too_deep(data: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
 from slackwater.query.total import Total
-from slackwater.sources.kafka_broker import Broker
+from slackwater.sources.kafka_broker import Broker, make_client
 
 TAIL = 10_000  # records of each partition that are looked at, from its end
 _SECONDS = 30.0
@@ -84,7 +84,7 @@ class Topic:
             return False
         settings = {"group.id": f"slackwater-{self.pipeline.name}-show", "enable.auto.commit": False}
         settings |= {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-        consumer: Any = Consumer({**self._broker.settings(), **settings})
+        consumer: Any = make_client(Consumer, {**self._broker.settings(), **settings})
         places = []
         for part in parts:
             low, high = consumer.get_watermark_offsets(TopicPartition(self.topic, part), timeout=_SECONDS)

@@ -22,7 +22,7 @@ from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import connect
 from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
-from slackwater.sources.kafka_broker import Broker, named
+from slackwater.sources.kafka_broker import Broker, make_client, named
 from slackwater.sources.letters import as_records
 from slackwater.sources.payloads.base import Payload
 from slackwater.state.commit import SourceRecord
@@ -322,7 +322,7 @@ class KafkaSource(PlannedBySpark):
         known = KafkaOffsets.known(offsets)
         if self.spec.commit_group is None:
             return
-        consumer: Any = Consumer({**self.broker.settings(), "group.id": self.spec.commit_group})
+        consumer: Any = make_client(Consumer, {**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
                 offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in known.each()],

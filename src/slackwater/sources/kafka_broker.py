@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.errors import EpochError, StartError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SECONDS = 15  # that a broker is waited for
 # settings of the Java client that librdkafka does not know
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
+_JAAS = {name: re.compile(rf'\b{name}\s*=\s*"((?:[^"\\]|\\.)*)"') for name in ("username", "password")}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,28 +35,23 @@ class Broker:
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
 
-        own = {k: v for k, v in self.connection.options.items() if k not in _JVM_ONLY}
-        return {
-            **own,
-            "bootstrap.servers": str(self.connection.bootstrap_servers),
-            "log_level": 0,
-            "error_cb": on_error,
-        }
+        return {**settings_of(self.connection), "log_level": 0, "error_cb": on_error}
 
     @cached_property
     def _admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
-        return AdminClient(self.settings())
+        return make_client(AdminClient, self.settings())
 
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
         """The partitions of each topic that a query names. Raises StartError if it cannot be asked, or names none."""
         from confluent_kafka import KafkaException
 
+        admin = self._admin
         try:
-            topics = self._admin.list_topics(timeout=SECONDS).topics
+            topics = admin.list_topics(timeout=SECONDS).topics
         except KafkaException as error:
-            self._admin.poll(0)
+            admin.poll(0)
             last = [e for e in self.errors if "brokers are down" not in e]
             raise StartError(
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
@@ -161,6 +158,39 @@ class Broker:
                         f"({error.args[0].str()}); check that the brokers run"
                     ) from None
                 time.sleep(0.2)
+
+
+def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
+    """Make a client of librdkafka. Raises StartError for settings that it refuses."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return kind(settings)
+    except (KafkaException, TypeError, ValueError) as error:
+        cause = error.args[0] if error.args else error
+        text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
+        raise StartError(
+            f"Kafka at {settings['bootstrap.servers']}: a setting is refused ({' '.join(text.split())[:300]}); correct options of "
+            "the connection: they go to librdkafka, too, which knows sasl.username, sasl.password and ssl.ca.location instead of "
+            "Java's settings"
+        ) from None
+
+
+def settings_of(connection: KafkaConnection) -> dict[str, Any]:
+    """The settings of a connection, as librdkafka takes them."""
+    known = {k: v for k, v in connection.options.items() if k not in _JVM_ONLY}
+    return {
+        **_credentials(connection.options),
+        **known,
+        "bootstrap.servers": str(connection.bootstrap_servers),
+    }
+
+
+def _credentials(options: Mapping[str, str]) -> dict[str, str]:
+    """The user and password of a JAAS entry, as librdkafka takes them."""
+    entry = str(options.get("sasl.jaas.config", ""))
+    pairs = {name: _JAAS[name].search(entry) for name in _JAAS}
+    return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", m[1]) for name, m in pairs.items() if m}
 
 
 def named(query: str) -> list[str]:

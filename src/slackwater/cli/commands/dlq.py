@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import File
+from slackwater.cli.arguments import MOST_ROWS, File
 
 group = typer.Typer(help="Look into the dead letters of a config, and apply them.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ def dlq_list(file: File) -> None:
 @group.command("show")
 def dlq_show(
     file: File,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many letters.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many letters.")] = 10,
     reason: Annotated[str | None, typer.Option(help="Only of this reason, as in late.")] = None,
     source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
     key: Annotated[
@@ -44,7 +44,7 @@ def dlq_replay(
         str | None, typer.Option(metavar="A..B", help="Only letters of these epochs; A.. or ..B or one alone.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest first.")
+        int | None, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="At most so many, the oldest first.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")] = False,
 ) -> None:

@@ -7,17 +7,19 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import File
+from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS, File
 
 group = typer.Typer(
     help="Look at an epoch that was committed and is not published; try again, or set it aside.", no_args_is_help=True
 )
-Epoch = Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="The epoch that outbox show names.")]
+Epoch = Annotated[
+    int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show names.")
+]
 
 
 @group.command("show")
 def outbox_show(
-    file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many rows.")] = 10
+    file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many rows.")] = 10
 ) -> None:
     """Which epoch waits to be published, and what it holds. Takes no lock."""
     from slackwater.cli.outbox import show_file

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import AllowHost, File
+from slackwater.cli.arguments import MOST_ROWS, AllowHost, File
 from slackwater.cli.state import Name, Schema, Where
 
 
 def show(
     file: File,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="How many rows: those of the newest windows.")
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many rows: those of the newest windows.")
     ] = 20,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
@@ -99,9 +99,12 @@ def diff(
     ] = None,
     ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns that do not count.")] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Numbers may differ by this times the larger of 1 and their size.")
+        float,
+        typer.Option(min=0, max=MOST_ROWS, help="Numbers may differ by this times the larger of 1 and their size."),
     ] = 0.0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many examples of each kind.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="How many examples of each kind.")
+    ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
 ) -> None:
     """Compare two outputs or states by key and window. Exit code 0: equal; 1: not; 2: they cannot be compared."""

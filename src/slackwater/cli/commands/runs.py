@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import AllowHost, File
+from slackwater.cli.arguments import MOST_ROWS, AllowHost, File
 
 
 def run(
@@ -24,7 +24,8 @@ def run(
     metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
     allow_host: AllowHost = None,
     status_every: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="At most one status line per so many seconds.")
+        float,
+        typer.Option(min=0, max=MOST_ROWS, metavar="SECONDS", help="At most one status line per so many seconds."),
     ] = 1.0,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")
@@ -120,7 +121,7 @@ def prepare(
 
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
-    rows: Annotated[int, typer.Option(min=1000, help="How many clicks to generate.")] = 60_000,
+    rows: Annotated[int, typer.Option(min=1000, max=MOST_ROWS, help="How many clicks to generate.")] = 60_000,
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
     ] = False,
@@ -133,7 +134,7 @@ def demo(
 
 
 def demo_kafka(
-    rows: Annotated[int, typer.Option(min=10_000, help="How many clicks to produce.")] = 60_000,
+    rows: Annotated[int, typer.Option(min=10_000, max=MOST_ROWS, help="How many clicks to produce.")] = 60_000,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
     ] = False,

@@ -23,7 +23,7 @@ from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
 from slackwater.runner.systems.base import System, zone_of
 from slackwater.sources import waiting
 from slackwater.sources.kafka import sample
-from slackwater.sources.kafka_broker import Broker, named
+from slackwater.sources.kafka_broker import Broker, make_client, named, settings_of
 from slackwater.sources.kafka_planner import PlannedKafka
 from slackwater.sources.payloads.base import Undecoded
 from slackwater.sources.payloads.formats import payload_of
@@ -87,7 +87,7 @@ class Kafka(System[KafkaConnection]):
 
     @property
     def _settings(self) -> dict[str, str]:
-        return {**self.connection.options, "bootstrap.servers": str(self.connection.bootstrap_servers)}
+        return settings_of(self.connection)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget
@@ -114,7 +114,7 @@ class Kafka(System[KafkaConnection]):
         parts = broker.partitions(topic, "dead_letter")[topic]
         settings = {"group.id": f"slackwater-{pipeline}-dlq", "enable.auto.commit": False, "enable.partition.eof": True}
         settings |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-        consumer: Any = Consumer({**broker.settings(), **settings})
+        consumer: Any = make_client(Consumer, {**broker.settings(), **settings})
         ended: set[int] = set()
         rows: list[dict[str, Any]] = []
         try:

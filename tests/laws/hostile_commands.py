@@ -1,0 +1,173 @@
+"""Command lines: every option and argument of every command with a value that nobody means. Exit code 70 is a defect.
+
+A command that would start Spark or a server gets a file that does not exist, so that only its command line is judged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import io
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import typer
+from tests.laws import hostile_words as words
+from tests.laws.hostile_states import short
+
+from slackwater.cli.main import app, main
+
+STARTS = {
+    "run",
+    "backfill",
+    "prepare",
+    "ui",
+    "serve",
+    "test",
+    "init",
+    "replay",
+}  # given the state or file they would go on
+ALONE = {"demo", "demo-kafka"}  # they take no file: numbers beyond what they take are refused before they begin
+VALUES = (
+    *map(str, words.NUMBERS[4:-1]),
+    *("-1", "0", "1", "1.5", "nan", "inf", "-inf", "1e400", "9" * 11, "9" * 20, "9" * 5000, "0x" + "f" * 5000),
+    *(
+        "",
+        " ",
+        "x",
+        "k = '\udcff'",
+        "\udcff",
+        "--",
+        "-",
+        "a=b",
+        "a=1,b=2",
+        "=",
+        "k = 'x' AND",
+        "1 = 1 OR",
+        "(" * 500,
+        "\n",
+    ),
+    *("x" * 100_000, "/", "../..", "/dev/null", "${HOME}", "😀", "{}", "[1]", '{"a": {"0": 1}}', "earliest", "latest"),
+    *("2024-01-01", "99999-01-01", "1970-01-01T00:00:00Z", "0001-01-01", "a:1", "a:earliest", "a=earliest", "b=99"),
+)
+CONFIG = """name = "law"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "a"
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "u STRING, id BIGINT, page STRING, ts TIMESTAMP"
+[transform.window]
+kind = "session"
+gap_ms = 40
+max_session_duration_ms = 400
+event_time_column = "ts"
+lateness_ms = 30
+group_by = ["u"]
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "lake"
+path = "out"
+[dead_letter]
+connection = "lake"
+path = "letters"
+[state_store]
+kind = "files"
+path = "."
+"""
+
+
+@functools.cache
+def home() -> Path:
+    """A config with its state and its published results."""
+    folder = Path(tempfile.mkdtemp(prefix="slackwater-commands-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(short("sessions"), folder, dirs_exist_ok=True)
+    (folder / "law.toml").write_text(CONFIG)
+    (folder / "out").mkdir()
+    times = pl.Series([0, 10_000], dtype=pl.Datetime("us", "UTC"))
+    results = pl.DataFrame(
+        {"u": ["a", "b"], "window_start": times, "window_end": times, "session_id": ["x", "y"], "n": [1, 2]}
+    )
+    results.write_parquet(folder / "out" / "000000000-x.parquet")
+    return folder
+
+
+@functools.cache
+def commands() -> dict[tuple[str, ...], Any]:
+    """All commands by their names."""
+    return dict(_commands(typer.main.get_command(app), ()))
+
+
+def _commands(command: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner = getattr(command, "commands", {})
+    for name, one in inner.items():
+        yield from _commands(one, (*names, name))
+    if not inner:
+        yield names, command
+
+
+def arguments_of(names: Sequence[str], rng: random.Random, command: Any, folder: Path) -> list[str]:
+    """A command line with sound arguments, one or two of which are replaced, and one or two options."""
+    missing = names[-1] in STARTS
+    sound = {"file": str(folder / ("missing.toml" if missing else "law.toml")), "where": str(folder), "pipeline": "law"}
+    required, options = [], []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            if parameter.required or rng.random() < 0.3:
+                required.append(sound.get(parameter.name, rng.choice(VALUES)))
+        elif parameter.name not in ("help", "install_completion", "show_completion"):
+            options.append(parameter)
+    line = list(required)
+    for option in rng.sample(options, min(len(options), rng.choice([1, 1, 2]))):
+        if option.name in ("ui", "keep"):
+            continue
+        line += [option.opts[0]] if option.is_flag else [option.opts[0], rng.choice(VALUES)]
+    if required and rng.random() < 0.3 and names[-1] not in STARTS:
+        line[rng.randrange(len(required))] = rng.choice(VALUES)
+    return [*names, *line]
+
+
+def case(rng: random.Random) -> str:
+    names = rng.choice(list(commands()))
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "p"
+        shutil.copytree(home(), folder)
+        line = arguments_of(names, rng, commands()[names], folder)
+        if names[-1] in ALONE:
+            line = [*names, "--rows", rng.choice([v for v in VALUES if v != "1000000000"])]
+        return run(line, Path(directory))
+
+
+def run(line: Sequence[str], folder: Path) -> str:
+    """What a command line came to. Raises AssertionError for a bug of ours."""
+    output, former = io.StringIO(), sys.argv
+    sys.argv = ["slackwater", *line]
+    shown = " ".join(line)[:300].encode(errors="backslashreplace").decode()
+    try:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(output):
+            main()
+        code: Any = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException as error:
+        raise AssertionError(f"{shown}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.argv = former
+    text = output.getvalue()
+    assert code in (0, 1, 2), f"{shown}: exit code {code}: {text[:500]}"
+    assert "Traceback" not in text, f"{shown}: {text[:500]}"
+    assert "internal error" not in text, f"{shown}: {text[:500]}"
+    assert code == 0 or text.strip(), f"{shown}: exit code {code} without a word"
+    return "answered" if code == 0 else "refused"

@@ -1,0 +1,49 @@
+"""Values of a command line and of a config that no key or option takes: one line, exit code 2, never an internal error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.laws import hostile_commands
+from tests.support.mistakes import BASE, problems, swap
+
+HUGE = "0x" + "f" * 5000
+
+
+@pytest.mark.parametrize("value", [HUGE, f"[{HUGE}]", f"{{ a = {{ b = {HUGE} }} }}", "0o" + "7" * 9000])
+@pytest.mark.parametrize("key", ["gap_ms", "group_by", "nosuch", "emit_metadata"])
+def test_a_number_beyond_64_bits_is_one_problem(key: str, value: str) -> None:
+    text = swap(BASE, 'gap_ms = "30s"\n' if key == "gap_ms" else 'event_time_column = "ts"\n', f"{key} = {value}\n")
+    text = text.replace('group_by = ["user_id"]\n', "") if key == "group_by" else text
+    (found,) = problems(text)
+    assert found.startswith(f"transform.window.{key}")
+    assert found.endswith("found a number beyond 64 bits; no key of a pipeline takes one")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("show", "law.toml", "--limit", "9" * 20),
+        ("show", "law.toml", "--limit", "9" * 5000),
+        ("state", "sizes", ".", "--hot-keys", "99999999999"),
+        ("state", "export", ".", "o.csv", "--where", "u = '\udcff'"),
+        ("state", "show", ".", "--at", "9" * 5000),
+        ("check", "\udcff.toml"),
+        ("dlq", "show", "law.toml", "--limit", "9" * 30),
+    ],
+)
+def test_a_value_that_no_option_takes_is_refused(line: tuple[str, ...], tmp_path: Path) -> None:
+    assert hostile_commands.run(line, tmp_path) == "refused"
+
+
+def test_every_number_of_a_command_line_has_a_bound() -> None:
+    commands = hostile_commands.commands()
+    numbers = [
+        (names, parameter)
+        for names, command in commands.items()
+        for parameter in command.params
+        if any(word in str(parameter.type_descriptor.annotation) for word in ("int", "float"))
+    ]
+    assert len(numbers) > 12
+    assert not [f"{' '.join(names)} {p.name}" for names, p in numbers if p.max is None or p.min is None]

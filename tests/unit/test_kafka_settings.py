@@ -1,0 +1,60 @@
+"""Settings of a Kafka connection as librdkafka takes them; what it refuses is one line, before any broker is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.errors import StartError
+from slackwater.sources.kafka_broker import Broker, make_client
+
+NOWHERE = "127.0.0.1:1"
+SCRAM = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
+JAAS = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u \\"1\\"" password="p=;w";'
+
+
+def broker(**options: str) -> Broker:
+    return Broker(KafkaConnection(bootstrap_servers=NOWHERE, options=options))
+
+
+REFUSED = {
+    "a name that it does not know": {"fetch.max.wait.millis": "5"},
+    "a wrong value": {"security.protocol": "SASLSSL"},
+    "a Java setting": {"ssl.keystore.type": "JKS"},
+    "SCRAM without a user": SCRAM,
+    "a certificate that does not exist": {"security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"},
+    "a number beyond its range": {"socket.timeout.ms": "9" * 5000},
+}
+QUESTIONS: dict[str, Callable[[Broker], object]] = {
+    "partitions": lambda b: b.partitions("t", 'source "s"'),
+    "bounds": lambda b: b.bounds([("t", 0)]),
+    "at": lambda b: b.at([("t", 0)], 0),
+    "topic ids": lambda b: b.topic_ids(["t"]),
+    "a consumer": lambda b: make_client(Consumer, {**b.settings(), "group.id": "g"}),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_setting_that_is_refused_is_one_line(name: str, question: str) -> None:
+    with pytest.raises(
+        StartError, match=rf"Kafka at {NOWHERE}: a setting is refused \(.+\); correct options"
+    ) as raised:
+        QUESTIONS[question](broker(**REFUSED[name]))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_user_and_password_of_a_jaas_entry_are_taken() -> None:
+    settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS}).settings()
+    assert (settings["sasl.username"], settings["sasl.password"]) == ('u "1"', "p=;w")
+    assert "sasl.jaas.config" not in settings
+    assert make_client(AdminClient, settings)
+
+
+def test_what_is_given_for_librdkafka_comes_before_jaas() -> None:
+    settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS, "sasl.username": "other"}).settings()
+    assert (settings["sasl.username"], settings["sasl.password"]) == ("other", "p=;w")
