@@ -411,6 +411,7 @@ def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
     assert round(grows.hours or 0) == round((LARGE - 130) / 10)
     assert (round(shrinks.bytes_per_hour, 6), shrinks.hours) == (-10, None)
     assert forecast(base[:1]) is None
+    assert forecast([m.model_copy(update={"committed_us": n * 60_000_000}) for n, m in enumerate(base)]) is None
 
 
 def test_history_has_the_rows_of_each_epoch(place: Place) -> None:

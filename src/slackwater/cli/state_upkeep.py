@@ -123,7 +123,7 @@ def _pair(pair: tuple[int, int]) -> str:
 
 def _forecast(found: Forecast | None, in_tables: bool) -> str:
     if found is None:
-        return "needs kept commits of different times" + (", and a database keeps the latest only" if in_tables else "")
+        return "needs kept commits that span an hour" + (", and a database keeps the latest only" if in_tables else "")
     over = f"over {plural(found.commits, 'commit')} in {ago(found.over_us)}"
     if found.hours is None:
         return f"shrinks by {size(-found.bytes_per_hour)} per hour, or stays ({over})"

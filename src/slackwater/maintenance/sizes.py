@@ -23,6 +23,7 @@ from slackwater.state.protocol import StateStore
 
 LARGE = 1 << 30  # bytes: where a start begins to warn
 HOUR_US = 3_600_000_000
+TREND_US = HOUR_US  # that kept commits have to span before they say how a state grows
 HOT, ENOUGH_ROWS = 2, 100  # times the mean; rows per shard
 
 
@@ -176,7 +177,7 @@ def _epoch(name: str) -> int:
 
 
 def forecast(commits: Sequence[Commit]) -> Forecast | None:
-    """The straight line through the sizes of the kept commits; None where they are too few or of one moment.
+    """The straight line through the sizes of the kept commits; None where they span less than TREND_US.
 
     bytes            ● ─ ─ ─ LARGE
                ●  ●
@@ -185,7 +186,7 @@ def forecast(commits: Sequence[Commit]) -> Forecast | None:
     """
     times = np.array([m.committed_us for m in commits], dtype=np.float64)
     weights = np.array([m.state_bytes for m in commits], dtype=np.float64)
-    if len(commits) < 2 or times.max() <= times.min():
+    if len(commits) < 2 or times.max() - times.min() < TREND_US:
         return None
     hours = (times - times.min()) / HOUR_US
     slope = float(((hours - hours.mean()) * (weights - weights.mean())).sum() / ((hours - hours.mean()) ** 2).sum())

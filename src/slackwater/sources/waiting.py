@@ -65,8 +65,8 @@ def _since(name: str, found: list[str] | None, snapshot: Snapshot) -> Waits:
     rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
     if found is None or done > MOST:
         return Waits(name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
-    names = {local_name(e.path) for e in recall(snapshot, read)}
-    count = sum(1 for path in found if str(Path(path)) not in names)
+    names = {os.path.normpath(local_name(e.path)) for e in recall(snapshot, read)}
+    count = sum(1 for path in found if os.path.normpath(path) not in names)
     return Waits(name, "files", count, round(rows / done * count) if done else (0 if not count else None))
 
 
@@ -77,7 +77,8 @@ def listed(pattern: str) -> list[str] | None:
 
 
 def _listed(pattern: str) -> Iterator[str]:
-    """Escapes are Spark's: here a character stands for itself in brackets."""
+    """Escapes are Spark's: here a character stands for itself in brackets. Spark takes `..` away before it looks."""
+    pattern = os.path.normpath(pattern)
     root = Path(Path(pattern).anchor)
     for path in root.glob(re.sub(r"\\(.)", r"[\1]", pattern[len(str(root)) :])):
         if not path.is_dir():

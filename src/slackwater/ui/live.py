@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.errors import SlackwaterError
-from slackwater.ui.seen import Seen, Watched, look_at
+from slackwater.ui.seen import NoCommitError, Seen, Watched, look_at
 from slackwater.ui.updates import Bell, Update, updated
 
 Blocks = Callable[["Live"], Mapping[str, bytes]]
@@ -39,6 +39,7 @@ class Live:
         self.viewers = 0
         self.seen: Seen | None = None
         self.problem: str | None = None
+        self.waits = False  # the problem is only that nothing is committed yet
         self._made: tuple[str, dict[str, bytes]] = ("", {})
         self._looking = threading.Lock()
         self._next = self._next_runner = self._asked = 0.0
@@ -76,8 +77,10 @@ class Live:
                     self._next = now + LOOK_S
                     return
                 self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
+                self.waits = False
             except SlackwaterError as error:
                 self.seen, self.problem, self._known = None, str(error), ()
+                self.waits = isinstance(error, NoCommitError)
             if self.viewers and self.tag != before:
                 self._updated()
                 self.bell.ring()

@@ -15,7 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from slackwater.core.lateness import percent
-from slackwater.ui.blocks.closing import Window
+from slackwater.core.words import plural
+from slackwater.query.text import plain
+from slackwater.ui.blocks.closing import Window, counted
 from slackwater.ui.blocks.key import OneKey
 from slackwater.ui.blocks.stages import StageSeen
 from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
@@ -73,7 +75,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
-    env.filters.update(percent=percent, rate=rate)
+    env.filters.update(percent=percent, rate=rate, plural=plural, counted=counted, plain=plain)
     env.globals.update(
         draw_lanes=watermark.lanes,
         draw_behind=watermark.behind,
@@ -136,17 +138,18 @@ def key_page(pipeline: str, place: Place, found: OneKey, stage: str | None = Non
     return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=found)
 
 
-def overview(known: Sequence[tuple[str, str, Seen | None, str | None]]) -> bytes:
-    """Of each pipeline its name, its address, and what is seen of it or why nothing is."""
+def overview(known: Sequence[tuple[str, str, Seen | None, str | None, bool]]) -> bytes:
+    """Of each pipeline its name, its address, and what is seen of it or why nothing is, and whether that only waits for its first commit."""
     return _rendered("overview.html", known=known, place=Place(""), style=None)
 
 
-def problem(pipeline: str, place: Place, line: str) -> bytes:
-    return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line)
+def problem(pipeline: str, place: Place, line: str, waits: bool = False) -> bytes:
+    """`waits`: nothing is wrong, the first commit is still to come; the page asks for it again."""
+    return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line, waits=waits)
 
 
-def problem_fragment(line: str) -> bytes:
-    return _rendered("_problem.html", line=line)
+def problem_fragment(line: str, waits: bool = False) -> bytes:
+    return _rendered("_problem.html", line=line, waits=waits)
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ def data(name: str, seen: Seen) -> Any:
 
 
 def as_json(found: Any) -> bytes:
-    return json.dumps(found, ensure_ascii=False).encode(errors="replace")
+    return json.dumps(found, ensure_ascii=False, default=plain).encode(errors="replace")
 
 
 def key_query(key: Mapping[str, Any]) -> str:

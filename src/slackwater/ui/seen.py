@@ -15,6 +15,7 @@ from slackwater.maintenance.sizes import kept
 from slackwater.query import stages as staged
 from slackwater.query.described import pipeline_in
 from slackwater.query.inspect import Texts
+from slackwater.query.key_history import with_history
 from slackwater.query.text import quoted
 from slackwater.query.why import why_of
 from slackwater.query.why_values import Why
@@ -30,6 +31,11 @@ from slackwater.ui.blocks.stages import StageSeen, stages
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
 from slackwater.ui.waiting import Asker
+
+
+class NoCommitError(StateError):
+    """Nothing is wrong with the state: its first commit is still to come."""
+
 
 Told = Callable[[Why, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
 
@@ -84,10 +90,18 @@ def look_at(watched: Watched, now_us: int, epoch: int | None = None, stage: str 
     """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
-            raise StateError(
-                f"{watched.pipeline.name}: there is no state yet; it begins with the first epoch of: slackwater run {watched.file}"
-            )
+            raise _no_commit(watched)
         return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us, stage)
+
+
+def _no_commit(watched: Watched) -> NoCommitError:
+    runner = watched.store.runner()
+    begins = (
+        f"{runner} works on the first epoch, and this page shows it once it is committed"
+        if runner is not None
+        else f"it begins with the first epoch of: slackwater run {watched.file}"
+    )
+    return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 
 def look_at_all(watched: Watched, now_us: int) -> tuple[Seen, list[Seen]]:
@@ -182,7 +196,7 @@ def latest(watched: Watched) -> Iterator[Snapshot]:
     """The latest commit. Raises StateError where there is none."""
     with watched.store.peek() as snapshot:
         if snapshot is None:
-            raise StateError(f"{watched.pipeline.name}: there is no state yet")
+            raise _no_commit(watched)
         yield snapshot
 
 
@@ -203,15 +217,19 @@ def key_at(watched: Watched, key: Texts, now_us: int, stage: str | None = None) 
     """One key of the latest commit. Raises StartError for a wrong key, StateError."""
     with latest(watched) as snapshot:
         one, name = windows_of(snapshot, stage)
-        return one_key(one, key, _told(watched, snapshot, key, now_us, name))
+        one_key(one, key)  # what is wrong with the key is said of its stage
+        try:
+            answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key, name)
+            if not watched.is_described:
+                answer = with_history(watched.pipeline, watched.store, answer, key)
+        except SlackwaterError:
+            return one_key(one, key)
+        history = None if answer.key is None else answer.key.history
+        return one_key(one, key, _lines_of_key(watched, answer), history)
 
 
-def _told(watched: Watched, snapshot: Snapshot, key: Texts, now_us: int, stage: str | None) -> list[str]:
+def _lines_of_key(watched: Watched, answer: Why) -> list[str]:
     """What `why --key` says of the key itself."""
-    try:
-        answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key, stage)
-    except SlackwaterError:
-        return []
     lines = list(watched.told(answer, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

@@ -193,7 +193,7 @@ class Ui:
         known = []
         for live in self._lives:
             seen = live.now()
-            known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem))
+            known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem, live.waits))
         digest = hashlib.sha256("\0".join(live.tag for live in self._lives).encode()).hexdigest()[:16]
         return with_tag(request, digest, pages.overview(known), "text/html")
 
@@ -232,10 +232,15 @@ class Ui:
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
+def _problem(live: Live, place: Place) -> Response:
+    """A page in the place of one that cannot be shown, or not yet."""
+    return html(pages.problem(live.name, place, live.problem or "", live.waits), 200 if live.waits else 503)
+
+
 def _page(live: Live, place: Place, request: Request) -> Response:
     made = live.made("page", lambda seen: pages.page(seen, place))
     if made is None:
-        return html(pages.problem(live.name, place, live.problem or ""), 503)
+        return _problem(live, place)
     return with_tag(request, *made, "text/html")
 
 
@@ -249,7 +254,7 @@ def _past(live: Live, place: Place, request: Request) -> Response:
 
     made = live.made(f"epoch {epoch}", make)
     if made is None:
-        return html(pages.problem(live.name, place, live.problem or ""), 503)
+        return _problem(live, place)
     return with_tag(request, *made, "text/html")
 
 
@@ -259,7 +264,7 @@ def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str,
     def drawn(live: Live) -> Mapping[str, bytes]:
         seen = live.seen
         if seen is None:
-            return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "")}
+            return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "", live.waits)}
         return {name: pages.fragment(name, seen, place) for name in blocks}
 
     return drawn
@@ -268,7 +273,7 @@ def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str,
 def _fragment(live: Live, place: Place, name: str, request: Request) -> Response:
     made = live.made(name, lambda seen: pages.fragment(name, seen, place))
     if made is None:  # 200, so that it takes the place of what was so before
-        return html(pages.problem_fragment(live.problem or "") if name == "top" else b"", 200)
+        return html(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
     return with_tag(request, *made, "text/html")
 
 
@@ -305,7 +310,7 @@ def _bin(live: Live, place: Place, request: Request) -> Response:
     low, high, windows = _windows(live, request)
     seen = live.now()
     if seen is None:
-        return html(pages.problem(live.name, place, live.problem or ""), 503)
+        return _problem(live, place)
     return html(pages.bin_page(seen, place, low, high, windows))
 
 

@@ -19,6 +19,7 @@ import polars as pl
 from slackwater.core.arrays import Int64s, distinct, member
 from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import mix
+from slackwater.core.words import plural
 from slackwater.evolution.description import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import Panes
@@ -69,6 +70,13 @@ class Window:
     start_us: int
     closes_us: int
     reason: str
+
+
+def counted(count: int, what: str) -> str:
+    """Windows with their noun: `1 open session`, `2,000 keys in open windows`."""
+    if what == "sessions":
+        return plural(count, "open session")
+    return plural(count, "key in open windows", "keys in open windows")
 
 
 def closing(snapshot: Snapshot) -> Closing | None:

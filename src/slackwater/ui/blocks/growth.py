@@ -23,7 +23,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Growth:
-    """The block. `bytes_per_hour`: None where there are too few commits; `full_us`: when it holds `bound` bytes, if it grows."""
+    """The block. `bytes_per_hour`: None where they span less than an hour; `full_us`: when it holds `bound` bytes, if it grows."""
 
     commits: tuple[Weight, ...]
     bytes_per_hour: float | None

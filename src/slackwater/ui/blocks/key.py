@@ -17,6 +17,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.panes import Panes
 from slackwater.operators.sessions import Sessions
 from slackwater.query import inspect
+from slackwater.query.why_values import KeyHistory
 from slackwater.query.windows import standing
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK
@@ -44,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class OneKey:
-    """The block. `told`: the lines of `why --key` about it."""
+    """The block. `told`: the lines of `why --key` about it; `history`: its late rows and last results, where a config says where they are."""
 
     key: Mapping[str, Any]
     of_sessions: bool
@@ -52,9 +53,12 @@ class OneKey:
     epoch: int
     bars: tuple[Bar, ...]
     told: tuple[str, ...]
+    history: KeyHistory | None = None
 
 
-def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) -> OneKey:
+def one_key(
+    snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = (), history: KeyHistory | None = None
+) -> OneKey:
     """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
     if (of := called(last.fingerprint.get("kind"))) != "window":
@@ -92,6 +96,7 @@ def one_key(snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = ()) 
         snapshot.commit.epoch,
         tuple(bars),
         tuple(told),
+        history,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from slackwater.ui.axis import Axis
-from slackwater.ui.blocks.closing import Closing
+from slackwater.ui.blocks.closing import Closing, counted
 from slackwater.ui.svg import WIDTH, count_axis, el, line, picture, rect, text, time_axis, title
-from slackwater.ui.words import brief, moment, number
+from slackwater.ui.words import brief, moment
 
 LEFT, RIGHT, TOP, BOTTOM, REST = 70, WIDTH - 14, 26, 190, 60
 
@@ -44,7 +44,7 @@ def bins(block: Closing, base: str | None) -> Markup:
 
 def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base: str | None, what: str) -> Markup:
     top = min(up.at(count), BOTTOM - 2)
-    about = f"{number(count)} {what} close from {moment(low)} to {moment(high)}"
+    about = f"{counted(count, what)} {'closes' if count == 1 else 'close'} from {moment(low)} to {moment(high)}"
     bar = rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
         return el("g", title(about), bar)

@@ -1,0 +1,36 @@
+"""Counts of the page with their nouns, and files that a path with `..` means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slackwater.sources.waiting import listed
+from slackwater.ui.blocks.closing import Bin, Closing, counted
+from slackwater.ui.draw.closing import bins
+
+
+@pytest.mark.parametrize(
+    ("count", "what", "text"),
+    [
+        (1, "sessions", "1 open session"),
+        (2000, "sessions", "2,000 open sessions"),
+        (1, "keys in windows", "1 key in open windows"),
+        (2, "keys in windows", "2 keys in open windows"),
+    ],
+)
+def test_counts_agree_with_their_nouns(count: int, what: str, text: str) -> None:
+    assert counted(count, what) == text
+    drawn = bins(Closing(what, None, count, 10, (Bin(0, 10, count),)), None)
+    assert f"{text} {'closes' if count == 1 else 'close'} from" in drawn
+
+
+def test_dots_in_a_path_are_taken_away_before_it_is_looked_up(tmp_path: Path) -> None:
+    """As Spark does: what a symbolic link before the dots leads to does not matter."""
+    for name in ("in/a.json", "elsewhere/b.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for query in ("in/*.json", "elsewhere/../in/*.json", "link/../in/*.json", "./in/./a.json", "nowhere/../in"):
+        assert listed(f"{tmp_path}/{query}") == [f"{tmp_path}/in/a.json"], query
