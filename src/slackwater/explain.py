@@ -6,6 +6,7 @@ Needs neither Spark nor data.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config import state_size
@@ -21,7 +22,7 @@ from slackwater.config.step import Step
 from slackwater.config.target import Target
 from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
-from slackwater.core.notebook import Shown
+from slackwater.core.notebook import Printed, Shown
 from slackwater.core.time import duration_text
 from slackwater.core.words import plural
 
@@ -37,17 +38,19 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan(Shown):
+class Plan(Printed, Shown):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
     `state_bytes` is None where that is up to the sources: a join keeps what they bring in a time, a step by key all their keys; 0
-    without state.
+    without state. `kept`: what the state of each stage holds, a text, or the bytes and the groups of a window.
     """
 
     stages: tuple[Stage, ...]
     guarantee: str
     state_bytes: int | None
     notes: tuple[str, ...]
+    pipeline: str = ""
+    kept: tuple[str | tuple[int, int], ...] = ()
 
 
 def build(pipeline: Pipeline) -> Plan:
@@ -65,10 +68,20 @@ def build(pipeline: Pipeline) -> Plan:
         guarantee(pipeline),
         state_size.projected_bytes(last) if isinstance(last, Window) else 0 if isinstance(last, Rows) else None,
         (*warnings(pipeline), *state_size.warnings(last)),
+        pipeline.name,
+        tuple(kept for own in pipeline.alone.values() for kept in _kept(own.transform.step, own)),
     )
 
 
 describe = build  # its name in `slackwater`
+
+
+def _kept(step: Step, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
+    if isinstance(step, Join):
+        return kept_text(step, pipeline)
+    if isinstance(step, Window):
+        return [(state_size.projected_bytes(step), step.max_groups_per_window or 0)]
+    return [step.told().keeps]
 
 
 def _middle(step: Step, pipeline: Pipeline) -> tuple[Stage, ...]:

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from slackwater import explain
-from slackwater.cli.text import plural, size
-from slackwater.config import documented, sql_check, state_size, toml
+from slackwater.cli.text import plural
+from slackwater.config import documented, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
@@ -86,26 +86,4 @@ def _described(pipeline: Pipeline) -> str:
 
 def explain_file(file: Path) -> None:
     """Print the stages a row passes, the guarantee and the projected state size."""
-    pipeline = toml.load(file)
-    found = explain.build(pipeline)
-    print(f"{pipeline.name}\n")
-    for stage in found.stages:
-        print(masked(f"  {stage.name:<11}{stage.where:<8}{stage.title}"))
-        for line in stage.lines:
-            print(masked(f"  {'':<19}{line}"))
-    print(f"\n  delivery   {found.guarantee}")
-    kept: list[str] = []
-    for own in pipeline.alone.values():
-        step = own.transform.step
-        if isinstance(step, Join):
-            kept += explain.kept_text(step, own)
-        elif not isinstance(step, Window):
-            kept.append(step.told().keeps)
-        else:
-            kept.append(
-                f"at most about {size(state_size.projected_bytes(step))} at {step.max_groups_per_window:,} groups"
-            )
-    for i, line in enumerate(kept):
-        print(f"  {'' if i else 'state':<11}{line}")
-    for line in found.notes:
-        print(f"  note       {line}")
+    print(explain.build(toml.load(file)))

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +20,85 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.explain import target_text
-from slackwater.query import text
-from slackwater.query.published import in_order, published
+from slackwater.query import selection, text
+from slackwater.query.published import MOST, in_order, published
 from slackwater.query.total import Total
 
 POLL_SECONDS = 0.5
+LIMIT = 20  # rows, where none is named
 WIDEST = 60  # characters of a cell
 
 
-def show_file(file: Path, limit: int, follow: bool, as_json: bool, target: str | None = None) -> None:
+@dataclass(frozen=True)
+class View:
+    """What of the rows is printed, and how. `limit`: at most this many rows; None: 20, of SQL all."""
+
+    limit: int | None = None
+    as_json: bool = False
+    as_csv: bool = False
+    where: str | None = None
+    columns: tuple[str, ...] = ()
+    sql: str | None = None
+
+    def check(self, follow: bool) -> None:
+        """Raise StartError for options that exclude each other."""
+        if self.as_json and self.as_csv:
+            raise StartError("--json and --csv: found both, expected one; leave one out")
+        others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
+        if self.sql is not None and (given := [name for name, is_given in others.items() if is_given]):
+            raise StartError(f"--sql and {given[0]}: found both, expected one; write it into the SQL")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether whole rows are printed as a table."""
+        return not (self.as_json or self.as_csv or self.columns or self.reads_all)
+
+    @property
+    def reads_all(self) -> bool:
+        return self.where is not None or self.sql is not None
+
+    @property
+    def most(self) -> int:
+        """How many rows are printed at most."""
+        return self.limit or (MOST if self.sql is not None else LIMIT)
+
+    def of(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows and columns that are asked for. Raises StartError."""
+        if self.sql is not None:
+            return selection.query(frame, self.sql)
+        return selection.columns(selection.rows(frame, self.where), self.columns)
+
+
+def show_file(file: Path, view: View, follow: bool, target: str | None = None) -> None:
     """Print the newest rows in the order of their windows, then, with `follow`, new ones as they are published.
 
     Of several targets all, one after the other, unless one is named.
     """
+    view.check(follow)
     pipeline = toml.load(file)
-    several = list(pipeline.by_target) if target is None and not (follow or as_json) else []
+    several = list(pipeline.by_target) if target is None and view.is_plain and not follow else []
     if len(several) < 2:
-        _show(pipeline.one_target(target), file, limit, follow, as_json)
+        _show(pipeline.one_target(target), file, view, follow)
         return
     for number, (name, own) in enumerate(pipeline.by_target.items()):
         print(f"{chr(10) if number else ''}{plain(name)}: {target_text(own)}", flush=True)
         try:
-            _show(own, file, limit, follow, as_json)
+            _show(own, file, view, follow)
         except StartError as error:
             print(error, file=sys.stderr, flush=True)
 
 
-def _show(pipeline: Pipeline, file: Path, limit: int, follow: bool, as_json: bool) -> None:
+def _show(pipeline: Pipeline, file: Path, view: View, follow: bool) -> None:
     results = published(pipeline)
-    printer = _Printer(pipeline, as_json)
+    printer = _Printer(pipeline, view)
     try:
-        found = results.newest(limit)
+        found = results.newest(MOST if view.reads_all else view.most)
         if found is None:
             _nothing_yet(pipeline, file)
         else:
-            printer.rows(found, limit)
-            if found.height > limit and not as_json:
-                printer.left_out(limit, results.total(found.height))
+            count = printer.rows(found, view.most)
+            if count > view.most and not (view.as_json or view.as_csv):
+                printer.left_out(view.most, Total(count) if view.reads_all else results.total(found.height))
         while follow:
             _pause()
             if (fresh := results.fresh()) is not None:
@@ -98,35 +141,59 @@ def _has_state(pipeline: Pipeline) -> bool:
 class _Printer:
     """Rows as lines; what follows keeps the columns' widths while it fits."""
 
-    def __init__(self, pipeline: Pipeline, as_json: bool) -> None:
+    def __init__(self, pipeline: Pipeline, view: View) -> None:
         window = pipeline.last.transform.window
         self._start = None if window is None else window.window_start_column
-        self._json, self._widths = as_json, list[int]()
+        self._view, self._widths = view, list[int]()
         self._names: list[str] = []
 
-    def rows(self, frame: pl.DataFrame, limit: int | None = None) -> None:
-        frame = in_order(frame, self._start)
-        frame = frame if limit is None else frame.tail(limit)
-        lines = text.json_lines(frame) if self._json else self._table(frame)
-        print("\n".join(lines), flush=True)
+    def rows(self, frame: pl.DataFrame, limit: int | None = None) -> int:
+        """Print rows, at most `limit`; returns how many there are."""
+        view = self._view
+        frame = view.of(in_order(frame, self._start))
+        count = frame.height
+        if limit is not None:
+            frame = frame.head(limit) if view.sql is not None else frame.tail(limit)
+        lines = text.json_lines(frame) if view.as_json else self._csv(frame) if view.as_csv else self._table(frame)
+        if written := "\n".join(lines):
+            print(written, flush=True)
+        return count
+
+    def _csv(self, frame: pl.DataFrame) -> Iterator[str]:
+        is_first = frame.columns != self._names
+        self._names = frame.columns
+        return text.csv_lines(frame, is_first)
 
     def left_out(self, limit: int, total: Total | None) -> None:
         """That these are not all rows. `total`: how many there are, where that is known."""
-        newest = "the newest" if self._start else "the last"
+        newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         of = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {of}; more with --limit)", file=sys.stderr, flush=True)
 
     def _table(self, frame: pl.DataFrame) -> Iterator[str]:
+        head, rows, widths = _cells(frame)
         numbers = [t.is_numeric() for t in frame.schema.values()]
-        rows = [[cell(v) for v in row] for row in frame.iter_rows()]
-        head = [plain(c) for c in frame.columns]
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         if head != self._names:
             self._names, self._widths = head, widths
             yield _line(head, widths, numbers)
         self._widths = [max(pair) for pair in zip(self._widths, widths, strict=True)]
         for row in rows:
             yield _line(row, self._widths, numbers)
+
+
+def table_lines(frame: pl.DataFrame) -> Iterator[str]:
+    """Return a frame as the lines of a table."""
+    head, rows, widths = _cells(frame)
+    numbers = [t.is_numeric() for t in frame.schema.values()]
+    for row in (head, *rows):
+        yield _line(row, widths, numbers)
+
+
+def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
+    """The names, the cells of the rows, and the width of each column."""
+    rows = [[cell(v) for v in row] for row in frame.iter_rows()]
+    head = [plain(c) for c in frame.columns]
+    return head, rows, [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:

@@ -15,6 +15,7 @@ from slackwater.config.rows import ROWS
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
 from slackwater.config.spelling import nearest, show
+from slackwater.core.reserved import collisions
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -131,7 +132,13 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong or (read is not None and source.name not in read):
             continue
-        columns = [c.casefold() for c in declared_columns(source.schema_)] if source.schema_ else []
+        declared = declared_columns(source.schema_) if source.schema_ else []
+        for name in collisions(declared, declared=True):
+            yield (
+                f"sources[{i}].schema",
+                f"declares {show(name)}, a name that Slackwater uses for a column of its own; rename the column",
+            )
+        columns = [c.casefold() for c in declared]
         found = resolve(source.connection, known) if source.connection is not None else None
         own_time = found is not None and CONNECTORS[found.kind].own_time
         if (processing or named or own_time) and "_event_ts" in columns:

@@ -39,7 +39,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
     values = a.max_values_per_group or a.max_distinct_values_per_group
     if values is not None:
         return values * (EXACT_BYTES + (8 if a.agg in ("collect_list", "top_k") else 0))
-    return {"count": 8, "min": 16, "max": 16}.get(a.agg, 24)
+    return {"count": 8, "min": 16, "max": 16, "sum": 32, "avg": 32, "var": 56, "stddev": 56}.get(a.agg, 24)
 
 
 def warnings(step: Step) -> tuple[str, ...]:

@@ -50,9 +50,6 @@ def two_product(a: float, b: float) -> tuple[float, float]:
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-# -- superaccumulator ------------------------------------------------------------------------------------------------
-
-
 @compiled
 def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
     """Add value * 2^exponent, |value| < 2^63."""
@@ -173,9 +170,6 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
             rests[group] = rest
             return values, used
     return _store(limbs, values, used)
-
-
-# -- groups ----------------------------------------------------------------------------------------------------------
 
 
 @compiled
@@ -368,4 +362,37 @@ def variances(
             settle(work)
             total = round_limbs(work)
         found[i] = total / (many * (many - 1.0))
+    return left[:count]
+
+
+@compiled
+def wide_variances(
+    groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, found: Floats
+) -> Int64s:
+    """Do the same for groups whose squares have limbs, those of the i-th from `offsets[i]` on; returns the groups that are left."""
+    left, count = np.empty(len(groups), np.int64), 0
+    work = np.zeros(LIMBS, np.int64)
+    for i in range(len(groups)):
+        group = groups[i]
+        size, half, many = abs(sums[group]), abs(rests[group]), n[group]
+        variance = math.inf
+        if (size == 0.0 or SMALL < size < LARGE) and (half == 0.0 or half > SMALL) and many <= 1 << 26:
+            work[:] = 0
+            low = limbs[offsets[i]]
+            for j in range(offsets[i] + 1, offsets[i + 1]):
+                work[low + j - offsets[i] - 1] = limbs[j] * many
+            for a, b in (
+                (-sums[group], sums[group]),
+                (-2.0 * sums[group], rests[group]),
+                (-rests[group], rests[group]),
+            ):
+                product, lost = two_product(a, b)
+                add_double(work, product)
+                add_double(work, lost)
+            settle(work)
+            variance = round_limbs(work) / (float(many) * float(many - 1))
+        found[group] = variance
+        if not (variance == 0.0 or SMALL < variance < LARGE):
+            left[count] = group
+            count += 1
     return left[:count]

@@ -1,4 +1,4 @@
-"""How values show themselves in a notebook. The room that draws is above all that are drawn, so it is found by its name."""
+"""How values show themselves in a notebook, and printed. The room that draws is above all that are drawn, so it is found by its name."""
 
 from __future__ import annotations
 
@@ -10,4 +10,12 @@ class Shown:
 
     def _repr_html_(self) -> str:
         made: str = import_module("slackwater.ui.notebook").html(self)
+        return made
+
+
+class Printed:
+    """Prints what the command of the same name prints: see `slackwater.cli.printed`. Its repr shows the fields."""
+
+    def __str__(self) -> str:
+        made: str = import_module("slackwater.cli.printed").text(self)
         return made

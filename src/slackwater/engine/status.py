@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.config.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,17 @@ class Status:
     stages: tuple[StageStatus, ...] = ()
     files_done: int | None = None
     files_total: int | None = None  # known with --available-now over files: the progress bar
+    of: Pipeline | None = field(default=None, repr=False, compare=False)  # of the status that a run returns
+
+    def results(self, target: str | None = None) -> pl.DataFrame:
+        """What the target of the run holds now, read when this is called; of several targets the one that is named.
+
+        Only of the status that `run` returns. Raises StartError for a target that gives nothing back, as the console.
+        """
+        if self.of is None:
+            raise StartError(f"{self.pipeline}: found the status of an epoch, expected that which a run returns")
+        found: pl.DataFrame = import_module("slackwater.query.published").whole(self.of, target)
+        return found
 
     @property
     def rows_per_second(self) -> float:

@@ -11,6 +11,7 @@ from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import nearest
 from slackwater.config.step import allowed_ms
 from slackwater.config.window import Window
+from slackwater.core.reserved import OF_ROWS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
@@ -19,8 +20,6 @@ from slackwater.operators.panes import Panes
 from slackwater.operators.rows import Rows
 from slackwater.operators.sessions import Sessions
 from slackwater.windows.aggregations import Agg
-
-HIDDEN = ("__reason", "__unfit")  # of rows on their way to a target
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
@@ -167,7 +166,7 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:
     where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
-        if field.name.casefold() in HIDDEN:
+        if field.name.casefold() in OF_ROWS:
             problems.append(
                 f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
             )

@@ -35,6 +35,7 @@ from slackwater.query.total import Total
 from slackwater.targets.folder import Folder, folder_at
 
 TIMES = ("window_start", "window_end")
+MOST = 2**31 - 1  # rows: all of them
 COUNTED = 100_000  # rows of a table in a database: counting them all reads them all
 
 
@@ -64,6 +65,20 @@ def published(pipeline: Pipeline) -> Published:
     connection = resolve(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
     return _published(connection, pipeline)
+
+
+def whole(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
+    """Return all that a target of a pipeline holds, in the order of the windows; no columns before anything was published.
+
+    Raises StartError if it keeps nothing.
+    """
+    window = pipeline.last.transform.window
+    results = published(pipeline.one_target(target))
+    try:
+        found = results.newest(MOST)
+    finally:
+        results.close()
+    return pl.DataFrame() if found is None else in_order(found, None if window is None else window.window_start_column)
 
 
 @singledispatch

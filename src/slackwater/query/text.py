@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -28,6 +30,20 @@ def json_lines(frame: pl.DataFrame) -> Iterator[str]:
     """The rows as JSON objects; what JSON has no word for is text, as NaN is."""
     for row in frame.iter_rows(named=True):
         yield json.dumps({k: _finite(v) for k, v in row.items()}, default=plain, ensure_ascii=False)
+
+
+def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
+    """The rows as lines of CSV: NULL is empty, lists and structs are JSON, times are ISO 8601."""
+    if with_head:
+        yield _csv_line(frame.columns)
+    for row in frame.iter_rows():
+        yield _csv_line(["" if v is None else plain_json(v) if isinstance(v, list | dict) else plain(v) for v in row])
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(cells)
+    return out.getvalue()
 
 
 def _finite(value: Any) -> Any:

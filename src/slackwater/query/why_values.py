@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slackwater.core.lateness import NOTHING, Lateness
-from slackwater.core.notebook import Shown
+from slackwater.core.notebook import Printed, Shown
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class OfStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Why(OfStage, Shown):
+class Why(Printed, OfStage, Shown):
     """The answer, as of one commit. It is about one stage: the one that was asked about, else the last one.
 
     `stages`: the same about each stage, where there are several and none was asked about. `changed_files`: per source how many

@@ -21,6 +21,8 @@ from slackwater.engine.status import Status
 from slackwater.errors import SlackwaterError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from slackwater.query.why_values import Why
 
 log = logging.getLogger("slackwater")
@@ -80,6 +82,14 @@ class Handle(Shown):
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> Why:
         """Who holds the watermark and what closes next: see `sw.why`. The state must be durable."""
         found: Why = import_module("slackwater.query.ask").why(self.pipeline, key, stage)
+        return found
+
+    def results(self, target: str | None = None) -> pl.DataFrame:
+        """What the target holds now, read when this is called; of several targets the one that is named.
+
+        Raises StartError for a target that gives nothing back, as the console.
+        """
+        found: pl.DataFrame = import_module("slackwater.query.published").whole(self.pipeline, target)
         return found
 
     # -- its end -------------------------------------------------------------------------------------------------

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from slackwater.config.connectors import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.source import Source
+from slackwater.config.spelling import show
 from slackwater.config.ways import Way
+from slackwater.core.reserved import collisions
 from slackwater.core.schema import Field
 from slackwater.engine.far_dates import FarDates
 from slackwater.engine.kill_points import Faults
 from slackwater.engine.protocol import Engine
 from slackwater.engine.stage import Stage
+from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.known import compile_step
 from slackwater.sources.streams import AnySource
@@ -62,6 +65,8 @@ def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, 
 
 def bind(own: Pipeline, session: SparkSession, frames: Frames) -> Bound:
     """A step alone, bound to the columns of its origins. Raises StartError for what is not there or does not fit, by name."""
+    for source in own.sources:
+        _check_names(own, source.name, frames[source.name].columns)
     times = {s.name: _time(own, session, s, frames[s.name]) for s in own.sources}
     outputs = {way.key: analysis.check_sql(session, own, way, frames[way.origin]) for way in own.ways}
     inputs: dict[str, dict[str, Field]] = {}
@@ -72,6 +77,15 @@ def bind(own: Pipeline, session: SparkSession, frames: Frames) -> Bound:
         which = operator.input_of(together[0].name)
         analysis.check_same_columns(own, {w.key: outputs[w.key] for w in together}, columns.needed(operator, which))
     return Bound(own, operator, times, {s.name: frames[s.name] for s in own.sources})
+
+
+def _check_names(own: Pipeline, source: str, columns: Sequence[str]) -> None:
+    """Raise StartError if a source has a column whose name is taken."""
+    if taken := collisions(columns):
+        raise StartError(
+            f'{own.name}: source "{source}": found a column named {show(taken[0])}, a name that Slackwater uses for a column of its '
+            "own; rename the column where it is written"
+        )
 
 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, Bound]:

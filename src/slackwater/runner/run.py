@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
@@ -75,7 +76,8 @@ def run(
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
     `flush`: at the end close all open windows. `rebuild`: put the state aside and start over, with each source (by name, "*"
-    for all) at "earliest", "latest" or these offsets; `{}`: where the config says. Returns the last status (None if nothing was committed). Raises
+    for all) at "earliest", "latest" or these offsets; `{}`: where the config says. Returns the last status (None if nothing was
+    committed), whose `results()` reads the target as a DataFrame. Raises
     SlackwaterError; what was committed stays, and the next run goes on from there.
 
     `former_output`: where a state begins and its target, which only adds rows, holds those of another state of the pipeline:
@@ -114,13 +116,20 @@ def run(
     began, stop = time.monotonic(), stop or threading.Event()
     how = (available_now, flush, rebuild, former_output)
     if on_notice is not None:
-        return _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *how)
+        return _with_pipeline(
+            _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *how), pipeline
+        )
     with tell.heard() as notice:
         lines = tell.Lines()
         last = _run(Runner(pipeline, spark, Reporter(notice, on_status or lines.status, observers), stop), *how)
         lines.close()
         notice("info", masked(tell.end(pipeline, last, time.monotonic() - began)))
-        return last
+        return _with_pipeline(last, pipeline)
+
+
+def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
+    """The status that a run returns, which knows where its results are."""
+    return None if last is None else replace(last, of=pipeline)
 
 
 def _run(

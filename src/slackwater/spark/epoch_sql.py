@@ -143,7 +143,11 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 def pane_columns(logic: PaneLogic) -> list[str]:
     """For tumbling and hopping windows: the row's columns, the start of its pane, and what its aggregations are made of."""
     pane, offset = pane_us(logic), logic.offset_us
-    return ["*", f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start", *(c for a in logic.aggs for c in a.sql_columns)]
+    return [
+        "*",
+        f"__ts - pmod(__ts - {offset}L, {pane}L) AS __start",
+        *dict.fromkeys(c for a in logic.aggs for c in a.sql_columns),
+    ]
 
 
 def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
@@ -152,12 +156,13 @@ def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
     For windows that lift in SQL; `windows.panes.lift` does the same for the others.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
-    return {"__n": "count(1)", "__first": "min(__ts)", **lifted}
+    shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
+    return {"__n": "count(1)", "__first": "min(__ts)", **lifted, **shared}
 
 
 def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
     """What rows are folded by."""
-    values = [c for a in logic.aggs for c in a.sql_groups]
+    values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 
 

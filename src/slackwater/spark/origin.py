@@ -72,14 +72,17 @@ class _Star:
 
 @dataclass
 class _Select:
-    """A SELECT with a FROM: where that begins, and the stars before it."""
+    """A SELECT with a FROM: where that begins, and its stars. `at` is -1 until the FROM has come."""
 
     at: int = -1
     stars: list[_Star] = field(default_factory=list)
 
 
 def _selects(tokens: list[Token]) -> list[_Select]:
-    """The SELECTs that have a FROM, in the order of the text. A FROM belongs to the SELECT at its depth of parentheses."""
+    """The SELECTs that have a FROM, in the order of the text. A FROM belongs to the SELECT at its depth of parentheses.
+
+    A star within the parentheses of a function, as in `struct(*)`, belongs to the SELECT around these, also behind its FROM.
+    """
     from sqlglot import TokenType as T
 
     found: list[_Select] = []
@@ -92,15 +95,26 @@ def _selects(tokens: list[Token]) -> list[_Select]:
             open_.pop()
         elif kind == T.SELECT:
             open_[-1] = _Select()
-        elif here is None:
+        elif kind == T.STAR and _is_all_columns(tokens, i):
+            around = here or next((s for s in reversed(open_) if s is not None), None)
+            if around is not None:
+                around.stars.append(_star(tokens, i))
+        elif here is None or here.at >= 0:
             continue
         elif kind == T.FROM and tokens[i - 1].token_type != T.DISTINCT:  # IS DISTINCT FROM
             here.at = token.start
             found.append(here)
-            open_[-1] = None
-        elif kind == T.STAR and tokens[i + 1].token_type in (T.COMMA, T.FROM, T.EXCEPT):  # else: times
-            here.stars.append(_star(tokens, i))
     return found
+
+
+def _is_all_columns(tokens: list[Token], i: int) -> bool:
+    """Whether a star stands for columns; else it multiplies."""
+    from sqlglot import TokenType as T
+
+    if i + 1 == len(tokens) or i == 0:
+        return False
+    before, after = tokens[i - 1].token_type, tokens[i + 1].token_type
+    return after in (T.COMMA, T.FROM, T.EXCEPT) or (after == T.R_PAREN and before in (T.L_PAREN, T.COMMA, T.DOT))
 
 
 def _star(tokens: list[Token], i: int) -> _Star:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLOCK = "__clock"  # hidden: when a row arrives, µs
+_BATCH = "__batch"  # hidden: which of the given batches a row belongs to
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,16 @@ class Front:
         """Rows with `__number`; `owners`: per number the batch that it belongs to."""
         timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
         told = _collected(timed.selectExpr(*_told(timed, source.name)))
-        told = told.sort(NUMBER).with_columns(pl.Series("i", [owners[n] for n in sorted(told[NUMBER])], dtype=pl.Int64))
+        told = told.sort(NUMBER).with_columns(
+            pl.Series(_BATCH, [owners[n] for n in sorted(told[NUMBER])], dtype=pl.Int64)
+        )
         ways = self.pipeline.ways_from(source.name)
         apart = any(self._carried[w.key] is None for w in ways)
-        runs = told.partition_by("i", "partition") if apart else [told]
+        runs = told.partition_by(_BATCH, "partition") if apart else [told]
         out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
-        out = out.join(told.select(NUMBER, "i"), on=NUMBER, how="left", maintain_order="left")
+        out = out.join(told.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
         return {
-            i: Prepared(told.filter(pl.col("i") == i).drop("i"), out.filter(pl.col("i") == i).drop("i"))
+            i: Prepared(told.filter(pl.col(_BATCH) == i).drop(_BATCH), out.filter(pl.col(_BATCH) == i).drop(_BATCH))
             for i in (dict.fromkeys(owners) or clocks)
         }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.core.notebook import Printed
 from slackwater.engine.status import Counters, Status
 from slackwater.replay.replay import Outcome
 from slackwater.watermark import NO_WATERMARK
@@ -20,7 +21,7 @@ class Died(BaseException):
 
 
 @dataclass
-class LocalResult:
+class LocalResult(Printed):
     """What a run published and counted. `table`: what a reader of the target finds (of the first of several; `tables`: of each, by name); `rows`: all that was ever published, times in
     µs, with the `_epoch`; `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per commit, over all
     restarts; `epochs`: the epoch that each item of the script left behind it; `former`: rows and gone of the other targets there

@@ -14,18 +14,35 @@ from slackwater.cli.state import Name, Schema, Where
 def show(
     file: File,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many rows: those of the newest windows.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            max=MOST_ROWS,
+            help="How many rows: those of the newest windows. 20 by default, with --sql all.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Lines of CSV with a header; times in ISO 8601.")] = False,
+    where: Annotated[
+        str | None, typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds, of all rows.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,…", help="Only these columns, in this order; may be repeated.")
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option(metavar="QUERY", help="Print what this SQL selects: SELECT … FROM result.")
+    ] = None,
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
 ) -> None:
     """Print what a pipeline has published, from its targets, in the order of the windows; without Spark."""
-    from slackwater.cli.show import show_file
+    from slackwater.cli.show import View, show_file
 
-    show_file(file, limit, follow, as_json, target)
+    show_file(file, View(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
 
 
 def why(

@@ -135,6 +135,11 @@ class Agg:
         """Those of `sql_columns` by which Spark groups, besides key and pane."""
         return self.kind.sql_groups
 
+    @property
+    def sql_sums(self) -> Mapping[str, str]:
+        """Spark SQL aggregates that aggregations of one column share, by name."""
+        return self.kind.sql_sums
+
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         """The accumulators of groups, from what Spark made of `lift_sql`."""
         return self.kind.from_sql(rows)

@@ -66,14 +66,19 @@ class Total:
         offsets = values = np.zeros(0, dtype=np.int64)
         if kept.null_count() < len(kept):
             wide = np.array(kept.is_not_null())
-            offsets = np.concatenate([[0], np.cumsum(kept.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
-            values = np.array(kept.drop_nulls().explode(), dtype=np.int64)
+            values, offsets = self.limbs_of(frame)
         totals, rest_of, inexact = exact_sum.fold_pairs(sums, rests, wide, heads)
         limbs, ends = self.empty(len(heads)), np.zeros(0, dtype=np.int64)
         if len(inexact):
             found, ends = exact_sum.fold_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
             limbs = self._limbs(len(heads), inexact, found, ends)
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
+
+    def limbs_of(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
+        """Return the limbs of all totals, one after the other, and where those of each begin, with the end."""
+        kept = frame[self.limbs]
+        offsets = np.concatenate([[0], np.cumsum(kept.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
+        return np.array(kept.drop_nulls().explode(), dtype=np.int64), offsets
 
     def of_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
         """Return the totals of groups that Spark folded by `grid_sql`."""
@@ -146,7 +151,7 @@ def rounded(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class GridSql:
-    """Spark SQL that sums a column without loss. `prefix`: of the names of its columns, which no other column has.
+    """Spark SQL that sums a column without loss, once for all aggregations of it. `prefix`: of the names of its columns.
 
     A value on the grid is split into integers, which have one sum in any order. Any other value is a group of its own, that
     has a value and a count.

@@ -47,7 +47,7 @@ class FloatTotal(SumKind):
 
     @property
     def _grid(self) -> GridSql:
-        return GridSql(quote(self.column.name), f"__{self.name}")
+        return GridSql(quote(self.column.name), f"__{self.column.name}")
 
     @property
     def sql_columns(self) -> Sequence[str]:
@@ -57,12 +57,15 @@ class FloatTotal(SumKind):
     def sql_groups(self) -> Sequence[str]:
         return [self._grid.outside]
 
+    @property
+    def sql_sums(self) -> Mapping[str, str]:
+        return self._grid.sums
+
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"n": f"count({quote(self.column.name)})", **self._grid.sums}
+        return {"n": f"count({quote(self.column.name)})"}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        n = rows[self.part("n")]
-        parts = [rows[self.part(name)] for name in self._grid.sums]
+        n, parts = rows[self.part("n")], [rows[name] for name in self._grid.sums]
         return [n, *self.total.of_grid(n, rows[self._grid.outside], parts)]
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
@@ -150,8 +153,15 @@ class Moments(_Moments):
         square_sums, square_rests = np.array(frame[squares.sum]), np.array(frame[squares.rest])
         found = np.empty(len(n))
         left = exact_sum.variances(n, sums, rests, square_sums, square_rests, found)
-        limbs = (frame[total.limbs].is_not_null() | frame[squares.limbs].is_not_null()).arg_true().to_numpy()
-        left = np.union1d(left, limbs[n[limbs] > 1])
+        if frame[squares.limbs].null_count() < len(n):
+            some = frame[squares.limbs].is_not_null() & frame[total.limbs].is_null() & pl.Series(n > 1)
+            wide = np.array(some.arg_true(), dtype=np.int64)
+            limbs, offsets = squares.limbs_of(frame[wide])
+            rest = exact_sum.wide_variances(wide, n, sums, rests, offsets, limbs, found)
+            left = np.union1d(np.setdiff1d(left, wide), rest)
+        if frame[total.limbs].null_count() < len(n):
+            wide = np.array(frame[total.limbs].is_not_null().arg_true(), dtype=np.int64)
+            left = np.union1d(left, wide[n[wide] > 1])
         result = self._of_variance(pl.Series(self.name, found))
         if len(left):
             result = result.scatter(left, [self._extreme(*of) for of in self._exact(frame[left])])

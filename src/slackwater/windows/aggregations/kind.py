@@ -88,8 +88,13 @@ class Kind(ABC):
         """Those of `sql_columns` by which Spark groups, besides key and pane."""
         return []
 
+    @property
+    def sql_sums(self) -> Mapping[str, str]:
+        """Spark SQL aggregates next to those of `lift_sql`, by their whole names: aggregations of one column share them."""
+        return {}
+
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """The accumulators of groups, from what Spark made of `lift_sql`, which has other columns in some kinds."""
+        """The accumulators of groups, from what Spark made of `lift_sql` and `sql_sums`."""
         return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod

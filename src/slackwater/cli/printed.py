@@ -1,0 +1,61 @@
+"""What `print` shows of the values that the Python interface returns: the same as the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+
+from slackwater.cli import why
+from slackwater.cli.show import table_lines
+from slackwater.cli.text import plural, size
+from slackwater.explain import Plan
+from slackwater.query.why_values import Why
+from slackwater.secrets import masked
+from slackwater.testing.result import LocalResult
+
+ROWS = 20  # of a result
+
+
+@singledispatch
+def text(value: object) -> str:
+    """Return the lines of a value as one text."""
+    return repr(value)
+
+
+@text.register
+def _(value: Why) -> str:
+    return "\n".join(why.lines(value, "FILE"))
+
+
+@text.register
+def _(value: Plan) -> str:
+    return masked("\n".join(_plan(value)))
+
+
+def _plan(plan: Plan) -> Iterator[str]:
+    yield f"{plan.pipeline}\n"
+    for stage in plan.stages:
+        yield f"  {stage.name:<11}{stage.where:<8}{stage.title}"
+        for line in stage.lines:
+            yield f"  {'':<19}{line}"
+    yield f"\n  delivery   {plan.guarantee}"
+    for i, kept in enumerate(plan.kept):
+        line = kept if isinstance(kept, str) else f"at most about {size(kept[0])} at {kept[1]:,} groups"
+        yield f"  {'' if i else 'state':<11}{line}"
+    for line in plan.notes:
+        yield f"  note       {line}"
+
+
+@text.register
+def _(value: LocalResult) -> str:
+    """The last rows of the table, and what became of all rows."""
+    tables = value.tables if len(value.tables) > 1 else {"": value.table}
+    parts = []
+    for name, frame in tables.items():
+        lines = list(table_lines(frame.tail(ROWS))) if frame.width else []
+        left = [f"(the last {ROWS} of {plural(frame.height, 'row')})"] if frame.height > ROWS else []
+        parts.append("\n".join([*([f"{name}:"] if name else []), *lines, *left]))
+    c = value.counters
+    counted = f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_bad:,} bad"
+    parts.append(f"{plural(sum(f.height for f in tables.values()), 'row')} in the target; of the rows read: {counted}")
+    return "\n".join(p for p in parts if p)

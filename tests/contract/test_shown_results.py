@@ -1,0 +1,121 @@
+"""`show` selects rows and columns, as a table, CSV or by SQL; values that Python returns print what the commands print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract import test_show
+from tests.contract.test_show import Place
+from typer.testing import CliRunner
+
+import slackwater as sw
+from slackwater.cli import main as cli
+from slackwater.testing import LocalPipeline
+
+at = test_show.at
+
+
+@pytest.fixture
+def file(at: Callable[[str], Place]) -> Path:
+    """A config whose target holds three rows."""
+    place = at("parquet")
+    place.publish((0, "a", 3), (1, 'b, "c"', 1), (2, None, 2))
+    return place.file
+
+
+def show(file: Path, *more: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(cli.app, ["show", str(file), *more])
+    return done.exit_code, done.stdout, done.stderr or str(done.exception or "")
+
+
+def users(out: str) -> list[Any]:
+    return [json.loads(line)["user"] for line in out.splitlines()]
+
+
+def test_rows_and_columns_are_chosen(file: Path) -> None:
+    assert users(show(file, "--json", "--where", "n > 1 AND user IS NOT NULL")[1]) == ["a"]
+    assert users(show(file, "--json", "--where", """user = 'b, "c"'""")[1]) == ['b, "c"']
+    code, out, _ = show(file, "--columns", "n,user", "--limit", "1")
+    assert (code, out.splitlines()[0].split()) == (0, ["n", "user"])
+    assert show(file, "--columns", "n", "--columns", "user", "--csv")[1].splitlines()[0] == "n,user"
+
+
+def test_csv_can_be_read_back(file: Path) -> None:
+    read = list(csv.DictReader(io.StringIO(show(file, "--csv")[1])))
+    assert [r["user"] for r in read] == ["a", 'b, "c"', ""]
+    assert read[0]["window_start"] == "2024-03-01T09:00:00Z"
+
+
+def test_sql_is_asked_of_all_rows(file: Path) -> None:
+    code, out, _ = show(file, "--json", "--sql", "SELECT sum(n) AS total, count(*) AS k FROM result")
+    assert (code, json.loads(out)) == (0, {"total": 6, "k": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--where", "no = 1"], "where: "),
+        (["--where", "n = 1; DROP TABLE result"], "where: "),
+        (["--columns", "nn"], 'columns: "nn" is not a column of the result'),
+        (["--sql", "SELECT nope FROM result"], "sql: "),
+        (["--sql", "SELEC"], "sql: "),
+        (["--sql", "SELECT 1 FROM other"], "sql: "),
+        (
+            ["--sql", "SELECT 1", "--where", "n = 1"],
+            "--sql and --where: found both, expected one; write it into the SQL",
+        ),
+        (["--sql", "SELECT 1", "--follow"], "--sql and --follow: found both"),
+        (["--json", "--csv"], "--json and --csv: found both, expected one; leave one out"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(file: Path, options: list[str], message: str) -> None:
+    code, out, err = show(file, *options)
+    assert (code != 0, out) == (True, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_print_shows_what_the_commands_print(file: Path) -> None:
+    plan = sw.describe(sw.load(str(file)))
+    assert str(plan) + "\n" == CliRunner().invoke(cli.app, ["explain", str(file)]).stdout
+    assert repr(plan).startswith("Plan(")
+    window = sw.Window(
+        kind="tumbling",
+        duration_ms="1m",
+        group_by=["k"],
+        max_groups_per_window=9,
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    )
+    with LocalPipeline(window, {"k": "string"}) as test:
+        test.pipe([{"k": "a", "ts": 1}, {"k": "a", "ts": 2}])
+        test.flush()
+        result = test.result()
+    lines = str(result).splitlines()
+    assert lines[0].split()[:3] == ["window_start", "window_end", "k"]
+    assert lines[-1] == "1 row in the target; of the rows read: 2 used, 0 late, 0 bad"
+    assert repr(result).startswith("LocalResult(")
+
+
+@pytest.mark.spark
+def test_a_run_returns_its_results(spark: Any, file: Path) -> None:
+    home = file.parent
+    shutil.rmtree(home / "out")
+    (home / "in").mkdir()
+    (home / "in/1.jsonl").write_text('{"user": "a", "ts": "2024-03-01T09:00:01Z"}\n')
+    pipeline = sw.load(str(file))
+    status = sw.run(pipeline, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
+    assert status is not None
+    assert status.results()["n"].to_list() == [1]
+    with sw.run(pipeline, available_now=True, spark=spark, background=True) as handle:
+        handle.wait()
+        assert handle.results().equals(status.results())
+    answer = sw.why(pipeline)
+    assert str(answer).splitlines()[0].startswith("p: epoch ")
+    assert repr(answer).startswith("Why(")

@@ -1,0 +1,161 @@
+"""No column of a user collides with one of Slackwater's own, and `SELECT *` and `struct(*)` never show one of these.
+
+Names are drawn from all that the sources give to columns of their own, in any case, and from names that are awkward in SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.test_local_pipeline import table
+
+import slackwater as sw
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.reserved import OF_ROWS
+from slackwater.errors import SlackwaterError
+from slackwater.spark import origin
+from slackwater.testing import LocalPipeline
+from slackwater.windows.aggregations import quote
+
+pytestmark = pytest.mark.spark
+
+EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
+SOURCES = Path(sw.__file__).parent
+COUNT = sw.Aggregation(agg="count", as_="n")
+
+
+def own_names() -> list[str]:
+    """Every name that the sources write like a hidden column, and the words that frames of ours have had as names."""
+    written = re.compile(r"(?<![\w.])_{1,2}[a-z][a-z_0-9]*[a-z0-9](?!_|\w|\()")
+    found = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
+    return sorted(found | {"i", "ts", "bad", "partition", "source", "value", "row", "n", "c0", "c1"})
+
+
+AWKWARD = ["a b", "a.b", "ä", "select", "from", "x-y", "`", "0", "K"]
+
+
+def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pipeline:
+    window = {
+        "kind": "tumbling", "duration_ms": "1h", "max_groups_per_window": 99, "event_time_column": "t", "late_data": late_data,
+    }  # fmt: skip
+    kept = {"dead_letter": sw.Target(connection="lake", path=str(home / "letters"), format="parquet")}
+    return sw.pipeline(
+        name="named",
+        connections={"lake": sw.FilesConnection()},
+        source="lake",
+        source_query=str(home / "in"),
+        source_format="json",
+        source_schema=f"{quote(name)} BIGINT, key STRING, t TIMESTAMP",
+        transform_sql=sql,
+        window=sw.Window(**window, **step),
+        target=sw.Target(connection="lake", path=str(home / "out"), format="parquet"),
+        state_store=sw.StateStore(kind="files", path=str(home / "state"), shards=2),
+        **(kept if late_data == "dlq" else {}),
+    )
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [{name: v, "key": "k", "t": f"2024-01-01T00:00:0{v}Z"} for v in (1, 2, 3)]
+
+
+def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """SQL and the step over it: with the name in the window, and with a struct of all columns."""
+    total = sw.Aggregation(agg="sum", column=name, as_="total")
+    shown = sw.Aggregation(agg="max", column="shown", as_="shown")
+    whole = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
+    return {
+        "input": (f"SELECT key, {quote(name)}, _event_ts FROM source", {"group_by": ["key"], "aggregations": [total]}),
+        "key": ("SELECT * FROM source", {"group_by": [name], "aggregations": [COUNT]}),
+        "struct": (whole, {"group_by": ["key"], "aggregations": [shown]}),
+    }
+
+
+def right(which: str, name: str, found: list[dict[str, Any]]) -> bool:
+    if which == "input":
+        return [r["total"] for r in found] == [6]
+    if which == "key":
+        return sorted(r[name] for r in found) == [1, 2, 3]
+    (row,) = found
+    return set(json.loads(row["shown"])) == {name, "key", "t", "_event_ts"}
+
+
+def drawn(seed: int) -> str:
+    chance = random.Random(seed)
+    name = chance.choice(own_names() * 2 + AWKWARD)
+    return chance.choice([name, name, name.upper(), name.capitalize()])
+
+
+def refusal(error: SlackwaterError, name: str) -> bool:
+    """One line for each fault, without Spark's or Polars' own words, with the name."""
+    text = str(error)
+    return name.casefold() in text.casefold() and "Traceback" not in text and "NotFound" not in text
+
+
+@pytest.mark.parametrize("late_data", ["drop", "dlq"])
+def test_any_name_of_a_column_works_or_is_refused_by_name(spark: Any, tmp_path: Path, late_data: str) -> None:
+    served = 0
+    for name in ["i", "_origin", "__bad", "__TS", *(drawn(seed) for seed in range(EXAMPLES))]:
+        if name.casefold() in ("key", "t"):
+            continue
+        for which, (sql, step) in cases(name).items():
+            try:
+                with LocalPipeline(pipeline(tmp_path, name, sql, late_data, **step), session=spark) as test:
+                    test.pipe(rows(name))
+                    test.flush()
+                    result = test.result()
+            except SlackwaterError as error:
+                assert refusal(error, name), (name, which, str(error))
+                continue
+            served += 1
+            assert right(which, name, result.rows), (name, which, result.rows)
+            assert (result.counters.rows_used, result.counters.rows_bad) == (3, 0), (name, which)
+    assert served > EXAMPLES / 2
+
+
+@pytest.mark.parametrize("name", ["i", "__deleted", "__bad", "_ORIGIN"])
+def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows(name)))
+    sql = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
+    shown = sw.Aggregation(agg="max", column="shown", as_="shown")
+    try:
+        made = pipeline(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
+        sw.run(made, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
+    except SlackwaterError as error:
+        assert name in ("__bad", "_ORIGIN")
+        assert refusal(error, name)
+        return
+    assert name in ("i", "__deleted")
+    assert right("struct", name, table(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    "clause",
+    ["struct(*)", "struct(s.*)", "struct(* EXCEPT (key))", "named_struct('a', struct(*))"],
+)
+@pytest.mark.parametrize("shape", ["SELECT key, to_json({}) AS j, _event_ts FROM source s", "SELECT * FROM (SELECT key, to_json({}) AS j, _event_ts FROM source s) WHERE to_json(struct(*)) NOT LIKE '%_origin%'"])  # fmt: skip
+def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
+    frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
+    frame.createOrReplaceTempView("source")
+    (row,) = spark.sql(origin.carried(shape.format(clause))).collect()
+    assert row["_origin"] == "hidden"
+    assert "hidden" not in row["j"]
+    assert "_event_ts" in row["j"]
+
+
+def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
+    """What the sources and the way to the shards write as `… AS __name`, or hold as a constant for it."""
+    rooms = [
+        SOURCES / "spark/rows.py",
+        SOURCES / "spark/statistics.py",
+        SOURCES / "testing/front.py",
+        SOURCES / "testing/given.py",
+    ]
+    written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}
+    assert written - {"__all__"} <= OF_ROWS
