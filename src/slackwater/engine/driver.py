@@ -10,6 +10,7 @@ A crash before COMMIT forgets the epoch; after it, `start` rolls it forward from
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from slackwater.config.pipeline import Pipeline
@@ -24,7 +25,7 @@ from slackwater.engine.silence import Silence
 from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Stage
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
-from slackwater.errors import StartError
+from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
 from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
@@ -166,6 +167,16 @@ class Driver:
         return Moment(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, moment: Moment) -> None:
+        """One epoch. What a failed one staged is removed at once: a full disk has room for the next attempt."""
+        try:
+            self._advance(moment)
+        except Exception as error:
+            if not isinstance(error, FencedError):
+                with suppress(OSError):
+                    self.store.discard_attempt(moment.epoch)
+            raise
+
+    def _advance(self, moment: Moment) -> None:
         """All stages, in the order in which rows pass them; one commit for all of them."""
         timer = Timer(self.hooks.faults, moment.epoch, moment.batch.began)
         done: dict[str, Advanced] = {}

@@ -263,6 +263,10 @@ class StateStore(Protocol):
         """Note that one of several targets has its part of this epoch, the latest: it does not get it again."""
         ...
 
+    def discard_attempt(self, epoch: int) -> None:
+        """Remove what an epoch that failed before its commit has staged. Nothing where it was committed after all."""
+        ...
+
     def collect_garbage(self) -> None:
         """Remove epochs, segments and outputs that nothing refers to any more."""
         ...

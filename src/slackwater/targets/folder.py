@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -80,9 +80,10 @@ class Directory:
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
         (self.path / OWN).mkdir(parents=True, exist_ok=True)
         aside = self.path / OWN / f".{name}"
-        fill(aside)
-        _flush(aside)
-        aside.replace(self.path / name)
+        with _removed_on_failure(aside):
+            fill(aside)
+            _flush(aside)
+            aside.replace(self.path / name)
 
     def read(self, name: str) -> bytes | None:
         path = self.path / name
@@ -92,9 +93,10 @@ class Directory:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(".tmp")
-        aside.write_bytes(content)
-        _flush(aside)
-        aside.replace(path)
+        with _removed_on_failure(aside):
+            aside.write_bytes(content)
+            _flush(aside)
+            aside.replace(path)
 
     def move(self, names: Sequence[str], to: str) -> None:
         aside = self.path / to
@@ -104,6 +106,17 @@ class Directory:
 
     def here(self) -> Path:
         return self.path
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """A disk that is full keeps no half-written file."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
 
 
 @dataclass

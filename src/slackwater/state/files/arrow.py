@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,18 +87,25 @@ def write_synced(path: Path, content: Any) -> None:
 
 @contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, down on the disk at the end. Raises EpochError if that is not possible."""
+    """A new file, down on the disk at the end; nothing is left of one that fails. Raises EpochError if that is not possible."""
+    created = False
     try:
         # never through a symbolic link that lies in its place
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+            created = True
             yield file
             file.flush()
             os.fsync(file.fileno())
+        created = False
     except OSError as error:
         raise ExhaustedError.of(error) or EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
         ) from None
+    finally:
+        if created:
+            with suppress(OSError):
+                path.unlink()
 
 
 def checksum(content: Any) -> str:

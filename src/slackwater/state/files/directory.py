@@ -16,6 +16,8 @@ from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files import arrow, lock
 from slackwater.state.files.place import FOLDERS, Lock, Note, Place, Wanted, opened
 
+PENDING = ".commit-"  # how the name of a commit begins that is not yet linked
+
 
 @dataclass(frozen=True)
 class Directory:
@@ -72,16 +74,16 @@ class Directory:
 
     def create(self, file: str, content: bytes) -> bool:
         final = self.path / file
-        with tempfile.NamedTemporaryFile("wb", dir=self.path, prefix=".commit-", delete=False) as temporary:
-            temporary.write(content)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-        try:
-            os.link(temporary.name, final)
-        except FileExistsError:
-            return False
-        finally:
-            Path(temporary.name).unlink()
+        with tempfile.NamedTemporaryFile("wb", dir=self.path, prefix=PENDING, delete=False) as temporary:
+            try:
+                temporary.write(content)
+                temporary.flush()
+                os.fsync(temporary.fileno())
+                os.link(temporary.name, final)
+            except FileExistsError:
+                return False
+            finally:
+                Path(temporary.name).unlink()
         _sync(final.parent)
         return True
 
@@ -94,6 +96,11 @@ class Directory:
 
     def sizes(self, folder: str) -> Mapping[str, int]:
         return {p.name: _size(p) for p in sorted((self.path / folder).glob("*"))}
+
+    def clear_pending(self) -> None:
+        """Remove what a process that died while it committed left."""
+        for path in self.path.glob(f"{PENDING}*"):
+            path.unlink(missing_ok=True)
 
     def has(self, file: str) -> bool:
         return (self.path / file).exists()

@@ -28,6 +28,7 @@ from slackwater.state.files import lists, published
 from slackwater.state.files.arrow import read_arrow
 from slackwater.state.files.beside import Beside
 from slackwater.state.files.commit import Log
+from slackwater.state.files.directory import Directory
 from slackwater.state.files.fork import FORKING, fork
 from slackwater.state.files.place import NAMED, Lock, Place, Wanted, wanted
 from slackwater.state.files.places import place_at
@@ -78,7 +79,26 @@ class FilesStore:
             self.close()
             raise
         self._latest = latest.epoch if latest else -1
+        self._clear_attempts()
         return latest
+
+    def discard_attempt(self, epoch: int) -> None:
+        if not self.place.is_remote and epoch > self._latest and not self.place.has(self._log.file(epoch)):
+            self._clear_attempts()
+
+    def _clear_attempts(self) -> None:
+        """Remove the files of epochs that were never committed: only the holder of the lock writes any.
+
+        Not in an object store, where the commit of a runner that lost its lease may still be on its way; its files are garbage later.
+        """
+        if self.place.is_remote:
+            return
+        spared = self._beside.epochs
+        for folder in NAMED:
+            found = [name for name in self.place.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest]
+            self.place.delete([f"{folder}/{name}" for name in found if int(name[:9]) not in spared])
+        if isinstance(self.place, Directory):
+            self.place.clear_pending()
 
     def claim(self) -> None:
         """Make the directory, where there is none, and take its lock; looks at nothing in it. Raises LockHeldError, StateError."""

@@ -387,6 +387,9 @@ class PostgresStore:
                 client.reason(error),
             )
 
+    def discard_attempt(self, epoch: int) -> None:
+        """Rows in the staged table count only once a commit names them."""
+
     @_told
     def collect_garbage(self) -> None:
         lists.collect_garbage(self._db, self.tables, self._epoch)

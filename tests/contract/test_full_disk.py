@@ -1,0 +1,102 @@
+"""A disk that is full: the epoch fails in one line, and what the attempt wrote is gone at once, or at the next start.
+
+A limit on the size of files stands for the disk: the kernel refuses the write, wherever it is.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slackwater as sw
+from slackwater.errors import SlackwaterError
+from slackwater.state.files.store import FilesStore
+from slackwater.targets.folder import Directory
+from slackwater.testing import LocalPipeline
+
+USERS = 3000
+SCHEMA = {"user": "string"}
+MINUTE = 60_000_000
+WINDOW = sw.Window(
+    kind="session", gap_ms="5m", max_session_duration_ms="12h", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]
+)  # fmt: skip
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """No file may grow beyond this size."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def files(root: Path) -> dict[str, int]:
+    """All files of a directory with their sizes, but for the lock."""
+    return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def rows(at: int) -> list[dict[str, Any]]:
+    return [{"user": f"u{i}", "ts": at} for i in range(USERS)]
+
+
+@pytest.mark.parametrize("size", [0, 500, 3000, 20_000, 100_000])
+def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+        t.pipe(rows(0))
+        before = files(tmp_path)
+        for _ in range(3):
+            with room(size), pytest.raises(SlackwaterError, match=r"cannot be written .*: make room") as raised:
+                t.pipe(rows(6 * MINUTE))
+            assert len(str(raised.value).splitlines()) == 1
+            assert files(tmp_path) == before
+            t._stop()
+            t._begin()
+            assert files(tmp_path) == before
+        t.pipe(rows(6 * MINUTE))
+        assert files(tmp_path) != before
+
+
+def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> None:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+        t.pipe(rows(0))
+        home = Path(FilesStore(tmp_path, "law").root)
+        before = files(tmp_path)
+        for name in (
+            "segments/000000001-000-aaaaaaaaaaaa.arrow",
+            "outputs/000000001-001-bbbbbbbbbbbb.arrow",
+            ".commit-x1y2",
+        ):
+            (home / name).write_bytes(b"half of it")
+        t._stop()
+        t._begin()
+        assert files(tmp_path) == before
+
+
+def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Path) -> None:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+        t.pipe(rows(0))
+        before = files(tmp_path)
+        store = FilesStore(tmp_path, "law")
+        store.discard_attempt(0)
+        assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_target_in_a_folder_keeps_no_half_written_file(size: int, tmp_path: Path) -> None:
+    folder = Directory(tmp_path)
+    folder.mark("_slackwater/marker.json", b"{}")
+    before = files(tmp_path)
+    with room(size):
+        with pytest.raises(OSError, match="File too large"):
+            folder.write("a.parquet", lambda path: path.write_bytes(b"x" * 100) and None)
+        with pytest.raises(OSError, match="File too large"):
+            folder.mark("_slackwater/marker.json", b"y" * 100)
+    assert files(tmp_path) == before
