@@ -81,11 +81,12 @@ def branch_off(commit: Commit, branch: str, found: Mapping[str, Mark | None], mi
 
     What is `missing` is published by the branch.
     """
-    made = commit.model_copy(update={"branch": branch})
+    reached = {name for name in missing if found.get(name) == commit.mark}
+    made = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
 
     def marks(name: str) -> tuple[Mark, ...]:
         before = found.get(name)
-        return ((before,) if before else ()) + ((made.mark,) if name in missing else ())
+        return ((before,) if before else ()) + ((made.mark,) if name in missing and name not in reached else ())
 
     targets = {name: target.model_copy(update={"marks": marks(name)}) for name, target in made.targets.items()}
     return made.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS)})

@@ -22,6 +22,8 @@ CHOICES = (ASIDE, KEEP)
 def found(pipeline: Pipeline) -> list[tuple[str, Former]]:
     """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
     places: list[tuple[str, Former]] = []
+    if pipeline.formerly is not None:  # what it wrote before it was renamed
+        places += found(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
     for name, own in pipeline.by_target.items():
         what = f'target "{name}"' if pipeline.targets else "target"
         if (place := _place(own, own.target, own.writer, True)) is not None:

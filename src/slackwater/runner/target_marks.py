@@ -47,7 +47,10 @@ class Mismatch:
     @property
     def is_movable(self) -> bool:
         """Whether what is newer than the state can be moved away."""
-        return self.kind != BEHIND and isinstance(self.at.target, FilesTarget)
+        target = self.at.target
+        if self.kind == BEHIND or not isinstance(target, FilesTarget):
+            return False
+        return target.can_put_newer_aside(self.at.expected.rollback)
 
     def text(self, commit: Commit) -> str:
         place = f"{self.at.title} ({self.at.target.description})"
@@ -153,13 +156,16 @@ def settle(
     refused = refusal(pipeline, commit, wrong)
     if refused is None:
         return commit, []
+    marks = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
     if choice == former.KEEP:
-        done = f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"
-        kept = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
-        return branch_off(commit, uuid.uuid4().hex, kept, missing), [done]
-    if choice != former.ASIDE or not all(one.is_movable for one in wrong):
+        done = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
+    elif choice == former.ASIDE and all(one.is_movable for one in wrong):
+        done = [_put_newer_aside(one) for one in wrong]
+        for one in wrong:
+            marks[one.at.name] = one.at.expected.rollback if one.at.expected.rollback.epoch >= 0 else None
+    else:
         raise refused
-    return commit, [_put_newer_aside(one) for one in wrong]
+    return branch_off(commit, uuid.uuid4().hex, marks, missing), done
 
 
 def _put_newer_aside(one: Mismatch) -> str:

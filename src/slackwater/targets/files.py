@@ -76,13 +76,26 @@ class FilesTarget:
                 f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
             ) from None
 
+    @property
+    def _own_infix(self) -> str:
+        infix = f"{self._table.state[:8]}-"
+        return infix if any(f"-{infix}" in name for name in self._files()) else ""
+
+    def can_put_newer_aside(self, mark: Mark) -> bool:
+        """Whether the files of this state up to `mark` are still here, and can be told from those of another state."""
+        marker, own = self._read_marker(), self._own_infix
+        if marker.get("state", "") == self._table.state:
+            return True
+        ending = "jsonl" if self._format == "json" else self._format
+        last = f"{self._table.writer}-{own}{mark.epoch:09d}.{ending}"
+        return bool(marker.get("infix", "") != own and last in self._folder.names())
+
     def put_newer_aside(self, mark: Mark) -> str:
         """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
 
         Returns where they are now. Repeating it after a crash completes it. Raises StartError.
         """
-        marker, state = self._read_marker(), self._table.state
-        own = f"{state[:8]}-" if any(f"-{state[:8]}-" in name for name in self._files()) else ""
+        marker, state, own = self._read_marker(), self._table.state, self._own_infix
         newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own, marker)]
         to = self._aside_name("newer")
         try:
