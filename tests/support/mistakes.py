@@ -157,6 +157,8 @@ CASES: list[tuple[str, ...]] = [
     (BASE, WINDOW, WINDOW + 'event_time_unit = "min"\n', f'{W}.event_time_unit: found "min", expected "s" or "ms" or "us" or "ns"'),
     # -- the shape of windows
     (HOPPING, '"10s"', '"2m"', f"{W}.hop_ms: found 2m, expected at most duration_ms (1m); rows between windows would be lost"),
+    (HOPPING, '"1m"\nhop_ms = "10s"', '"1d"\nhop_ms = 1', f"{W}.hop_ms: found 1ms, expected at least 864ms: a row is in duration_ms / hop_ms "
+     "windows, here 86,400,000, and at most 100,000 are supported"),
     (HOPPING, WINDOW, WINDOW + 'offset_ms = "10s"\n', f"{W}.offset_ms: found 10s, expected less than hop_ms (10s) either way"),
     (TUMBLING, WINDOW, WINDOW + 'offset_ms = "-1m"\n', f"{W}.offset_ms: found -1m, expected less than duration_ms (1m) either way"),
     (TUMBLING, WINDOW, WINDOW + 'gap_ms = "5s"\n', f'{W}.gap_ms: belongs to session windows, this one is "tumbling"; remove it'),

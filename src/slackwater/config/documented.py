@@ -111,7 +111,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         **_TIMES,
         "kind": "tumbling: side by side; hopping: overlapping; session: as long as rows of a key keep coming.",
         "duration_ms": "The length of a tumbling or hopping window.",
-        "hop_ms": "The distance between the starts of hopping windows.",
+        "hop_ms": "The distance between the starts of hopping windows. One row is in at most 100,000 of them.",
         "offset_ms": "Shifts the starts of tumbling and hopping windows.",
         "gap_ms": "A silence longer than this ends a session; or SQL over the row that gives it.",
         "max_session_duration_ms": "No session grows beyond this.",

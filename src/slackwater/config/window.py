@@ -38,6 +38,9 @@ def _gap(value: Any) -> int | str:
     return found
 
 
+MOST_WINDOWS = 100_000  # that one row is in: a single row of so many takes about a second to come out
+
+
 class Window(Step):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
@@ -228,6 +231,12 @@ class Window(Step):
             yield (
                 "hop_ms",
                 f"found {show_duration(hop)}, expected at most duration_ms ({show_duration(length)}); rows between windows would be lost",
+            )
+        elif kind == "hopping" and length is not None and hop is not None and hop * MOST_WINDOWS < length:
+            yield (
+                "hop_ms",
+                f"found {show_duration(hop)}, expected at least {show_duration(-(-length // MOST_WINDOWS))}: a row is in duration_ms / "
+                f"hop_ms windows, here {length // hop:,}, and at most {MOST_WINDOWS:,} are supported",
             )
         step, offset = (hop if kind == "hopping" else length), values.get("offset_ms", 0)
         if step is not None and abs(offset) >= step:
