@@ -216,7 +216,9 @@ class Story:
     def take_way_out(self, refused: str) -> None:
         self.settled = False
         if "Was it renamed" in refused:
-            self.formerly = refused.partition('formerly = "')[2].partition('"')[0]
+            here = "whose state is not here" not in refused
+            self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
+            assert self.formerly == self.stored_as, "the question names another pipeline"
             return
         ways = [w for w in ("aside", "keep") if f"--{'put-aside' if w == 'aside' else w}-output" in refused]
         behind = "restore the target" in refused

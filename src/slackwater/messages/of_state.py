@@ -95,6 +95,22 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
+        "The state and its target do not belong together",
+        STATE,
+        "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
+        "was emptied or restored. Going on would lose or double rows.",
+        "Choose one of the ways that the line names: [a state restored from a copy](state.md#a-state-restored-from-a-copy).",
+        ("the state and what it wrote do not fit",),
+    ),
+    MessageFamily(
+        "The pipeline may have been renamed",
+        STATE,
+        "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "
+        "everything a second time.",
+        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [another name](state.md#another-name).',
+        ("Was it renamed", "which belongs to the name of the pipeline"),
+    ),
+    MessageFamily(
         "The state is damaged",
         STATE,
         "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages.family import START, STATE, MessageFamily
+from slackwater.messages.family import START, MessageFamily
 
 FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
@@ -226,21 +226,5 @@ FAMILIES: Sequence[MessageFamily] = (
         "began elsewhere. Going on would write rows twice, so somebody has to choose.",
         "`--put-aside-output` moves the former files away, `--keep-output` adds to them; the line names the command for paths.",
         ("the state that wrote", "relative paths begin", "could not be put aside"),
-    ),
-    MessageFamily(
-        "The state and its target do not belong together",
-        STATE,
-        "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
-        "was emptied or restored. Going on would lose or double rows.",
-        "Choose one of the ways that the line names: [a state restored from a copy](state.md#a-state-restored-from-a-copy).",
-        ("the state and what it wrote do not fit",),
-    ),
-    MessageFamily(
-        "The pipeline may have been renamed",
-        STATE,
-        "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "
-        "everything a second time.",
-        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [another name](state.md#another-name).',
-        ("Was it renamed", "which belongs to the name of the pipeline"),
     ),
 )
