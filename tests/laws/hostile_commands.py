@@ -120,13 +120,14 @@ def _commands(command: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 def arguments_of(names: Sequence[str], rng: random.Random, command: Any, folder: Path) -> list[str]:
     """A command line with sound arguments, one or two of which are replaced, and one or two options."""
-    missing = names[-1] in STARTS
-    sound = {"file": str(folder / ("missing.toml" if missing else "law.toml")), "where": str(folder), "pipeline": "law"}
+    starts = names[-1] in STARTS
+    nowhere = str(folder / "missing.toml")
+    sound = {"file": str(folder / "law.toml"), "where": str(folder), "pipeline": "law"}
     required, options = [], []
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             if parameter.required or rng.random() < 0.3:
-                required.append(sound.get(parameter.name, rng.choice(VALUES)))
+                required.append(nowhere if starts else sound.get(parameter.name, rng.choice(VALUES)))
         elif parameter.name not in ("help", "install_completion", "show_completion"):
             options.append(parameter)
     line = list(required)
