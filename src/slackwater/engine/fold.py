@@ -188,6 +188,8 @@ def ingested(
 def with_replayed(commit: Commit, replayed: Replayed) -> Commit:
     """A commit in which dead letters were applied, or tried."""
     counters = {**commit.counters, "replayed": commit.counters.get("replayed", 0) + replayed.count}
+    if replayed.late:
+        counters["replayed_late"] = counters.get("replayed_late", 0) + replayed.late
     names = commit.replayed if replayed.record is None else (*commit.replayed, replayed.record)
     tried = () if replayed.tried is None else (replayed.tried,)
     return commit.model_copy(update={"replayed": names, "tried": tried, "counters": counters})

@@ -49,6 +49,7 @@ class Counters:
     files_changed: int = 0  # after they were read, which happens once
     late_windows: int = 0
     replayed: int = 0  # dead letters that were applied after all; their rows stay counted as what they were
+    replayed_late: int = 0  # those of them that are late rows
     overflows: int = 0  # results that did not fit their type and came out as NULL (on_overflow = "null")
     # results that lay behind the watermark of the stage that reads them: they count there, at that watermark
     late_between_stages: int = 0

@@ -87,12 +87,14 @@ def _ledger(driver: Driver) -> Ledger:
     return Ledger.of(driver.state, driver.store.read_list)
 
 
-def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame) -> Replayed:
+def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame, late: bool = False) -> Replayed:
     """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).with_tries(left, [applied])
     record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
-    return Replayed(record, applied.height, store.write_list(epoch, tries) if tries else None)
+    return Replayed(
+        record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
+    )
 
 
 # -- bad rows --------------------------------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     found.reasons = work.reasons
     if letters.height and not dry:
         left = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
-        driver.correct(work.staged, _replayed(driver, letters, left))
+        driver.correct(work.staged, _replayed(driver, letters, left, late=True))
     elif not dry:
         driver.note(_replayed(driver, letters, every))
     return found

@@ -48,6 +48,7 @@ class Replayed:
     record: str | None
     count: int
     tried: str | None
+    late: int = 0  # of the applied ones: late rows, which correct windows
 
 
 @dataclass(frozen=True)

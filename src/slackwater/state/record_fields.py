@@ -124,6 +124,7 @@ class CounterTable(TypedDict, total=False):
     files_changed: Amount
     late_windows: Amount
     replayed: Amount
+    replayed_late: Amount
     overflows: Amount
     late_between_stages: Amount
     rows_partly_late: Amount

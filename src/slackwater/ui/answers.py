@@ -41,7 +41,7 @@ def error_line(request: Request, status: int, line: str) -> Response:
             status,
             media_type="application/json",
         )
-    if request.url.path.endswith(("/key", "/closing")):
+    if request.url.path.endswith(("/key", "/closing", "/letters", "/hot")):
         return html(pages.problem("", Place(request.url.path.rpartition("/")[0]), line), status)
     return PlainTextResponse((line + "\n").encode(errors="replace"), status)
 

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from slackwater.core.lateness import percent
 from slackwater.core.words import plural
+from slackwater.maintenance.hot_keys import HotKey
 from slackwater.query.text import plain
 from slackwater.ui.blocks.closing import Window, counted
 from slackwater.ui.blocks.key import OneKey
@@ -136,6 +137,19 @@ def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Wi
 
 def key_page(pipeline: str, place: Place, found: OneKey, stage: str | None = None) -> bytes:
     return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=found)
+
+
+def letters_page(
+    pipeline: str, place: Place, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
+) -> bytes:
+    """The newest dead letters, at most `most`."""
+    return _rendered(
+        "letters.html", pipeline=pipeline, place=place, style=None, reason=reason, letters=letters, most=most
+    )
+
+
+def hot_page(seen: Seen, place: Place, keys: Sequence[HotKey]) -> bytes:
+    return _rendered("hot.html", seen=seen, place=place, style=None, keys=keys)
 
 
 def overview(known: Sequence[tuple[str, str, Seen | None, str | None, bool]]) -> bytes:

@@ -4,6 +4,8 @@
     GET /epoch/41               the page of a kept commit; it stays as it is
     GET /closing?from=US&to=US  the first keys of a bin
     GET /key?user_id=u7         one key; a name alone stands for NULL
+    GET /letters?reason=late    the newest dead letters
+    GET /hot                    the keys with the most rows
     GET /stage/NAME/            the page of one stage of several, with all of this below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
@@ -34,8 +36,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from slackwater.errors import SlackwaterError, StartError, StateError
+from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.query import server as questions
 from slackwater.query.view import StateView
+from slackwater.runner.dead_letters import Wanted, judged, newest
 from slackwater.secrets import remember
 from slackwater.ui import pages
 from slackwater.ui.access import Access, check_host
@@ -53,6 +57,8 @@ log = logging.getLogger("slackwater")
 VIEWERS = 96  # that follow the commits; the rest of the server's 128 connections is for requests
 AT_ONCE = 4
 WAITING = 64
+LETTERS = 100  # that are listed
+HOT = 10  # keys by rows, and as many by events
 BEAT_S = 15.0  # between two signs of life on a stream
 Find = Callable[[Request], tuple[Live, Place]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
@@ -166,6 +172,8 @@ class Ui:
             self._route("/epoch/{epoch}", by(_past)),
             self._route("/closing", by(_bin)),
             self._route("/key", by(_key)),
+            self._route("/letters", by(_letters)),
+            self._route("/hot", by(_hot)),
             Route("/ui/events", events, methods=["GET"]),
             self._route("/ui/keys.json", by(_keys_json)),
             self._route("/ui/key.json", by(_key_json)),
@@ -312,6 +320,23 @@ def _bin(live: Live, place: Place, request: Request) -> Response:
     if seen is None:
         return _problem(live, place)
     return html(pages.bin_page(seen, place, low, high, windows))
+
+
+def _letters(live: Live, place: Place, request: Request) -> Response:
+    pipeline, reason = live.watched.pipeline, request.query_params.get("reason")
+    if live.watched.is_described:
+        raise StartError("dead letters: only a config says where they are; start the page with it: slackwater ui FILE")
+    letters = judged(pipeline, newest(pipeline, Wanted(reason=reason, limit=LETTERS))).to_dicts()
+    return html(pages.letters_page(live.name, place, reason, letters, LETTERS))
+
+
+def _hot(live: Live, place: Place, request: Request) -> Response:
+    def make(seen: Seen) -> bytes:
+        with latest(live.watched) as snapshot:
+            return pages.hot_page(seen, place, hot_keys(live.watched.store, snapshot, HOT))
+
+    made = live.made("hot", make)
+    return _problem(live, place) if made is None else with_tag(request, *made, "text/html")
 
 
 def _keys_json(live: Live, place: Place, request: Request) -> Response:

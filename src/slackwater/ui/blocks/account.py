@@ -7,18 +7,19 @@ in  =  used + late + refused + bad + lost          rows of a source; "lost": gon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slackwater.core.lateness import NOTHING, Lateness
 from slackwater.engine import fold
 from slackwater.state.commit import Commit
 
-PARTS = ("used", "late", "refused", "bad", "lost", "keyless", "by_sql")
+PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sql")
 
 
 @dataclass(frozen=True)
 class Account:
-    """Rows. `rows_in` counts those that were `lost`, too; `unaccounted`: how many more went in than are told of."""
+    """Rows. `rows_in` counts those that were `lost`, too; `unaccounted`: how many more went in than are
+    told of. `replayed`: late rows that `dlq replay` has applied since, which only a total knows."""
 
     rows_in: int
     used: int
@@ -29,6 +30,7 @@ class Account:
     keyless: int
     by_sql: int
     unaccounted: int
+    replayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def rows(kept: Sequence[Commit], lateness: Lateness = NOTHING, advice: str | Non
     """From the kept commits, oldest first; `lateness` and `advice`: what `why` says of the latest."""
     latest = fold.counters(kept[-1])
     total = _account(_parts(kept[-1]), sql=True)
+    applied = min(latest.replayed_late, total.late)
+    total = replace(total, late=total.late - applied, replayed=applied)
     epochs = tuple(_epoch(m, kept[n - 1] if n else None) for n, m in enumerate(kept))
     missing = max([abs(total.unaccounted), *(abs(e.account.unaccounted) for e in epochs if e.account)])
     by_reason = dict(latest.letters), dict(latest.late), dict(latest.emitted)

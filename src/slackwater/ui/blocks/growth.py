@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slackwater.maintenance.history import open_windows
 from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast
-from slackwater.state.commit import Commit
+from slackwater.state.commit import Commit, StageState
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,15 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """The rows of a stage in each of its shards, and how many times the mean the fullest one holds."""
+
+    stage: str
+    rows: tuple[int, ...]
+    skew: float
+
+
+@dataclass(frozen=True)
 class Growth:
     """The block. `bytes_per_hour`: None where they span less than an hour; `full_us`: when it holds `bound` bytes, if it grows."""
 
@@ -29,6 +38,7 @@ class Growth:
     bytes_per_hour: float | None
     bound: int
     full_us: int | None
+    shards: tuple[Spread, ...] = ()
 
 
 def growth(kept: Sequence[Commit]) -> Growth:
@@ -42,7 +52,13 @@ def growth(kept: Sequence[Commit]) -> Growth:
         None if trend is None else trend.bytes_per_hour,
         LARGE,
         full,
+        tuple(_spread(stage) for stage in kept[-1].stages),
     )
+
+
+def _spread(stage: StageState) -> Spread:
+    rows = tuple(sum(m.rows for m in shard if not m.kind.endswith(("+", "-"))) for shard in stage.segments)
+    return Spread(stage.name, rows, max(rows) * len(rows) / sum(rows) if sum(rows) else 1.0)
 
 
 def _rows(commit: Commit) -> int:

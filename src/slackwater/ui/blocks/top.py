@@ -28,7 +28,7 @@ class Top:
     told: tuple[str, ...]
 
 
-_NAMES = {"keyless": "without a key", "by_sql": "left out by the SQL"}
+_NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
 def top(why: Why, rows: Rows, told: Sequence[str], stage: str | None = None) -> Top:

@@ -10,7 +10,7 @@ from slackwater.ui.svg import WIDTH, count_axis, el, picture, rect, text, title
 from slackwater.ui.words import brief, number
 
 LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 190
-NAMES = {"keyless": "without a key", "by_sql": "left out by the SQL"}
+NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
 def total(account: Account) -> Markup:
