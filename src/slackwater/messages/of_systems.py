@@ -114,7 +114,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",
         'Begin with its first record by `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "skip"`: '
         "[Kafka](sources.md#kafka).",
-        ("was deleted and created again",),
+        ("are of the deleted one",),
     ),
     MessageFamily(
         "A table cannot be read on",
