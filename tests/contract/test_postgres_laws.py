@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import chained, final, joins, replayed, revisions, updates, window_chain
+from tests.laws import chained, final, joins, replayed, revisions, stage_graphs, updates, window_chain
 from tests.laws.ways import WAYS, ways_to_emit
 from tests.support.effort import long, some
 
@@ -190,6 +190,12 @@ def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) ->
     """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
     for seed in range(first, first + 12):
         chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", some([25, 79, 3, 4], 2))
+def test_stages_hold_their_results_back(seed: int, url: str) -> None:
+    """Seeds of `tests.laws.stage_graphs`: the first two have sessions that are cut behind the watermark, and a join that is flushed."""
+    stage_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 
 @pytest.mark.parametrize("seed", some(range(4), 2))

@@ -29,6 +29,7 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
             ("session", "postgres", "kafka", ["write.after"]),
             ("tumbling", "files", "delta", ["write.after"]),
             ("session", "postgres", "postgres", ["stage.after", "commit.after"]),
+            ("next-stage", "files", "files", ["emit.after", "commit.after"]),
         ]
     ),
 )

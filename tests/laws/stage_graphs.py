@@ -224,7 +224,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
         if of_stages:
             assert not counters.get("late"), f"{stage.name}: results are late: {counters['late']}"
             assert not counters.get("rows_bad"), "no limit of a source judges results"
-            keyless = sum(side["keyless"] for side in counters.get("sides", {}).values())
+            keyless = sum(side.get("keyless", 0) for side in counters.get("sides", {}).values())
             assert counters.get("rows_in", 0) == counters.get("rows_used", 0) + keyless
         if not was_changed and (of_stages or not was_behind):
             assert content(stage, results[stage.name]) == content(stage, answer(stage, inputs, read[stage.name])), (
