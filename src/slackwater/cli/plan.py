@@ -12,7 +12,7 @@ import typer
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.errors import StartError
+from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.change import COMPATIBLE, Change, Comparison
 from slackwater.runner import former, previous_name, target_marks
@@ -21,7 +21,7 @@ from slackwater.runner.places import check_former
 from slackwater.runner.table_changes import with_tables
 from slackwater.secrets import masked
 from slackwater.state.edit import unpublished
-from slackwater.state.protocol import StateStore
+from slackwater.state.protocol import Snapshot, StateStore
 
 
 def plan_file(file: Path, as_json: bool) -> None:
@@ -68,7 +68,7 @@ def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Co
         found = compare.compare(pipeline, commit, missing=snapshot.missing)
         found = with_tables(found, pipeline, commit)
         wrong, _, unread = target_marks.mismatches(named, commit, snapshot.missing)
-        refused = [target_marks.refusal(named, commit, wrong)]
+        refused = [_damage(snapshot), target_marks.refusal(named, commit, wrong)]
         if named is not pipeline and snapshot.missing:
             refused.append(unpublished(commit.pipeline, commit.epoch))
         waits = "; ".join(str(why) for why in (found.waits, *refused) if why) or None
@@ -84,6 +84,14 @@ def _question(pipeline: Pipeline) -> str | None:
     try:
         former.check(pipeline, None)
     except StartError as error:
+        return str(error)
+    return None
+
+
+def _damage(snapshot: Snapshot) -> str | None:
+    try:
+        snapshot.check()
+    except StateError as error:
         return str(error)
     return None
 

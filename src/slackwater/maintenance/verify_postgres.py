@@ -31,6 +31,7 @@ from slackwater.operators.rows import Rows
 from slackwater.operators.windowed import Windowed
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.postgres import client, columns, owned
+from slackwater.state.postgres.check import row_difference
 from slackwater.state.postgres.commit import rows_of
 from slackwater.state.postgres.snapshot import latest
 from slackwater.state.postgres.store import PostgresStore
@@ -122,6 +123,8 @@ class _Check:
         )
         if alien:
             self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}")
+        for difference in () if state.table is None else row_difference(self.db, table.state, state.table):
+            self.tell(table.state, difference)
         self._staged(table, state)
         try:
             step = step_in(commit, number, trusting=True)

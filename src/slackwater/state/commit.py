@@ -163,6 +163,13 @@ class BatchId(Record):
     batch: Amount
 
 
+class TableRecord(Record):
+    """The table that holds the state of a stage in Postgres: its rows, and its columns with their types."""
+
+    rows: Amount
+    columns: Mapping[str, str] = Field(default_factory=dict)
+
+
 class StageState(Record):
     """What one stage left behind: how far it is, what it holds, what it counted."""
 
@@ -190,6 +197,7 @@ class StageState(Record):
     )  # start -> keys per shard, while not forgotten
     # per shard: what may still come out behind the watermark; None: nobody asked, as no stage reads this one
     holds: tuple[tuple[Hold, ...], ...] | None = None
+    table: TableRecord | None = None  # in Postgres; None in files, and before the first commit that records it
     # what it emitted and counted
     emitted_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
     waiting: StrictBool = False  # and whether some were changed since

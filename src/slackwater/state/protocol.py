@@ -70,7 +70,8 @@ class Snapshot:
     """One commit and the state rows as of it, for people and tools beside a runner.
 
     `published`: the last epoch whose output reached all targets, -1 for none. `rows_of`: see `reader`. `read_list`: the lines
-    of a list that the commit names. `reached`: the targets that have their part of this commit since.
+    of a list that the commit names. `reached`: the targets that have their part of this commit since. `check`: raises StateError
+    as a start would, if somebody else changed where the rows lie.
     """
 
     commit: Commit
@@ -79,6 +80,7 @@ class Snapshot:
     read_list: Callable[[str], list[str]] = lambda name: []
     buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
     reached: frozenset[str] = frozenset()
+    check: Callable[[], None] = lambda: None
 
     @property
     def missing(self) -> list[str]:

@@ -240,8 +240,8 @@ def adopt(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     )
 
 
-def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> None:
-    """What was staged becomes the state. Raises EpochError if some of it is gone."""
+def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
+    """Make what was staged the state; return how many rows the table gained. Raises EpochError if some of it is gone."""
     staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]
     count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
@@ -250,16 +250,16 @@ def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch
             f"epoch {epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
             "restarted after a crash); start again, the epoch is repeated"
         )
-    same = " AND ".join(f"s.{c} = t.{c}" for c in PLACE)
+    same, gained = " AND ".join(f"s.{c} = t.{c}" for c in PLACE), 0
     for side in table.logic.sides:
         rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + what] for what in ("", "+", "-"))
         columns = client.quoted(["side", *table.names(side).values()])
         if rows:
-            db.execute(
+            gained += db.execute(
                 f"INSERT INTO {table.state} ({columns}, epoch) SELECT {columns}, {epoch} FROM {table.staged}"
                 " WHERE token = ANY(%s)",
                 (rows,),
-            )
+            ).rowcount
         if matched:
             db.execute(
                 f"UPDATE {table.state} s SET matched = true, epoch = {epoch}, updated_at = now()"
@@ -267,9 +267,10 @@ def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch
                 (matched,),
             )
         if evicted:
-            db.execute(
+            gained -= db.execute(
                 f"DELETE FROM {table.state} s USING {table.staged} t WHERE t.token = ANY(%s) AND {same}", (evicted,)
-            )
+            ).rowcount
+    return gained
 
 
 def forget(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:

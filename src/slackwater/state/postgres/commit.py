@@ -19,13 +19,16 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError
 from slackwater.joins.logic import JoinLogic
-from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState
-from slackwater.state.postgres import buffers, client, folding
+from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
+from slackwater.state.postgres import buffers, client, columns, folding
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import Publish, Stateful, Stateless
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.kept import EMITTED, FLOOR, WHOLE, Kept
+
+# the figures of a stage's shards, and how many rows its table gained
+Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
 class RefusedError(Exception):
@@ -96,7 +99,9 @@ class Transaction:
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
             whole = (self.named, bool(self.altering))
             change = Change(self.db, replace(self.tables, stage=number), logic, commit.epoch, *whole)
-            moved.append(state.model_copy(update={"segments": change.run(state)}))
+            segments, gained = change.run(state)
+            table = TableRecord(rows=change.rows(state, gained), columns=columns.types(logic, change.tables))
+            moved.append(state.model_copy(update={"segments": segments, "table": table}))
         return commit.model_copy(update={"stages": tuple(moved)})
 
     def _fence(self, commit: Commit) -> None:
@@ -150,47 +155,57 @@ class Change:
     named: frozenset[str] = frozenset()
     alters: bool = False
 
-    def run(self, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
-        """Staged rows become the state, what is over leaves it; the figures that remain. Raises EpochError."""
+    def run(self, state: StageState) -> Changed:
+        """Make staged rows the state, and remove what is over; return the figures that remain, and how many rows the table gained.
+
+        Raises EpochError.
+        """
         return self._run(self.logic, state)
 
     @singledispatchmethod
-    def _run(self, logic: Stateful, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+    def _run(self, logic: Stateful, state: StageState) -> Changed:
         unregistered(logic, "slackwater.state.postgres.commit.Change")
 
     @_run.register
-    def _(self, logic: Kept, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+    def _(self, logic: Kept, state: StageState) -> Changed:
         t, fresh = self.tables, [m for m in folding.tokens(state.segments) if m.file not in self.named]
         folding.must_be_there(self.db, t.staged, fresh, self.epoch)
         if not self.alters and not folding.is_time(state.segments):
-            return state.segments
-        folding.fold(self.db, t.staged, t.state, state.segments)
+            return state.segments, 0
+        gained = folding.fold(self.db, t.staged, t.state, state.segments)
         if folding.tokens(state.segments):
             # what is left of epochs that were not committed, too; not TRUNCATE, which others would see at once
             self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
-        self._forget(logic, state.watermark_us)
+        gained -= self._forget(logic, state.watermark_us)
         size = self._size()
-        return tuple(folding.collapsed(metas, size // state.shards) for metas in state.segments)
+        return tuple(folding.collapsed(metas, size // state.shards) for metas in state.segments), gained
 
     @_run.register
-    def _(self, logic: JoinLogic, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
+    def _(self, logic: JoinLogic, state: StageState) -> Changed:
         table = JoinTable(self.tables, logic)
-        buffers.move(self.db, table, state, self.epoch)
+        gained = buffers.move(self.db, table, state, self.epoch)
         gone = buffers.forget(self.db, table, state)
-        return buffers.collapsed(logic, state, gone, self._size())
+        return buffers.collapsed(logic, state, gone, self._size()), gained - sum(gone.values())
 
     @_run.register
-    def _(self, logic: Stateless, state: StageState) -> tuple[tuple[SegmentMeta, ...], ...]:
-        return state.segments
+    def _(self, logic: Stateless, state: StageState) -> Changed:
+        return state.segments, 0
+
+    def rows(self, state: StageState, gained: int) -> int:
+        """Return how many rows the table has now. They are counted once, where no commit has recorded them."""
+        if state.table is not None:
+            return state.table.rows + gained
+        row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()
+        return int(row[0]) if row else 0
 
     def _size(self) -> int:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _forget(self, logic: Kept, watermark: int) -> None:
-        """Delete the units all of whose rows are over."""
+    def _forget(self, logic: Kept, watermark: int) -> int:
+        """Delete the units all of whose rows are over; return how many rows these are."""
         if watermark <= NO_WATERMARK:
-            return
+            return 0
         rule = logic.forgotten(watermark)
 
         def over(row: str) -> str:
@@ -200,10 +215,10 @@ class Change:
             )
 
         latest = client.time_literal(max(rule))
-        self.db.execute(
+        return self.db.execute(
             f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
             f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
-        )
+        ).rowcount
 
 
 def rows_of(offsets: Offsets | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ import psycopg
 from slackwater.errors import EpochError, StateError
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.postgres import client, copies
+from slackwater.state.postgres.check import check_tables
 from slackwater.state.postgres.tables import Tables
 from slackwater.windows.kept import TOMBSTONE
 
@@ -62,11 +63,14 @@ def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta
     return row[0] if row else 0
 
 
-def fold(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> None:
-    """Replace units of the state by their newest versions; what is staged stays. Raises StateError if some of it is gone."""
+def fold(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
+    """Replace units of the state by their newest versions; what is staged stays. Return how many rows the table gained.
+
+    Raises StateError if some of it is gone.
+    """
     metas = tokens(segments)
     if not metas:
-        return
+        return 0
     missing = [t for t in (staged, state) if not _exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
@@ -82,11 +86,11 @@ def fold(db: psycopg.Connection[Any], staged: str, state: str, segments: Segment
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
     # the places that a unit no longer has, as of any version: those that the newest has are written below
-    db.execute(
+    removed = db.execute(
         f"DELETE FROM {state} s USING (SELECT DISTINCT unit, ordinal FROM {staged} WHERE token = ANY(%s) AND kind = {TOMBSTONE}) t"
         " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
         (names,),
-    )
+    ).rowcount
     listed = client.quoted(columns)
     if several:
         source = (
@@ -97,11 +101,14 @@ def fold(db: psycopg.Connection[Any], staged: str, state: str, segments: Segment
         arguments: tuple[Any, ...] = (names, places)
     else:
         source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
-    db.execute(
-        f"INSERT INTO {state} ({listed}) SELECT {listed} FROM {source} WHERE kind <> {TOMBSTONE}"
-        f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values}",
+    # xmax is 0 in a row that is new, and the lock's in one that is replaced
+    added = db.execute(
+        f"WITH written AS (INSERT INTO {state} ({listed}) SELECT {listed} FROM {source} WHERE kind <> {TOMBSTONE}"
+        f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
+        " SELECT count(*) FILTER (WHERE is_new) FROM written",
         arguments,
-    )
+    ).fetchone()
+    return (added[0] if added else 0) - removed
 
 
 def folded(commit: Commit) -> Commit:
@@ -131,11 +138,15 @@ def collapsed(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[Se
 
 
 def at_start(db: psycopg.Connection[Any], tables: Tables, commit: Commit, place: str) -> Commit:
-    """Fold what the latest commit names: who begins finds the tables of the state as they are meant. Raises StateError."""
+    """Check the tables, and fold what the latest commit names: a start finds the tables of the state as they are meant.
+
+    Raises StateError.
+    """
+    check_tables(db, tables, commit, place)
     if not any(tokens(s.segments) for s in commit.stages):
         return commit
-    done = folded(commit)
     with db.transaction():
+        done = folded(_fold_stages(db, tables, commit))
         row = db.execute(
             f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
             " WHERE pipeline_name = %s AND epoch = %s",
@@ -143,13 +154,27 @@ def at_start(db: psycopg.Connection[Any], tables: Tables, commit: Commit, place:
         )
         if row.rowcount != 1:
             raise StateError(f'pipeline "{tables.pipeline}" {place} was changed by another runner; start again')
-        for number, stage in enumerate(commit.stages):
-            t = tables.of(number)
-            fold(db, t.staged, t.state, stage.segments)
-            if tokens(stage.segments):
-                db.execute(f"DELETE FROM {t.staged}")
     copies.forget(named(commit))
     return done
+
+
+def _fold_stages(db: psycopg.Connection[Any], tables: Tables, commit: Commit) -> Commit:
+    """Fold what the stages of a commit name; return the commit with the rows that their tables have then."""
+    for number, stage in enumerate(commit.stages):
+        t = tables.of(number)
+        commit = with_gained_rows(commit, number, fold(db, t.staged, t.state, stage.segments))
+        if tokens(stage.segments):
+            db.execute(f"DELETE FROM {t.staged}")
+    return commit
+
+
+def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
+    """Return the commit with the rows that the table of a stage has after a fold."""
+    stages = list(commit.stages)
+    if (table := stages[number].table) is not None:
+        update = {"table": table.model_copy(update={"rows": table.rows + gained})}
+        stages[number] = stages[number].model_copy(update=update)
+    return commit.model_copy(update={"stages": tuple(stages)})
 
 
 def named(commit: Commit) -> frozenset[str]:

@@ -61,7 +61,8 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
     there = owned.located(db, old, len(stages))
     for stage in stages:
         _copy_table(db, there.of(stage), new.of(stage))
-        folding.fold(db, there.of(stage).staged, new.of(stage).state, commit.stages[stage].segments)
+        gained = folding.fold(db, there.of(stage).staged, new.of(stage).state, commit.stages[stage].segments)
+        commit = folding.with_gained_rows(commit, stage, gained)
     for statement in migrations.statements(version, [new.of(stage) for stage in stages]):
         db.execute(statement)
     named = {token: uuid.uuid4().hex for token in commit.lists}

@@ -18,6 +18,17 @@ def read(db: psycopg.Connection[Any], tables: Tables, place: str, meta: OutputMe
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
         raise StateError(f"staged output {meta.file} is missing in {tables.outputs} {place}; restore it from a backup")
-    frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
+    try:
+        frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
+    except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
+        raise StateError(
+            f"staged output {meta.file} in {tables.outputs} {place} is damaged: it cannot be read ({type(error).__name__}), expected "
+            f"{meta.rows:,} rows; restore it from a backup"
+        ) from None
     assert isinstance(frame, pl.DataFrame)
+    if frame.height != meta.rows:
+        raise StateError(
+            f"staged output {meta.file} in {tables.outputs} {place} is damaged: it holds {frame.height:,} rows, expected "
+            f"{meta.rows:,}; restore it from a backup"
+        )
     return frame

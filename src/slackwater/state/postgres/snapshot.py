@@ -19,6 +19,7 @@ from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.postgres import client, lists, owned
 from slackwater.state.postgres.buffers import PostgresBuffers
+from slackwater.state.postgres.check import check_tables
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresReader, PostgresShard
 from slackwater.state.protocol import Snapshot, Written, not_kept
@@ -98,7 +99,8 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
                 return part(shard, stage).buffers(logic)
 
             named = frozenset(commit.reached)
-            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers, named)
+            check = partial(check_tables, db, tables, commit, place)
+            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers, named, check)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 

@@ -1,0 +1,51 @@
+"""What each start checks of the tables of a state: that they have the rows and the columns that the latest commit recorded.
+
+One count and one look at the catalog per stage. `slackwater verify` reads every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from slackwater.errors import StateError
+from slackwater.state.commit import Commit, TableRecord
+from slackwater.state.postgres import client, owned
+from slackwater.state.postgres.tables import Tables
+
+
+def check_tables(db: psycopg.Connection[Any], tables: Tables, commit: Commit, place: str) -> None:
+    """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
+
+    A table that is missing is left to `prepare`. States from before tables were recorded pass.
+    """
+    named = owned.located(db, tables, len(commit.stages))
+    for number, stage in enumerate(commit.stages):
+        table = named.of(number).state
+        if stage.table is None or db.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
+            continue
+        if differences := list(table_differences(db, table, stage.table)):
+            raise StateError(
+                f'stage "{stage.name}": table {table} {place} was changed by somebody else since epoch {commit.epoch}: '
+                f"{'; '.join(differences)}; nothing was changed: restore the database from a backup, see what is left with `slackwater "
+                "verify`, or start over with: slackwater run FILE --rebuild"
+            )
+
+
+def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
+    """Say what about a table is not as its record has it: found, and expected."""
+    types = client.types_of(db, table)
+    for name, type_ in record.columns.items():
+        expected = type_.removesuffix(" NOT NULL")
+        if types.get(name) != expected:
+            yield f'found column "{name}" {types.get(name, "missing")}, expected {expected}'
+    yield from row_difference(db, table, record)
+
+
+def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
+    """The same of its rows alone."""
+    row = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+    if row is not None and row[0] != record.rows:
+        yield f"found {row[0]:,} rows, expected {record.rows:,}"

@@ -1,0 +1,182 @@
+"""Tables of a state that somebody else changed: every start refuses and names the table, what was found and what was expected."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from tests.support.effort import some
+
+import slackwater as sw
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.errors import StateError
+from slackwater.maintenance.verify_postgres import verify_postgres
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.testing import LocalPipeline
+from slackwater.testing.result import Died
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
+SCHEMA = {"k": "string", "v": "bigint"}
+COUNT = [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="total")]
+fresh = itertools.count()
+
+
+def pipeline() -> Pipeline:
+    """A session, a hopping window and a join, each with a table of its own."""
+    session = sw.Window(
+        kind="session", gap_ms="1m", max_session_duration_ms="1h", group_by=["k"], aggregations=COUNT, lateness_ms="1m"
+    )
+    hopping = sw.Window(
+        kind="hopping",
+        duration_ms="2m",
+        hop_ms="1m",
+        group_by=["k"],
+        aggregations=COUNT,
+        max_groups_per_window=100,
+        lateness_ms="1m",
+    )
+    join = sw.Join(
+        kind="left",
+        left_source="a",
+        right_source="b",
+        left_keys=["k"],
+        right_keys=["k"],
+        lower_ms=0,
+        upper_ms="2m",
+        lateness_ms="1m",
+    )
+    stages = [
+        sw.Stage(name="visits", from_=["a"], window=session),
+        sw.Stage(name="sums", from_=["b"], window=hopping),
+        sw.Stage(name="pairs", join=join),
+    ]
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name=n, dataframe=object()) for n in "ab"],
+        connections={"t": sw.DeltaConnection()},
+        stages=stages,
+        targets=[sw.Target(name=s.name, from_=s.name, connection="t", path=s.name) for s in stages],
+        state_store=sw.StateStore(kind="postgres", url="postgresql://u@h/d"),
+    )
+
+
+@pytest.fixture
+def url(postgres: Any) -> Iterator[str]:
+    yield postgres.database(f"damaged_{os.getpid()}_{next(fresh)}")
+
+
+def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> LocalPipeline:
+    """A run over some batches; with deaths at named steps, whose starts check the tables of the state every time."""
+    at = random.Random(seed)
+    test = LocalPipeline(pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), listen=False, shards=2)
+    for n in range(batches):
+        rows = [{"k": at.choice("xyz"), "v": 1, "ts": n * 40_000 + at.randint(-50_000, 30_000)} for _ in range(8)]
+        test.pipe({"a": [r for r in rows if at.random() < 0.7], "b": rows})
+        if crashes and at.random() < 0.6:
+            test.crash(at.choice(list(KILL_POINTS)))
+        elif at.random() < 0.3:
+            test.restart(shards=at.choice([1, 2, 3]))
+    return test
+
+
+def tables(url: str) -> list[str]:
+    """The tables of the state that hold rows."""
+    with psycopg.connect(url) as db:
+        names = ["law", "law#2", "law#3"]
+        return [n for n in names if db.execute(f'SELECT count(*) FROM "slackwater_state_{n}"').fetchone() != (0,)]
+
+
+DAMAGES = {
+    "truncated": ('TRUNCATE "slackwater_state_{t}"', "found 0 rows, expected [1-9]"),
+    "fewer rows": (
+        'DELETE FROM "slackwater_state_{t}" WHERE ctid = (SELECT min(ctid) FROM "slackwater_state_{t}")',
+        r"found \d+ rows, expected",
+    ),
+    "more rows": (
+        'INSERT INTO "slackwater_state_{t}" SELECT r.* FROM "slackwater_state_{t}" s, LATERAL (SELECT (jsonb_populate_record(s,'
+        ' \'{{"ordinal": 99, "row_id": 99}}\')).*) r LIMIT 1',
+        r"found \d+ rows, expected",
+    ),
+    "a renamed column": ('ALTER TABLE "slackwater_state_{t}" RENAME COLUMN {c} TO other', 'found column "{c}" missing'),
+    "a dropped column": ('ALTER TABLE "slackwater_state_{t}" DROP COLUMN {c} CASCADE', 'found column "{c}" missing'),
+    "another type": (
+        'ALTER TABLE "slackwater_state_{t}" ALTER COLUMN {c} TYPE numeric',
+        'found column "{c}" numeric, expected bigint',
+    ),
+}
+
+
+CASES = [(what, table) for table in ("law", "law#3", "law#2") for what in DAMAGES]
+
+
+@pytest.mark.parametrize(("what", "table"), some(CASES, keep=len(DAMAGES) + 2))
+def test_a_start_refuses_what_somebody_else_changed(url: str, what: str, table: str) -> None:
+    with begun(url) as test:
+        test._stop()
+        assert table in tables(url)
+        column = _number(url, table)
+        statement, found = (text.format(t=table, c=column) for text in DAMAGES[what])
+        with psycopg.connect(url, autocommit=True) as db:
+            if what == "another type":
+                db.execute(f'DROP VIEW IF EXISTS "slackwater_windows_{table}"')
+            assert db.execute(statement.replace(column, f'"{column}"')).rowcount
+        with pytest.raises(StateError, match=rf'stage ".*": table .*slackwater_state_{table}.*{found}.*nothing was'):
+            test._begin()
+        report = verify_postgres(PostgresStore(url, "public", "law"))
+        assert any(f"slackwater_state_{table}" in p.place for p in report.problems)
+
+
+def _number(url: str, table: str) -> str:
+    """A column of integers that belongs to the rows of a state."""
+    with psycopg.connect(url) as db:
+        rows = db.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND atttypid = 'bigint'::regtype AND attname NOT IN"
+            " ('epoch', 'unit', 'key_hash', 'row_id') AND attnum > 0 AND NOT attisdropped ORDER BY 1",
+            (f'"slackwater_state_{table}"',),
+        ).fetchall()
+    return str(rows[0][0])
+
+
+@pytest.mark.parametrize("cut", ["''", "substring(data FOR 100)", "'not Arrow'"])
+def test_a_damaged_output_is_named(url: str, cut: str) -> None:
+    with begun(url) as test:
+        test._faults.step = "write.before"
+        with pytest.raises(Died):
+            test._driver.flush()
+        test._faults.step = None
+        test._stop()
+        with psycopg.connect(url, autocommit=True) as db:
+            assert db.execute(f"UPDATE slackwater_outputs SET data = {cut}::bytea").rowcount
+        with pytest.raises(
+            StateError, match=r"staged output \w+ in .*slackwater_outputs.* is damaged: it cannot be read"
+        ):
+            test._begin()
+
+
+@pytest.mark.parametrize("seed", some(range(SEEDS), keep=3))
+def test_what_only_slackwater_changed_passes_every_check(url: str, seed: int) -> None:
+    """After deaths at any step, other shards and folds: what a commit recorded is what its tables hold."""
+    with begun(url, seed, batches=14, crashes=True) as test:
+        test.restart()
+        assert not verify_postgres(PostgresStore(url, "public", "law")).problems
+
+
+def test_a_state_without_records_of_its_tables_takes_them_with_its_next_commit(url: str) -> None:
+    with begun(url) as test:
+        test._stop()
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute(
+                "UPDATE slackwater_pipelines SET record = jsonb_set(record, '{stages}', (SELECT jsonb_agg(s - 'table') FROM"
+                " jsonb_array_elements(record -> 'stages') s))"
+            )
+        test._begin()
+        assert all(s.table is None for s in test._driver.state.stages)
+        test.pipe({s: [{"k": "x", "v": 1, "ts": 400_000}] for s in "ab"})
+        assert all(s.table is not None and s.table.columns for s in test._driver.state.stages)
+        test.restart()
