@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -64,6 +64,9 @@ class PaperBroker(Broker):
 
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
         return {TOPIC: list(range(self.count))}
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        return {}
 
     def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         with self.meter.part("broker"):

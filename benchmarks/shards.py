@@ -232,7 +232,7 @@ class _Nowhere:
     def __init__(self, meter: paper.Meter) -> None:
         self._meter = meter
 
-    def publish(self, epoch: int, rows: Any, gone: Any = None) -> None:
+    def publish(self, epoch: int, rows: Any, gone: Any = None, commit: str = "") -> None:
         with self._meter.part("target"):
             assert len(rows)
 

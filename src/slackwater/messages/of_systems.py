@@ -109,6 +109,14 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
+        "A setting of Kafka is refused",
+        START,
+        "The Kafka client does not accept one of the `options` of the connection. The line names the setting. No broker was asked.",
+        "Correct or remove the setting. Slackwater's own client (librdkafka) knows `sasl.username`, `sasl.password` and `ssl.ca.location` "
+        "where Java has other names: [Kafka](sources.md#kafka).",
+        ("a setting is refused",),
+    ),
+    MessageFamily(
         "A topic was deleted and created again",
         ("EpochError",),
         "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",

@@ -87,6 +87,11 @@ class Broker:
                     f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" ({error.args[0].str()}); '
                     "check that the brokers run, and that the user may describe the topic"
                 ) from None
+            except TimeoutError:
+                raise EpochError(
+                    f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" (no answer within {SECONDS} s); '
+                    "check that the brokers run, and that the user may describe the topic"
+                ) from None
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
     def at(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:

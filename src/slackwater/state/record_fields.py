@@ -25,8 +25,6 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from slackwater.core import schema
-
 LIMIT = 1 << 62  # of times; all infinities are within
 MAX_DEPTH = 40  # of nested lists and tables
 CLOSED = ConfigDict(extra="forbid")
@@ -46,12 +44,16 @@ class RecordError(ValueError):
 
 
 def _check_type(text: str) -> str:
+    from slackwater.core import schema  # loads Polars, which a command that reads no state does not need
+
     if not schema.is_type(text):
         raise ValueError("it is not a column type")
     return text
 
 
 def _check_column(text: str) -> str:
+    from slackwater.core import schema
+
     try:
         schema.field_of(text)
     except TypeError:
