@@ -136,7 +136,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     after = store().written()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
     wanted = Commit.model_validate(migrations.forward(before.record, number, "state"))
-    same = {"epoch", "committed_us", "output", "letters", "emitted"}
+    same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
     assert after.record == json.loads(wanted.model_dump_json()) | {k: after.record[k] for k in same}
     ask(monkeypatch, "migrate", *where(store()))
     assert capsys.readouterr().out == (

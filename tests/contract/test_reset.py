@@ -96,7 +96,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
     assert make().written().record == before
     assert ask(wanted).splitlines() == [*lines, "committed as epoch 2"]
     after = make().written().record
-    changed = {"epoch", "committed_us", "sources"}
+    changed = {"epoch", "committed_us", "commit_id", "sources"}
     assert {k: v for k, v in after.items() if k not in changed} == {k: v for k, v in before.items() if k not in changed}
     assert sources(make) == {
         "events": {"clicks": {"0": 42, "1": 9}, "more": {"0": 5}},

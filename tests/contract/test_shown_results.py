@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract import test_show
-from tests.contract.test_show import Place
+from tests.support import published
+from tests.support.published import Place
 from typer.testing import CliRunner
 
 import slackwater as sw
 from slackwater.cli import main as cli
 from slackwater.testing import LocalPipeline
 
-at = test_show.at
+at = published.at
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.laws.joins import MS, SCHEMA, planned
 from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.errors import StateError
 from slackwater.testing.kit import Crash, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
@@ -72,9 +73,9 @@ def test_one_commit_for_both(step: str) -> None:
     assert sum(r["n"] for r in calm.rows) == 12 * 9 - 2 * (4 + 3 + 2 + 1)
 
 
-def test_a_stage_that_is_removed_lets_its_state_go(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_transform_does_not_take_the_state_of_two_stages_by_itself(tmp_path: Any) -> None:
     spec = join(kind="inner", time_window_ms=20)
     script = [rows([("x", 100)], [("x", 100)])]
     run_local(spec, script, SCHEMA, sources=("a", "b"), downstream=COUNTED, state_dir=str(tmp_path))
-    found = run_local(spec, script, SCHEMA, sources=("a", "b"), state_dir=str(tmp_path))
-    assert found.rows, "the join goes on"
+    with pytest.raises(StateError, match=r'the state has the stages "first", "second"; name the one .*: formerly = '):
+        run_local(spec, script, SCHEMA, sources=("a", "b"), state_dir=str(tmp_path))

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import struct
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.laws.drawn import KINDS, MS, SHAPES
+from tests.support.float_sums import bits, expected
 
 import slackwater as sw
 from slackwater.core.schema import Field
@@ -55,30 +54,6 @@ def values(chance: random.Random, most: int = 14) -> list[float]:
         some.append(chance.choice([math.nan, math.inf, -math.inf]))
     chance.shuffle(some)
     return some
-
-
-def nearest(exact: Fraction) -> float:
-    try:
-        return float(exact)
-    except OverflowError:
-        return math.inf if exact > 0 else -math.inf
-
-
-def expected(numbers: list[float]) -> tuple[float, float, float]:
-    """Sum, average and variance (NaN for one value)."""
-    if not all(map(math.isfinite, numbers)):
-        return sum(numbers), sum(numbers) / len(numbers), math.nan
-    exact, n = [Fraction(v) for v in numbers], len(numbers)
-    total = sum(exact, Fraction(0))
-    rounded = nearest(total)
-    average = nearest(total / n) if math.isinf(rounded) else rounded / n
-    if n < 2:
-        return rounded, average, math.nan
-    return rounded, average, nearest((n * sum((v * v for v in exact), Fraction(0)) - total**2) / (n * (n - 1)))
-
-
-def bits(number: float | None) -> Any:
-    return None if number is None else "NaN" if number != number else struct.pack(">d", number).hex()
 
 
 def distance(a: float, b: float) -> float:

@@ -156,14 +156,19 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     found = runner.run(source=source, window=window(mark="="))
     assert set(found["best"]) == {"a=xxxxxx"}
     with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; mend it') as error:
-        runner.run(source=source, window=window(fail=True), name="failing")
+        runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
     wrong = sw.Aggregation(agg=Longest, columns={"text": "i"}, as_="best")
     shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
     with pytest.raises(
         StartError, match=r'aggregation "best": Longest\.text takes string, column "i" is int; cast it in the SQL'
     ):
-        runner.run(source=runner.source("user STRING, i INT, ts TIMESTAMP"), window=shape, name="unfit")
+        runner.run(
+            source=runner.source("user STRING, i INT, ts TIMESTAMP"),
+            window=shape,
+            name="unfit",
+            target_path=str(runner.home / "unfit"),
+        )
 
 
 def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.test_local_pipeline import table
+from tests.support.parquet_rows import table
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.effort import some
+from tests.support.parquet_rows import as_rows, table
 
 import slackwater as sw
 from slackwater.testing import LocalPipeline
@@ -55,16 +56,6 @@ def run_for_real(spark: Any, pipeline: sw.Pipeline, home: Path, batches: Sequenc
         file = home / "in" / f"{number}.jsonl"
         file.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r)}\n" for r in rows))
         sw.run(pipeline, available_now=True, flush=number == len(batches) - 1, spark=spark, on_notice=lambda a, b: None)
-
-
-def table(path: Path) -> list[dict[str, Any]]:
-    frame = pl.concat([pl.read_parquet(f) for f in sorted(path.rglob("*.parquet"))])
-    return as_rows(frame)
-
-
-def as_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    plain = frame.with_columns(pl.col(pl.Datetime).dt.timestamp("us")) if frame.height else frame
-    return sorted(plain.to_dicts(), key=lambda r: json.dumps(r, sort_keys=True, default=str))
 
 
 def at(clock: str) -> str:

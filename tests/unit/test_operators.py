@@ -208,11 +208,17 @@ def questions() -> Iterator[tuple[str, Any]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", None) != found.name:
                 continue
-            if hasattr(value, "registry") and name != "_shown":  # what a notebook shows is told apart so, too
+            if hasattr(value, "registry") and f"{found.name}.{name}" not in PRINTED:
                 yield f"{found.name}.{name}", value
             for inner, method in vars(value).items() if isinstance(value, type) else ():
                 if isinstance(method, singledispatchmethod):
                     yield f"{found.name}.{name}.{inner}", method.dispatcher
+
+
+PRINTED = (
+    "slackwater.ui.notebook._shown",
+    "slackwater.cli.printed.text",
+)  # by the class of a value that Python returns
 
 
 def is_about_systems(question: Any) -> bool:

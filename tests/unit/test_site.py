@@ -163,7 +163,7 @@ def test_the_same_query_stands_side_by_side(page: str, language: str, word: str)
     assert word in theirs
     assert re.search(r"30'? minutes", theirs, re.IGNORECASE)
     assert re.search(r"1'? minute\b", theirs, re.IGNORECASE)
-    assert (window["kind"], window["gap_ms"], window["lateness_ms"]) == ("session", "30m", "1m")
+    assert (window["kind"], window["gap"], window["lateness"]) == ("session", "30m", "1m")
 
 
 def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:

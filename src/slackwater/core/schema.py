@@ -124,7 +124,7 @@ def field_of(text: object) -> Field:
 
     Names and struct types may hold spaces: the column splits at the first one with a known type behind it.
     """
-    if isinstance(text, str) and len(text) <= MAX_TEXT and "  " not in text:
+    if isinstance(text, str) and len(text) <= MAX_TEXT:
         for at in range(1, len(text)):
             if text[at] == " " and is_type(text[at + 1 :]):
                 return Field(text[:at], text[at + 1 :])

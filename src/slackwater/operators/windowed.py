@@ -136,7 +136,7 @@ class Windowed(Logic):
             "duration_ms": w.duration_ms,
             "hop_ms": w.hop_ms,
             "offset_ms": w.offset_ms,
-            "gap_ms": w.gap_ms,
+            "gap_ms": int(w.gap_ms) if isinstance(w.gap_ms, int) else w.gap_ms,
             "max_session_duration_ms": w.max_session_duration_ms,
             "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order: it is part of the hash
             "aggregations": {a.name: a.fingerprint() for a in self.aggs},
