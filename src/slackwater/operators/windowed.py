@@ -130,14 +130,11 @@ class Windowed(Logic):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        w = self.window
+        lengths = ("duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+        values = {key: getattr(self.window, key) for key in lengths}
         return {
-            "kind": w.kind,
-            "duration_ms": w.duration_ms,
-            "hop_ms": w.hop_ms,
-            "offset_ms": w.offset_ms,
-            "gap_ms": int(w.gap_ms) if isinstance(w.gap_ms, int) else w.gap_ms,
-            "max_session_duration_ms": w.max_session_duration_ms,
+            "kind": self.window.kind,
+            **{key: int(value) if isinstance(value, int) else value for key, value in values.items()},
             "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order: it is part of the hash
             "aggregations": {a.name: a.fingerprint() for a in self.aggs},
         }
