@@ -11,17 +11,21 @@ import sys
 import threading
 import uuid
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import polars as pl
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from tests.support.topics import messages
 
+import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
+from slackwater.runner import check
+from slackwater.runner.assemble import create_targets
 from slackwater.targets.base import Table
 from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows, avro_schema, json_objects
@@ -287,11 +291,13 @@ def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.Captu
 
 def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
     name = f"absent-{uuid.uuid4().hex[:8]}"
-    with pytest.raises(StartError, match=rf'topic "{name}" is not on .*--create --topic {name} .*create_topic'):
-        opened(kafka, name)
+    with pytest.raises(
+        StartError, match=rf'topic "{name}" does not exist on .*--create --topic {name} .*remove create'
+    ):
+        opened(kafka, name, create=False)
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert name not in admin.list_topics(timeout=10).topics
-    opened(kafka, name, "at_least_once", create_topic=True, partitions=3).close()
+    opened(kafka, name, "at_least_once", partitions=3, compact=True).close()
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
 
 
@@ -300,3 +306,53 @@ def test_settings_that_are_wrong_do_not_show_secrets(kafka: Any) -> None:
     with pytest.raises(StartError) as caught:
         KafkaTarget(config, "t", Table("p", NARROW, None)).open()
     assert "socket.timeout.ms" in str(caught.value) and "hush" not in str(caught.value)
+
+
+def test_check_says_what_a_start_creates_and_who_may_not(kafka: Any, tmp_path: Path) -> None:
+    """Results and dead letters, without Spark; `create = false` refuses in `check` and in a start."""
+    name = f"made-{uuid.uuid4().hex[:8]}"
+    content = f"""name = "c"
+[connections.lake]
+kind = "files"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "{kafka.address}"
+[[sources]]
+connection = "lake"
+query = "in/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+[transform]
+on_error = "dlq"
+[transform.window]
+kind = "tumbling"
+duration = "5m"
+event_time_column = "ts"
+late_data = "reopen"
+[[transform.window.aggregations]]
+agg = "count"
+as = "n"
+[target]
+connection = "bus"
+topic = "{name}"
+partitions = 3
+[dead_letter]
+connection = "bus"
+topic = "{name}-letters"
+"""
+    pipeline = sw.loads(content)
+    assert [line.partition("; ")[2] for line in check.notes(pipeline)] == [
+        "a start will create it, with 3 partitions",
+        "a start will create it, with as many partitions as the broker is set to",
+    ]
+    create_targets(pipeline)
+    create_targets(pipeline)  # a start after the first one
+    assert check.notes(pipeline) == []
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+    assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    assert admin.describe_configs([resource])[resource].result(10)["cleanup.policy"].value == "compact"
+    refused = sw.loads(content.replace("partitions = 3", "create = false").replace(name, f"no-{name}"))
+    with pytest.raises(StartError, match=r"does not exist on .*create = false"):
+        create_targets(refused)
+    assert any("create = false; create it, or remove create" in line for line in check.problems(refused))

@@ -174,6 +174,8 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "mode": "Of delta and iceberg: merge replaces rows of a window, append only adds.",
         "delivery": "Of kafka: exactly_once publishes in transactions.",
         "value_format": "Of kafka: how values are encoded.",
+        "create": "Of kafka: whether a start creates a topic that does not exist; true by default.",
+        "partitions": "Of kafka: how many partitions a topic gets that a start creates; by default as the broker is set.",
         "key_columns": "Of kafka: the columns of the record's key; by default the identity of a window.",
     },
     StateStore: {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.kinds import Duration, Kind, choice, duration, settings, text, texts, whole
+from slackwater.config.kinds import Duration, Kind, choice, duration, flag, settings, text, texts, whole
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.spelling import show
 from slackwater.config.step import Step
@@ -36,6 +36,8 @@ class Target(Spec):
     delivery: str | None = None
     value_format: str | None = None
     key_columns: tuple[str, ...] | None = None
+    create: bool | None = None
+    partitions: int | None = None
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -53,6 +55,8 @@ class Target(Spec):
             delivery: str | None = None,
             value_format: str | None = None,
             key_columns: Sequence[str] | None = None,
+            create: bool | None = None,
+            partitions: int | None = None,
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
@@ -67,6 +71,8 @@ class Target(Spec):
         "delivery": choice("at_least_once", "exactly_once"),
         "value_format": choice("json", "avro"),
         "key_columns": texts,
+        "create": flag,
+        "partitions": whole(1, 100_000),
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
@@ -78,6 +84,8 @@ class Target(Spec):
         "delivery": ("kafka",),
         "value_format": ("kafka",),
         "key_columns": ("kafka",),
+        "create": ("kafka",),
+        "partitions": ("kafka",),
     }
     NEEDED: ClassVar[Mapping[str, tuple[str, str]]] = {  # kind of connection -> the key it needs, and what to write
         "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
@@ -118,6 +126,8 @@ class Target(Spec):
                 yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; {advice}"
         if missing:
             yield needed, f"missing; {what}"
+        if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
+            yield "partitions", "is of a topic that a start creates, and create = false; remove one of them"
         path = values.get("path")
         if kind == "files" and isinstance(path, str) and "path" not in wrong:
             yield from of_url(path, "results")

@@ -100,6 +100,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Create it, or correct `query`. `slackwater check FILE --connect` looks for all of them.",
         (
             "there is no topic",
+            "and create = false",
             "expected the directory of a Delta table",
             "is not in the catalog",
             "has no queue",

@@ -103,7 +103,7 @@ def _targets(commit: Commit, steps: list[dict[str, Any]]) -> dict[str, Any]:
     ends = [(s.name, step) for s, step in zip(commit.stages, steps, strict=True) if s.name not in read]
     found = tuple(
         Target(
-            **({"from_": name, "name": f"t{n}"} if ends[1:] else {}),
+            **({"from_": name, "name": f"t{n}"} if ends[1:] else {}),  # type: ignore[arg-type]
             connection="table",
             path=f"out{n}",
             mode="merge" if "window" in step else "append",

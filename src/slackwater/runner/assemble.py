@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve
@@ -12,6 +12,7 @@ from slackwater.core.dead_letter import ADDED, LETTER
 from slackwater.evolution import growth
 from slackwater.operators.base import Operator
 from slackwater.runner.systems import system_of
+from slackwater.runner.systems.base import System
 from slackwater.sources.streams import AnySource, FrameSource
 from slackwater.spark import packages, remote
 from slackwater.state.commit import Commit
@@ -77,6 +78,14 @@ def targets_of(
     return found
 
 
+def create_targets(pipeline: Pipeline) -> None:
+    """Create the places of results and dead letters that can be created before Spark starts. Raises StartError."""
+    for own in pipeline.by_target.values():
+        _system(own.target, own).create_target(own.target, own)
+    if pipeline.dead_letter is not None:
+        _system(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
+
+
 def letters_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
     """Where a config sends dead letters; None where it does not."""
     if pipeline.dead_letter is None:
@@ -94,5 +103,8 @@ def aside_of(pipeline: Pipeline, state_id: str = "") -> Target | None:
 
 
 def _target(spec: TargetSpec, pipeline: Pipeline, table: Table) -> Target:
-    connection = resolve(spec.connection, pipeline.connections)
-    return system_of(connection or ConsoleConnection()).target(spec, pipeline, table)
+    return _system(spec, pipeline).target(spec, pipeline, table)
+
+
+def _system(spec: TargetSpec, pipeline: Pipeline) -> System[Any]:
+    return system_of(resolve(spec.connection, pipeline.connections) or ConsoleConnection())

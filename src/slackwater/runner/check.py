@@ -37,10 +37,7 @@ def problems(pipeline: Pipeline) -> list[str]:
         attempt(lambda: _database(str(store.url), "state store"))
     elif store is not None and store.kind == "files" and not local(store.path or ""):
         attempt(lambda: store_of(pipeline).runner())
-    places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
-    if pipeline.dead_letter is not None:
-        places["dead_letter"] = pipeline.dead_letter
-    for place, target in places.items():
+    for place, target in _places(pipeline).items():
         attempt(partial(_target, pipeline, place, target))
     of_results = [resolve(own.target.connection, pipeline.connections) for own in pipeline.by_target.values()]
     if not found and any(isinstance(c, PostgresConnection) for c in of_results):
@@ -49,14 +46,14 @@ def problems(pipeline: Pipeline) -> list[str]:
 
 
 def notes(pipeline: Pipeline) -> list[str]:
-    """What is worth knowing beside problems: files that changed after the state has read them."""
+    """What is worth knowing besides problems: what a start will create, files that changed after the state has read them."""
     from slackwater.runner.assemble import store_of
     from slackwater.sources import changed
 
+    found = [line for place, spec in _places(pipeline).items() if (line := _new(pipeline, place, spec)) is not None]
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return []
+        return found
     store = store_of(pipeline)
-    found: list[str] = []
     try:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
@@ -75,6 +72,18 @@ def notes(pipeline: Pipeline) -> list[str]:
     finally:
         store.close()
     return found
+
+
+def _places(pipeline: Pipeline) -> dict[str, TargetSpec]:
+    """The targets and the place of dead letters, by the table of the config that describes them."""
+    places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
+    return places if pipeline.dead_letter is None else {**places, "dead_letter": pipeline.dead_letter}
+
+
+def _new(pipeline: Pipeline, place: str, spec: TargetSpec) -> str | None:
+    """What a start will create."""
+    connection = resolve(spec.connection, pipeline.connections)
+    return None if connection is None else system_of(connection).will_create(spec, place)
 
 
 def _target(pipeline: Pipeline, place: str, spec: TargetSpec) -> None:

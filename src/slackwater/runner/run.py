@@ -15,6 +15,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
 from slackwater.runner import follow, former, previous_name, starting_offsets, tell
+from slackwater.runner.assemble import create_targets
 from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
 from slackwater.runner.reporter import Reporter
@@ -176,6 +177,7 @@ def _bound(
                 if former_output == former.ASIDE:
                     for line in former.put_aside(pipeline):
                         reporter.notice("warning", line)
+            create_targets(pipeline)
             parts = runner.prepare(latest, former_output=former_output)
             if parts is None:
                 return None

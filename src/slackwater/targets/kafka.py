@@ -55,19 +55,21 @@ class KafkaTarget:
         *,
         key_columns: list[str] | None = None,
         schema_id: int | None = None,
-        create_topic: bool = False,
-        partitions: int = 1,
+        create: bool = True,
+        partitions: int | None = None,
+        compact: bool = False,
         timeout: float = 30.0,
         upserts: bool = True,
     ) -> None:
         """`config` holds settings of librdkafka, `timeout` is in seconds and bounds every operation on the brokers.
 
-        `upserts` says whether `key_columns`, if given, tell rows apart.
+        `upserts` says whether `key_columns`, if given, tell rows apart. `create`: a topic that does not exist is created with so
+        many `partitions`, by default as many as the broker is set to, and `compact`: with cleanup.policy = compact.
         """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
         self.upserts = upserts and table.identity is not None
-        self._create_topic, self._partitions = create_topic, partitions
+        self._create, self._partitions, self._compact = create, partitions, compact
         self._rows = (
             LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
         )
@@ -240,13 +242,24 @@ class KafkaTarget:
     def _find_topic(self, admin: AdminClient) -> None:
         if self._topic in admin.list_topics(timeout=self._timeout).topics:
             return
-        if not self._create_topic:
+        if not self._create:
             raise StartError(
-                f'Kafka topic "{self._topic}" is not on {self._brokers}; expected it to be there; create it '
+                f'Kafka topic "{self._topic}" does not exist on {self._brokers}, and create = false; create it '
                 f"(kafka-topics.sh --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6) "
-                "or set create_topic"
+                "or remove create"
             )
-        self._markers.create(admin, self._topic, self._partitions, {})
+        self._markers.create(
+            admin, self._topic, self._partitions or -1, {"cleanup.policy": "compact"} if self._compact else {}
+        )
+
+    def create_topic(self) -> None:
+        """Create the topic if it does not exist. Raises StartError if it may not, or cannot."""
+        admin = AdminClient(self._settings({}))
+        try:
+            self._find_topic(admin)
+        except KafkaException as error:
+            admin.poll(0)
+            raise self._unusable(error) from error
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """The settings given, quiet: what the client library would print is in the errors."""

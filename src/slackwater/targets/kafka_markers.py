@@ -83,8 +83,8 @@ class KafkaMarkers:
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        replicas = min(3, len(admin.list_topics(timeout=self.timeout).brokers))
-        asked = admin.create_topics([NewTopic(topic, partitions, replicas, config=config)])[topic]
+        """Create a topic. -1 partitions: as many as the broker is set to, as are the replicas."""
+        asked = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
             asked.result(self.timeout)
         except KafkaException as error:

@@ -74,6 +74,13 @@ class System(Generic[C]):
     def check_target(self, spec: TargetSpec, place: str) -> None:
         """Raise StartError if the place is not there; `place`: the key that names it."""
 
+    def will_create(self, spec: TargetSpec, place: str) -> str | None:
+        """What a start will create there, for people; None for nothing."""
+        return None
+
+    def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
+        """Create the place where that needs no knowledge of the columns. Raises StartError."""
+
     def former(self, spec: TargetSpec, table: Table) -> Former | None:
         """What to ask for the output of another state; None where nothing is kept that could be doubled."""
         return None

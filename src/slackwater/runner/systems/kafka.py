@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.offsets import KafkaOffsets, by_topic
+from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.runner.letters import CHUNK, SCHEMA, Wanted
 from slackwater.runner.systems.base import System, zone_of
@@ -92,6 +94,8 @@ class Kafka(System[KafkaConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: Table) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget
 
+        window = None if spec is pipeline.dead_letter else pipeline.last.transform.window
+        upserts = spec.upserts("kafka", pipeline.last.transform.window)
         return KafkaTarget(
             self._settings,
             spec.topic or "",
@@ -99,11 +103,31 @@ class Kafka(System[KafkaConnection]):
             value_format=spec.value_format or "json",
             delivery=spec.delivery or "at_least_once",
             key_columns=None if spec.key_columns is None else list(spec.key_columns),
-            upserts=spec.upserts("kafka", pipeline.last.transform.window),
+            upserts=upserts,
+            create=spec.create is not False,
+            partitions=spec.partitions,
+            compact=upserts and window is not None and (window.late_data == "reopen" or window.emit == "updates"),
         )
 
+    def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
+        self.target(spec, pipeline, Table(pipeline.writer, LETTER, None)).create_topic()
+
     def check_target(self, spec: TargetSpec, place: str) -> None:
-        Broker(self.connection).partitions(spec.topic or "", place)
+        if not self._exists(spec, place) and spec.create is False:
+            raise StartError(
+                f'{place}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = false; '
+                "create it, or remove create"
+            )
+
+    def will_create(self, spec: TargetSpec, place: str) -> str | None:
+        if self._exists(spec, place):
+            return None
+        many = "as many partitions as the broker is set to"
+        many = many if spec.partitions is None else plural(spec.partitions, "partition")
+        return f'{place}.topic: "{spec.topic}" does not exist; a start will create it, with {many}'
+
+    def _exists(self, spec: TargetSpec, place: str) -> bool:
+        return bool(Broker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", place))
 
     def letters(self, spec: TargetSpec, pipeline: str, wanted: Wanted) -> Iterator[pl.DataFrame]:
         """Every committed letter of the topic, from its start to where it ended when it was reached."""
