@@ -108,7 +108,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, OUT, OUT + 'pth = "x"\n', 'target.pth: unknown key; did you mean "path"?'),
     (BASE, OUT, OUT + '"pa th" = 1\n', 'target."pa th": unknown key; did you mean "path"?'),
     (BASE, OUT, OUT + "xyz = 1\n",
-     "target.xyz: unknown key; expected one of connection, delivery, format, from, key_columns, mode, name, path, table, topic, value_format"),
+     "target.xyz: unknown key; expected one of connection, create, delivery, format, from, key_columns, mode, name, partitions, path, table, topic, value_format"),
     (BASE, 'path = "state"', 'pahts = "state"', 'state_store.pahts: unknown key; did you mean "path"?',
      'state_store.path: missing; a files store needs a directory, as in "state"'),
     (BASE, FORMAT, FORMAT + 'dataframe = "x"\n', "sources[0].dataframe: exists in Python only; give a connection, a query and a format"),
