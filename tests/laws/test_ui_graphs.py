@@ -95,18 +95,9 @@ def lanes_of(seen: Seen, record: dict[str, Any], mine: dict[str, Any], records: 
         assert lane.of_stage is (name not in record["sources"])
         if lane.of_stage:
             read = of(record, name)
-            back = 0  # how far joined rows may lie before the watermark of their join
-            if read["fingerprint"]["kind"] == "join":
-                low, high = read["fingerprint"]["bounds_us"]
-                spec = read["described"]["join"]
-                time = spec.get("event_time", "later")
-                outer = read["fingerprint"]["outer"]
-                keep = {"left": max(high, 0), "right": max(-low, 0)}
-                apart = {"left": keep["left"], "right": keep["right"], "later": 0}[time]
-                back = max([apart, *(keep[side] for side in outer)])
-            reached = read["watermark_us"]
-            assert lane.lateness_us == back
-            assert lane.watermark_us == (None if reached <= FAR else reached - back)
+            promised = read["output_watermark_us"]
+            assert lane.lateness_us == read["watermark_us"] - promised
+            assert lane.watermark_us == (None if promised <= FAR else promised)
         else:
             assert (lane.idle, lane.quiet_us) == (clock["idle"], clock["quiet_us"])
     held = [lane for lane in block.lanes if lane.holds]

@@ -187,7 +187,7 @@ def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
 def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
     """Three partitions, one of them empty; 1000 records before the range and 1000 after it stay where they are."""
     made = topic(3)
-    producer = Producer({"bootstrap.servers": made.broker.address})
+    producer = Producer({"bootstrap.servers": made.broker.address, "log_level": 0})
     for n in range(2400):
         value = json.dumps({"user": "ab"[n % 2], "amount": n})
         producer.produce(made.name, value, partition=n % 2, timestamp=START_MS + 3000 * n)

@@ -194,7 +194,12 @@ def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     runner.write("0.jsonl", rows)
     with pytest.raises(CapExceededError, match="10 keys have open sessions, max_groups_per_window is 9"):
         runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=9))
-    runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=10), name="ten")
+    runner.run(
+        source=runner.source(SIMPLE),
+        window=simple(max_groups_per_window=10),
+        name="ten",
+        target_path=str(runner.home / "ten"),
+    )
     shape: dict[str, Any] = {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None}
     with pytest.raises(CapExceededError, match="2024-03-01T00:00:00Z to 2024-03-01T00:01:00Z holds 10 groups"):
         runner.run(source=runner.source(SIMPLE), window=simple(**shape, max_groups_per_window=9), name="tumbling")

@@ -129,7 +129,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     from confluent_kafka import Producer
 
     events = topic()
-    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": events.name})
+    producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0, "transactional.id": events.name})
     producer.init_transactions(30)
 
     def put(count: int) -> None:
@@ -166,7 +166,7 @@ def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, t
     events = topic(1)
     events.send({"user": "a", "amount": 1}, at=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
-    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
     time.sleep(0.5)
     events.send({"user": "b", "amount": 1}, at=2, partition=1)
@@ -222,7 +222,7 @@ def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kaf
     def change() -> None:
         try:
             until(1)
-            admin = AdminClient({"bootstrap.servers": kafka.address})
+            admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
             admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
             time.sleep(1)
             events.send({"user": "b", "amount": 1}, at=2, partition=1)
@@ -242,7 +242,7 @@ def delete_before(kafka: Any, topic: str, offset: int) -> None:
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     for done in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
         done.result(20)
 

@@ -28,7 +28,7 @@ RECREATED = (
 
 def recreated(kafka: Any, former: Topic) -> Topic:
     """Delete a topic and create another one of the same name and size."""
-    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     (described,) = admin.describe_topics(TopicCollection([former.name])).values()
     partitions = len(described.result(30).partitions)
     admin.delete_topics([former.name])[former.name].result(30)

@@ -53,7 +53,7 @@ class Topic:
     @cached_property
     def _producer(self) -> Producer:
         """One per topic: the broker takes half a second to know an idempotent one."""
-        return Producer({"bootstrap.servers": self.broker.address, "enable.idempotence": True})
+        return Producer({"bootstrap.servers": self.broker.address, "log_level": 0, "enable.idempotence": True})
 
     @property
     def connection(self) -> Any:

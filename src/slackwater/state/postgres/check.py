@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from slackwater.core.words import plural
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, owned
@@ -48,4 +49,4 @@ def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord)
     """The same of its rows alone."""
     row = db.execute(f"SELECT count(*) FROM {table}").fetchone()
     if row is not None and row[0] != record.rows:
-        yield f"found {row[0]:,} rows, expected {record.rows:,}"
+        yield f"found {plural(row[0], 'row')}, expected {record.rows:,}"

@@ -8,6 +8,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
+from slackwater.core.words import plural
 from slackwater.errors import StateError
 from slackwater.state.commit import OutputMeta
 from slackwater.state.postgres.tables import Tables
@@ -23,12 +24,12 @@ def read(db: psycopg.Connection[Any], tables: Tables, place: str, meta: OutputMe
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise StateError(
             f"staged output {meta.file} in {tables.outputs} {place} is damaged: it cannot be read ({type(error).__name__}), expected "
-            f"{meta.rows:,} rows; restore it from a backup"
+            f"{plural(meta.rows, 'row')}; restore it from a backup"
         ) from None
     assert isinstance(frame, pl.DataFrame)
     if frame.height != meta.rows:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {place} is damaged: it holds {frame.height:,} rows, expected "
+            f"staged output {meta.file} in {tables.outputs} {place} is damaged: found {plural(frame.height, 'row')}, expected "
             f"{meta.rows:,}; restore it from a backup"
         )
     return frame
