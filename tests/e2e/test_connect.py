@@ -110,6 +110,24 @@ COUNTS = sw.Window(
         ("SELECT user, _event_ts, count(*) AS n FROM source GROUP BY ALL", "must be row-wise, it uses an aggregate"),
         ("SELECT user, _event_ts FROM source ORDER BY user", "must be row-wise, it uses ORDER BY"),
         ("SELECT user, _event_ts, rand() AS r FROM source", r"must be row-wise, it uses rand\(\)"),
+        (
+            "SELECT a.user, a._event_ts FROM source a JOIN source b ON a.user = b.user",
+            "it uses source joined with itself",
+        ),
+        (
+            "WITH t AS (SELECT * FROM source) SELECT a.* FROM t a LEFT ANTI JOIN t b ON a.ts < b.ts",
+            "source joined with itself",
+        ),
+        ("SELECT 'a' AS user, TIMESTAMP '2024-01-01' AS _event_ts", "it uses no row of source"),
+        (
+            "SELECT user, _event_ts FROM source UNION ALL SELECT 'a', TIMESTAMP '2024-01-01'",
+            "UNION ALL with rows that are not of",
+        ),
+        ("SELECT s.user, s._event_ts FROM range(3) LEFT JOIN source s ON true", "write source LEFT JOIN lookup"),
+        ("SELECT user, _event_ts, reflect('java.lang.System', 'nanoTime') AS r FROM source", r"it uses reflect\(\)"),
+        ("SELECT user, _event_ts FROM source WHERE _event_ts > TIMESTAMP 'now'", "it uses TIMESTAMP 'now'"),
+        ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "DATE 'today' and the like"),
+        ("DESCRIBE source", "DESCRIBE is a statement, expected a query: SELECT … FROM source"),
         ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; there are: user, ts, _event_ts"),
         ("SELECT user FROM source", 'does not select "_event_ts"'),
     ],
@@ -120,6 +138,19 @@ def test_what_sql_may_not_do_is_told_as_ever(lent: Any, sql: str, said: str, cap
         sw.batch(events, COUNTS, sql)
     assert "\n" not in str(raised.value)
     assert "stacktrace" not in capfd.readouterr().err.casefold()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT user, _event_ts FROM source; -- the end",
+        "SELECT user, _event_ts FROM source WHERE user <> '; /* -- ' ;; /* a /* nested */ one */",
+        "SELECT user, _event_ts FROM source WHERE n > 0 UNION ALL SELECT user, _event_ts FROM source WHERE n = 0",
+    ],
+)
+def test_what_sql_may_do(lent: Any, sql: str) -> None:
+    events = lent.createDataFrame([("a", 0, iso(0)), ("b", 1, iso(1))], "user STRING, n INT, ts STRING")
+    assert sorted(collected(sw.batch(events, COUNTS, sql))["n"].to_list()) == [1, 1]
 
 
 @long(beside="test_connect.py::test_settings_of_the_server")

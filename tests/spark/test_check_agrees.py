@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 from tests.support.effort import some
-from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, pipeline
+from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipeline
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
@@ -51,6 +51,12 @@ def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> 
     with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark tells CHAR as an error of its own
         bind(pipeline(**case))
     assert str(raised.value)
+
+
+@pytest.mark.parametrize(("case", "said"), some(UNREAD, keep=4))
+def test_spark_refuses_what_cannot_be_read_without_it(bind: Any, case: dict[str, str], said: str) -> None:
+    with pytest.raises(StartError):
+        bind(pipeline(**case))
 
 
 def test_schemas(spark: Any) -> None:

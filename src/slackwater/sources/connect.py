@@ -22,12 +22,14 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.sql.lexical import without_end
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # how DataFrames are called that SQL is sent with
 _SECONDS = 3.0  # a server that is there answers sooner
 _versions: dict[str, str] = {}  # by the id of a session of Connect
 
@@ -179,9 +181,12 @@ def query(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
     if isinstance(session, WithTables):
         session, tables = session.session, {**session.tables, **tables}
     given: dict[str, Any] = dict(tables)
-    views: list[Any] = [SubqueryAlias(frame._plan, f"slackwater_{uuid.uuid4().hex}") for frame in given.values()]
+    views: list[Any] = [
+        SubqueryAlias(frame._plan, f"{ROWS if name == 'source' else TABLES}{uuid.uuid4().hex}")
+        for name, frame in given.items()
+    ]
     ctes = ", ".join(f"`{name}` AS (SELECT * FROM {v._alias})" for name, v in zip(given, views, strict=True))
-    text = f"WITH {ctes} SELECT * FROM (\n{sql.rstrip().removesuffix(';')}\n)"
+    text = f"WITH {ctes} SELECT * FROM (\n{without_end(sql)}\n)"
     found: Any = ConnectFrame(_sql_class()(text, None, None, views), session)
     return found
 

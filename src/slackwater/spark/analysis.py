@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spelling import show
+from slackwater.config.sql import lexical
 from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
@@ -94,18 +95,31 @@ def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
     return session.sql(sql)
 
 
+def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
+    """The first word of a text that is no query. It is analysed and not run."""
+    if not connect.is_connect(session):
+        rows.createOrReplaceTempView("source")
+    return row_wise.statement(session, sql)
+
+
 def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
     view = rows = _own_view(session, pipeline, way, frame)
     for at, sql, bounds in pipeline.texts_with_bounds(way):
         where = f'{pipeline.name}: source "{way.origin}": {at}'
         try:
+            statement = _statement(session, rows, sql)
+            if statement is not None:
+                raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
             out = _over(session, rows, sql)
             assert out.schema  # of Connect: only now is it analysed
+        except StartError:
+            raise
         except Exception as error:
             raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
         looks = row_wise.beyond(out, sql, rows, bounds) if connect.is_connect(session) else None
         found = row_wise.forbidden(out, view, bounds) if looks is None else looks
+        found |= set(lexical.clock_times(sql))
         if found:
             raise StartError(
                 f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"

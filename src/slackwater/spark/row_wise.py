@@ -1,5 +1,10 @@
 """Whether SQL says about a row what depends on that row and on lookups only, by Spark's own analysis of it.
 
+An allow list decides: what is neither a node nor an expression of it is refused, though nobody thought of it.
+
+    Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: come out with the epoch that reads them
+                               └▶ View users        lookups, tables, VALUES: the same in every epoch
+
 classic: every node and expression of the analysed plan, as JSON
 Connect: it gives that plan as text, where a literal may look like an expression: the nodes are read there, the expressions by the
          parser of `check`
@@ -7,21 +12,39 @@ Connect: it gives that plan as text, where a literal may look like an expression
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds
+from slackwater.config.sql import lexical
 from slackwater.config.sql.columns import Columns, Findings
 from slackwater.config.sql.query import query
+from slackwater.config.sql.reads import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
+from slackwater.config.sql.text import STATEMENTS
 from slackwater.sources import connect
-from slackwater.spark import grouping
+from slackwater.spark import expressions, grouping, plan_nodes
+from slackwater.spark.plan_nodes import Node
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-# plan nodes and expressions that look beyond the row, and how a user knows them
+# nodes with one input that take it row by row
+_ALLOWED = frozenset(
+    """
+    Project Filter SubqueryAlias View PipeOperator ResolvedHint UnresolvedHint Generate Expand Repartition
+    RepartitionByExpression RebalancePartitions CTERelationDef LimitAll
+    """.split()
+)
+# what is the same in every epoch
+_LEAVES = frozenset(
+    """
+    LocalRelation OneRowRelation Range LogicalRelation LogicalRDD HiveTableRelation DataSourceV2Relation RelationV2
+    """.split()
+)
+# plan nodes that look beyond the row, and how a user knows them
 _NODES = {
     "Aggregate": AGGREGATE,
     "Distinct": "DISTINCT",
@@ -36,35 +59,50 @@ _NODES = {
     "Except": "EXCEPT",
     "Sample": "TABLESAMPLE",
     "Pivot": "PIVOT",
+    "LateralJoin": "a lateral subquery",
+    "ScriptTransformation": "TRANSFORM … USING",
+    "UnionLoop": "WITH RECURSIVE",
+    "UnionLoopRef": "WITH RECURSIVE",
+    "AsOfJoin": "ASOF JOIN",
 }
-_EXPRESSIONS = {
-    "ScalarSubquery": "a subquery",
-    "Exists": "a subquery (EXISTS)",
-    "ListQuery": "a subquery (IN)",
-    "InSubquery": "a subquery (IN)",
-    "LateralSubquery": "a lateral subquery",
-    "Rand": "rand()",
-    "Randn": "randn()",
-    "RandStr": "randstr()",
-    "Uniform": "uniform()",
-    "Uuid": "uuid()",
-    "Shuffle": "shuffle()",
-    "CurrentTimestamp": "current_timestamp()",
-    "CurrentTimestampLike": "current_timestamp()",
-    "Now": "now()",
-    "CurrentDate": "current_date()",
-    "CurrentTime": "current_time()",
-    "LocalTimestamp": "localtimestamp()",
-    "UnixTimestamp$": "unix_timestamp()",
-    "MonotonicallyIncreasingID": "monotonically_increasing_id()",
-    "SparkPartitionID": "spark_partition_id()",
-    "InputFileName": "input_file_name()",
-}
-_FUNCTIONS = "|".join(re.escape(name.removesuffix("()")) for name in _EXPRESSIONS.values() if name.endswith("()"))
-_CALLED = re.compile(rf"\b({_FUNCTIONS})\(", re.IGNORECASE)
+_GROUPS = frozenset({AGGREGATE, WINDOW, "DISTINCT"})
+_INNER = ("Inner", "Cross")
+_OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
+_SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
+_TO_TIMES = {"ParseToDate": "date", "ParseToTimestamp": "timestamp"}
+_UNDETERMINED = "a function that is not deterministic"
+_NAMES = (name.partition("(")[0] for name in expressions.CHANGING.values() if "(" in name and " (" not in name)
+_CALLED = re.compile(rf"\b({'|'.join(map(re.escape, dict.fromkeys(_NAMES)))}|java_method)\(", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(?:scalar-subquery|lateral-subquery|exists|list)#\d+ \[")
-_NODE = re.compile(r"^[\s:+|-]*([A-Z]\w*)", re.MULTILINE)
-_OUTER = re.compile(r"^[\s:+|-]*(?:\w+)?Join (FullOuter|RightOuter)\b", re.MULTILINE)
+_CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)", re.IGNORECASE)
+
+
+def statement(session: SparkSession, sql: str) -> str | None:
+    """The first word of a text that is a statement rather than a query, which is analysed and not run. None: it is a query.
+
+    Raises what Spark raises. Over Connect a text stands in brackets, where no statement can, so its first word is enough.
+    """
+    word = _first_word(sql)
+    if connect.is_connect(session):
+        return word if word in STATEMENTS else None
+    state = session._jsparkSession.sessionState()
+    parsed = state.sqlParser().parsePlan(sql)
+    if str(parsed.getClass().getSimpleName()).startswith(_SCRIPTS):  # their analysis would run them
+        return word
+    assert session._jvm is not None
+    skip: Any = session._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+    root = plan_nodes.of_json(state.executePlan(parsed, skip).analyzed().toJSON())
+    while root.kind == "WithCTE":
+        root = root.children[-1]
+    known = root.kind in _ALLOWED or root.kind in _LEAVES or root.kind in _NODES or root.kind in ("Join", "Union")
+    return None if known else word
+
+
+def _first_word(sql: str) -> str:
+    try:
+        return next((t.text.upper() for t in lexical.tokens(sql) if t.kind == "word"), "")
+    except lexical.UnreadableError:
+        return ""
 
 
 def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
@@ -72,29 +110,15 @@ def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = 
 
     `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
     """
-    plan = json.loads(frame._jdf.queryExecution().analyzed().toJSON())
-    nodes, found = _nodes(plan), set[str]()
+    plan = frame._jdf.queryExecution().analyzed()
+    root = plan_nodes.of_json(plan.toJSON())
+    nodes = [node.fields for node in root.walk()]
     alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
-    for node in nodes:
-        name = grouping.kind(node)
-        if name in _NODES and not grouping.is_by(node, alike):
-            found.add(_NODES[name])
-        if name in _EXPRESSIONS:
-            found.add(_EXPRESSIONS[name])
-        if name == "Join":
-            kind = str(node.get("joinType", {}).get("object", node.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
-            if kind in ("FullOuter", "RightOuter"):
-                found.add(f"{'FULL' if kind == 'FullOuter' else 'RIGHT'} OUTER JOIN (write source LEFT JOIN lookup)")
-    return found
-
-
-def _nodes(tree: Any) -> list[Mapping[str, Any]]:
-    """Every object of a plan's JSON, whatever it is nested in."""
-    if isinstance(tree, list):
-        return [n for item in tree for n in _nodes(item)]
-    if isinstance(tree, dict):
-        return [tree, *(n for value in tree.values() for n in _nodes(value))]
-    return []
+    reader = _Reader(lambda node: grouping.is_by(node.fields, alike))
+    reader.check(root)
+    if not reader.found and not reader.groups and not plan.deterministic():
+        reader.found.add(_UNDETERMINED)
+    return reader.found
 
 
 def beyond(frame: DataFrame, sql: str, rows: DataFrame, bounds: Bounds = ROW_BY_ROW) -> set[str]:
@@ -104,16 +128,103 @@ def beyond(frame: DataFrame, sql: str, rows: DataFrame, bounds: Bounds = ROW_BY_
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
     said = Findings()
     query(sql, {"source": Columns(types, True, bounded)}, said, ())
-    plan = connect.analyzed(frame)
-    found = said.beyond | {_outer(kind) for kind in _OUTER.findall(plan)}
     sure = not said.unsure and not said.problems
-    grouped = {AGGREGATE, WINDOW, "DISTINCT"} if bounded and sure else set()
-    found |= {_NODES[node] for node in _NODE.findall(plan) if node in _NODES} - grouped
+    plan = connect.analyzed(frame)
+    reader = _Reader(lambda node: bool(bounded) and sure)
+    reader.check(plan_nodes.of_text(plan))
+    found = said.beyond | reader.found | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
     if sure:
         return found
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
     return found | subquery | {f"{name.lower()}()" for name in _CALLED.findall(plan)}
 
 
-def _outer(kind: str) -> str:
-    return f"{'FULL' if kind == 'FullOuter' else 'RIGHT'} OUTER JOIN (write source LEFT JOIN lookup)"
+@dataclass
+class _Reader:
+    """Goes through a plan. `found`: what looks beyond the row; `groups`: it puts rows together, by a bound of their window."""
+
+    is_by_bound: Any
+    found: set[str] = field(default_factory=set)
+    groups: bool = False
+    _defined: dict[int, Node] = field(default_factory=dict)
+
+    def check(self, root: Node) -> None:
+        """Note what in a plan looks beyond the row, and whether it reads `source` at all."""
+        self._defined = {node.cte: node for node in root.walk() if node.kind == "CTERelationDef"}
+        reads = self._reads(root)
+        if not reads and not self.found:
+            self.found.add(NO_SOURCE)
+
+    def _reads(self, node: Node) -> bool:
+        """Whether rows of `source` come out of a node; notes what is not row by row."""
+        if node.view.casefold() == "source" or node.alias.startswith(connect.ROWS):
+            return True
+        if node.view or node.alias.startswith(connect.TABLES):
+            return False  # a lookup, however it was made
+        for expression in node.expressions:
+            self._expression(expression)
+        for outer, inner in pairwise(node.expressions):  # an expression is followed by its first child
+            self._cast(outer, inner)
+        for at, expression in enumerate(node.expressions):
+            if plan_nodes.name(expression) == "AesEncrypt":
+                self._encryption(plan_nodes.arguments(node.expressions, at))
+        if node.kind == "WithCTE":
+            return any(list(map(self._reads, (c for c in node.children if c.kind != "CTERelationDef"))))
+        if node.kind == "CTERelationRef":
+            defined = self._defined.get(node.cte)
+            return defined is not None and self._reads(defined)
+        if node.kind in _LEAVES:
+            return False
+        if node.kind == "Join":
+            return self._join(node)
+        if node.kind == "Union":
+            return self._union(node)
+        below = [self._reads(child) for child in node.children]
+        if node.kind in ("Aggregate", "Window", "Distinct") and self.is_by_bound(node):
+            self.groups = True
+        elif node.kind in _NODES:
+            self.found.add(_NODES[node.kind])
+        elif node.kind not in _ALLOWED:
+            self.found.add(f"{node.kind} of Spark's plan, which is not known to work row by row")
+        return any(below)
+
+    def _join(self, node: Node) -> bool:
+        left, right = (self._reads(child) for child in node.children)
+        if node.join in _OUTER:
+            self.found.add(f"{_OUTER[node.join]} OUTER JOIN (write source LEFT JOIN lookup)")
+        elif left and right:
+            self.found.add(SELF_JOIN)
+        elif right and node.join not in _INNER:
+            self.found.add(LOOKUP_JOINS.get(node.join, LOOKUP_JOINS["LeftOuter"]))
+        return left or right
+
+    def _union(self, node: Node) -> bool:
+        reads = [self._reads(child) for child in node.children]
+        if any(reads) and not all(reads):
+            self.found.add(CONSTANT)
+        return any(reads)
+
+    def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
+        """A constant text that is a time by the clock: Spark reads it so in a cast alone."""
+        to = _TO_TIMES.get(plan_nodes.name(outer)) or str(outer.get("dataType"))
+        if plan_nodes.name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.name(inner) != "Literal":
+            return
+        text = str(inner.get("value"))
+        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.is_of_the_clock(text):
+            self.found.add(f"{to.upper()} '{text.strip()}'")
+
+    def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
+        """Without an initialisation vector it makes one by chance."""
+        mode, vector = arguments[2], arguments[4]
+        constant = [str(e.get("value")) for e in vector if plan_nodes.name(e) == "Literal"]
+        if constant == [""] and str(mode[0].get("value")).upper() != "ECB":
+            self.found.add("aes_encrypt() without an initialisation vector")
+
+    def _expression(self, fields: Mapping[str, Any]) -> None:
+        kind = plan_nodes.name(fields)
+        if kind in expressions.CHANGING:
+            self.found.add(expressions.CHANGING[kind])
+        elif kind not in expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
+            self.found.add(f"{kind} of Spark's expressions, which is not known to say the same of a row always")
+        elif fields.get("udfDeterministic") is False:
+            self.found.add(_UNDETERMINED)

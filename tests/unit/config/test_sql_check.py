@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, config, pipeline
+from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
 
 from slackwater.config import ddl, sql_check, toml
 from slackwater.config.sql import types
@@ -30,6 +30,13 @@ def test_every_mistake_is_told_with_its_key(case: dict[str, str], key: str, said
     problems = sql_check.check(pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and said in line], problems
     assert all("\n" not in line for line in problems)
+
+
+@pytest.mark.parametrize(("case", "said"), UNREAD)
+def test_what_cannot_be_read_is_not_checked_and_never_refused(case: dict[str, str], said: str) -> None:
+    checked = sql_check.check(pipeline(**case))
+    assert checked.problems == []
+    assert any(said in line for line in checked.unchecked), checked.unchecked
 
 
 def test_all_mistakes_at_once() -> None:

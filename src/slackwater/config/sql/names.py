@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.bounds import AGGREGATE, WINDOW
 from slackwater.config.spelling import near, nearest
-from slackwater.config.sql import grouped
+from slackwater.config.sql import grouped, lexical
 from slackwater.config.sql.columns import Scope
 from slackwater.config.sql.words import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
 
@@ -38,6 +38,11 @@ class Judge:
             self.beyond.add("a subquery (IN)")
             self.judge(node.this)
             return
+        if isinstance(node, exp.DataType):  # its collation is no column
+            return
+        if isinstance(node, exp.Collate):
+            self.judge(node.this)
+            return
         if isinstance(node, exp.Window):
             if not grouped.is_by(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
                 self.beyond.add(WINDOW)
@@ -47,6 +52,8 @@ class Judge:
         if isinstance(node, exp.Column):
             self._column(node)
             return
+        if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string:
+            self._time(node.to.this.name, node.this.name)
         self._function(node)
         self.judge_parts(node)
 
@@ -54,6 +61,11 @@ class Judge:
         """The same of what a node is made of."""
         for child in node.iter_expressions():
             self.judge(child)
+
+    def _time(self, type_: str, text: str) -> None:
+        """Report a time that depends on the clock."""
+        if type_.startswith(("DATE", "TIMESTAMP")) and lexical.is_of_the_clock(text):
+            self.beyond.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
     def _function(self, node: exp.Expr) -> None:
         from sqlglot import exp

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.bounds import AGGREGATE
 from slackwater.config.spelling import near
-from slackwater.config.sql import grouped
+from slackwater.config.sql import grouped, lexical, reads
 from slackwater.config.sql.columns import UNKNOWN, Columns, Findings, Scope, made, renamed
 from slackwater.config.sql.names import Judge
 from slackwater.config.sql.output import comes_out, type_of
@@ -34,6 +34,8 @@ def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequen
         return UNKNOWN
     known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
+        if "source" in known:
+            found.beyond |= reads.beyond(tree) | set(lexical.clock_times(sql))
         groups = any(columns.bounds for columns in tables.values())
         return _Reader(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
     except RecursionError:
@@ -81,6 +83,14 @@ def _given(node: exp.Expr) -> dict[str, Any]:
     return {key: value for key, value in node.args.items() if value not in (None, False, [])}
 
 
+def _is_all(node: Any) -> bool:
+    """Whether a limit is none: LIMIT ALL."""
+    from sqlglot import exp
+
+    limit = node.args.get("expression") if isinstance(node, exp.Limit) else None
+    return limit is not None and limit.name.upper() == "ALL"
+
+
 @dataclass
 class _Reader:
     """Walks a query from its tables to what it selects. `tables`: their names; `rows`: names that people give `source`."""
@@ -101,8 +111,14 @@ class _Reader:
             own: set[str] = set()
             columns = renamed(self.visit(cte.this, known, own), cte.alias_column_names)
             known = {**known, cte.alias.casefold(): _Table(columns, own)}
-        for key, what in (("order", "ORDER BY"), ("sort", "ORDER BY"), ("limit", "LIMIT"), ("offset", "OFFSET")):
-            if node.args.get(key):
+        for key, what in (
+            ("order", "ORDER BY"),
+            ("sort", "ORDER BY"),
+            ("cluster", "ORDER BY"),
+            ("limit", "LIMIT"),
+            ("offset", "OFFSET"),
+        ):
+            if node.args.get(key) and not _is_all(node.args[key]):
                 beyond.add(what)
         if isinstance(node, exp.Subquery):
             inner = self.visit(node.this, known, beyond) if not isinstance(node.this, exp.Table) else UNKNOWN
@@ -156,6 +172,9 @@ class _Reader:
             return self._unsure("WINDOW or QUALIFY")
         types: dict[str, str | None] = {}
         closed = True
+        if any(isinstance(item, exp.QueryTransform) for item in node.expressions):
+            beyond.add("TRANSFORM … USING")
+            return UNKNOWN
         for item in node.expressions:
             plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
             judge.judge(plain)

@@ -90,6 +90,13 @@ CHANGING = {  # what another look at the same row would answer otherwise, as use
     "CurrentTime": "current_time()",
     "Localtimestamp": "localtimestamp()",
     "now": "now()",
+    "reflect": "reflect(), which is java_method(),",
+    "java_method": "reflect(), which is java_method(),",
+    "try_reflect": "try_reflect()",
+    "Randstr": "randstr()",
+    "randstr": "randstr()",
+    "Uniform": "uniform()",
+    "uniform": "uniform()",
     "curdate": "current_date()",
     "uuid": "uuid()",
     "shuffle": "shuffle()",
@@ -113,11 +120,4 @@ GENERATORS = frozenset(  # they make columns of names of their own
 KEYWORDS = tuple(
     "SELECT FROM WHERE AND OR NOT IN LIKE BETWEEN CASE WHEN THEN ELSE END AS JOIN LEFT ON WITH UNION ALL DISTINCT "
     "GROUP HAVING ORDER LIMIT LATERAL VIEW USING CROSS INNER OUTER NULL IS CAST INTERVAL".split()
-)
-# kinds of tokens that mean the same to the parser and to Spark: a text of these only that cannot be read is wrong
-PLAIN = frozenset(
-    """
-    SELECT FROM WHERE AND OR NOT IN LIKE BETWEEN CASE WHEN THEN ELSE END ALIAS IS NULL TRUE FALSE LEFT JOIN ON VAR
-    IDENTIFIER STRING NUMBER COMMA DOT L_PAREN R_PAREN STAR PLUS DASH SLASH EQ NEQ GT GTE LT LTE SEMICOLON
-    """.split()
 )

@@ -1,0 +1,114 @@
+"""The words, texts, quoted names and signs of a SQL text, as Spark's lexer splits it; comments are none of them.
+
+SELECT n, `a b` -- note          word SELECT · word n · sign , · name `a b`
+DATE 'today'                     word DATE · text 'today'
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+_SPACE = re.compile(r"\s+|--(?:\\\n|[^\r\n])*")
+_TOKEN = re.compile(
+    r"""(?P<text>[rR]'[^']*'|[rR]"[^"]*"|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""
+    r"""|(?P<name>`(?:[^`]|``)*`)|(?P<hint>/\*\+|\*/)|(?P<word>\w+)|(?P<sign>.)""",
+    re.DOTALL,
+)
+_TIMES = ("DATE", "TIMESTAMP", "TIMESTAMP_LTZ", "TIMESTAMP_NTZ", "TIME")
+_CLOCK = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.))", re.DOTALL)
+
+
+class UnreadableError(Exception):
+    """A text that cannot be split here; `open_quote`: because a quote is not closed, which Spark refuses."""
+
+    def __init__(self, line: str, open_quote: bool = False) -> None:
+        super().__init__(line)
+        self.open_quote = open_quote
+
+
+@dataclass(frozen=True)
+class Token:
+    """A part of a SQL text. `kind`: word, text, name, sign or hint; `start` and `end`: where, in characters."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+    def is_word(self, *words: str) -> bool:
+        """Whether it is one of these words (in capitals), unquoted."""
+        return self.kind == "word" and self.text.upper() in words
+
+
+def tokens(sql: str) -> list[Token]:
+    """The parts of a SQL text. Raises UnreadableError."""
+    found, at = list[Token](), 0
+    while at < len(sql):
+        space = _SPACE.match(sql, at)
+        if space:
+            at = space.end()
+        elif sql.startswith("/*", at) and not sql.startswith("/*+", at):
+            at = _comment(sql, at)
+        else:
+            match = _TOKEN.match(sql, at)
+            assert match is not None
+            kind = str(match.lastgroup)
+            if kind == "sign" and match[0] in "'\"`":
+                raise UnreadableError("has a quote that is not closed", open_quote=True)
+            if kind == "sign" and match[0] == "$":
+                raise UnreadableError("has a text in dollar signs")
+            found.append(Token(kind, match[0], at, match.end()))
+            at = match.end()
+    return found
+
+
+def without_end(sql: str) -> str:
+    """A query without the `;` behind it and the comments there; as it is where it cannot be split."""
+    try:
+        found = tokens(sql)
+    except UnreadableError:
+        return sql
+    while found and found[-1].text == ";":
+        found.pop()
+    return sql[: found[-1].end] if found else ""
+
+
+def clock_times(sql: str) -> list[str]:
+    """Times that are written down and depend on the clock (`DATE 'today'`); none where the text cannot be split."""
+    try:
+        found = tokens(sql)
+    except UnreadableError:
+        return []
+    times = ((a.text.upper(), b) for a, b in pairwise(found) if a.is_word(*_TIMES) and b.kind == "text")
+    return [f"{word} '{value.strip()}'" for word, text in times if is_of_the_clock(value := _value(text.text))]
+
+
+def is_of_the_clock(text: str) -> bool:
+    """Whether Spark takes a text for a time that depends on the clock."""
+    return bool(_CLOCK.match(text))
+
+
+def _value(text: str) -> str:
+    """What a text stands for."""
+    if text[0] in "rR":
+        return text[2:-1]
+
+    def escaped(match: re.Match[str]) -> str:
+        four, eight, octal, other = match.groups()
+        number = int(four or eight or "0", 16) or (int(octal, 8) if octal else 0)
+        return chr(number) if number and number <= 0x10FFFF else {"n": "\n", "t": "\t"}.get(other or "", other or "")
+
+    return _ESCAPE.sub(escaped, text[1:-1])
+
+
+def _comment(sql: str, at: int) -> int:
+    """Where a comment in `/* */` ends, which may hold others."""
+    depth = 0
+    for match in re.compile(r"/\*|\*/").finditer(sql, at):
+        depth += 1 if match[0] == "/*" else -1
+        if not depth:
+            return match.end()
+    raise UnreadableError("has a comment that is not closed")

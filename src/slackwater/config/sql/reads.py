@@ -1,0 +1,96 @@
+"""Whether rows of `source` come out of each part of a query, once: by its syntax tree.
+
+source                                   rows: each comes out with the epoch that reads it
+users, range(3), VALUES (1)              fixed: the same in every epoch
+rows JOIN fixed                          rows
+rows JOIN rows                           refused: a row would meet those that its epoch happens to read
+fixed LEFT JOIN rows                     refused: a lookup's row comes out alone where its epoch has no match
+rows UNION ALL fixed, or fixed alone     refused: the fixed ones would come out in every epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+SELF_JOIN = "source joined with itself (a join stage does that)"
+CONSTANT = "UNION ALL with rows that are not of source"
+NO_SOURCE = "no row of source (write SELECT … FROM source)"
+LOOKUP_JOINS = {  # a lookup before source, by the kind of the join
+    "LeftOuter": "a lookup LEFT JOIN source (write source LEFT JOIN lookup)",
+    "LeftSemi": "a lookup LEFT SEMI JOIN source (write source LEFT SEMI JOIN lookup)",
+    "LeftAnti": "a lookup LEFT ANTI JOIN source (write source LEFT ANTI JOIN lookup)",
+}
+
+
+def beyond(tree: exp.Expr) -> set[str]:
+    """What of a query is refused by what it reads; nothing where that cannot be said for certain."""
+    found = set[str]()
+    if _Reader(found).query(tree, {}) is False and not found:
+        found.add(NO_SOURCE)
+    return found
+
+
+class _Reader:
+    """True: rows of `source`; False: fixed; None: one of both, and nobody here knows."""
+
+    def __init__(self, found: set[str]) -> None:
+        self.found = found
+
+    def query(self, node: exp.Expr, known: Mapping[str, bool | None]) -> bool | None:
+        """Whether rows of `source` come out of a query."""
+        from sqlglot import exp
+
+        with_: Any = node.args.get("with_")
+        for cte in with_.expressions if with_ is not None else ():
+            reads = None if with_.args.get("recursive") else self.query(cte.this, known)
+            known = {**known, cte.alias.casefold(): reads}
+        if isinstance(node, exp.Subquery):
+            return self._from(node, known)
+        if isinstance(node, exp.Union):
+            return self._union(node, known)
+        if isinstance(node, exp.Select):
+            source = node.args.get("from_")
+            reads = self._from(source.this, known) if source is not None else False
+            return self._joins(node, reads, known)
+        return None
+
+    def _union(self, node: exp.Union, known: Mapping[str, bool | None]) -> bool | None:
+        left, right = self.query(node.left, known), self.query(node.right, known)
+        if left is None or right is None:
+            return None
+        if left != right:
+            self.found.add(CONSTANT)
+        return left or right
+
+    def _from(self, node: exp.Expr, known: Mapping[str, bool | None]) -> bool | None:
+        from sqlglot import exp
+
+        reads: bool | None = None
+        if isinstance(node, exp.Subquery):
+            reads = self.query(node.this, known) if isinstance(node.this, exp.Query) else self._from(node.this, known)
+        elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
+            name = node.name.casefold()
+            reads = False if node.db else known.get(name, name == "source")
+        elif isinstance(node, exp.Values | exp.Unnest):
+            reads = False
+        elif isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous | exp.GenerateSeries):
+            reads = False if node.this.sql_name().lower() != "identifier" else None
+            if isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() in ("identifier", "source"):
+                reads = None
+        return self._joins(node, reads, known)
+
+    def _joins(self, node: exp.Expr, reads: bool | None, known: Mapping[str, bool | None]) -> bool | None:
+        for join in node.args.get("joins") or ():
+            other = self._from(join.this, known)
+            side, kind = join.side.upper(), join.kind.upper()
+            if reads and other:
+                self.found.add(SELF_JOIN)
+            elif reads is False and other and (kind in ("SEMI", "ANTI") or side == "LEFT"):
+                self.found.add(LOOKUP_JOINS[f"Left{kind.capitalize()}" if kind in ("SEMI", "ANTI") else "LeftOuter"])
+            unknown = None in (reads, other)
+            reads = bool(reads or other) or (None if unknown else False)
+        return reads

@@ -1,0 +1,128 @@
+"""Spark's analysed plan as a tree of nodes: from its JSON, and from its text, which is all that Connect gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_LINE = re.compile(r"^(?P<depth>(?:(?:: {2}| {3})*(?:\+- |:- ))?)(?P<kind>[A-Z]\w*)(?P<rest>.*)$")
+_CTE = re.compile(r"[ ,]+(\d+)")
+_JOIN = re.compile(r"(Inner|Cross|LeftOuter|RightOuter|FullOuter|LeftSemi|LeftAnti|\w+)")
+_ALIAS = re.compile(r"\s*(\S+)")
+_VIEW = re.compile(r"\s*\(`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a plan. `kind`: its class. `join`: the kind of a join. `view`: the name of a temporary view. `alias`: of a
+    SubqueryAlias. `cte`: the number of a query of WITH that it defines or reads. `expressions`: as JSON, empty over Connect."""
+
+    kind: str
+    children: tuple[Node, ...] = ()
+    join: str = ""
+    view: str = ""
+    alias: str = ""
+    cte: int = -1
+    expressions: tuple[Mapping[str, Any], ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def of_json(text: str) -> Node:
+    """The tree of a plan's JSON, which is a list of nodes with the number of their children, from the root down."""
+    given = iter(json.loads(text))
+
+    def node() -> Node:
+        fields: dict[str, Any] = next(given)
+        kind = name(fields)
+        view = fields.get("desc", {}) if kind == "View" else {}
+        identifier = view.get("identifier", {}) if isinstance(view, dict) else {}
+        temporary = bool(fields.get("isTempView")) and "database" not in identifier
+        return Node(
+            kind,
+            tuple(node() for _ in range(fields["num-children"])),
+            str(fields.get("joinType", {}).get("object", fields.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
+            if isinstance(fields.get("joinType"), dict)
+            else str(fields.get("joinType", "")),
+            str(identifier.get("table", "")) if temporary else "",
+            str(fields.get("identifier", {}).get("name", "")) if kind == "SubqueryAlias" else "",
+            int(fields.get("cteId", fields.get("id", -1))) if kind.startswith("CTERelation") else -1,
+            tuple(e for key, value in fields.items() if key != "desc" for e in _classes(value)),
+            fields,
+        )
+
+    return node()
+
+
+def of_text(text: str) -> Node:
+    """The tree of a plan as EXPLAIN prints it, three characters of indentation a level. Lines that are no node are left out."""
+    plan = text[text.find("\nWithCTE\n") + 1 :]  # the columns stand before it
+    lines = [match for line in plan.splitlines() if (match := _LINE.match(line))]
+    root = _Draft(-1, "Plan", "")
+    path = [root]
+    for match in lines:
+        depth = len(match["depth"]) // 3
+        while path[-1].depth >= depth:
+            path.pop()
+        path[-1].children.append(draft := _Draft(depth, match["kind"], match["rest"]))
+        path.append(draft)
+    return root.children[0].node() if len(root.children) == 1 else root.node()
+
+
+@dataclass
+class _Draft:
+    depth: int
+    kind: str
+    rest: str
+    children: list[_Draft] = field(default_factory=list)
+
+    def node(self) -> Node:
+        def first(pattern: re.Pattern[str], kind: str) -> str:
+            found = pattern.search(self.rest) if self.kind.startswith(kind) else None
+            return found[1] if found else ""
+
+        return Node(
+            self.kind,
+            tuple(child.node() for child in self.children),
+            join=first(_JOIN, "Join"),
+            view=first(_VIEW, "View"),
+            alias=first(_ALIAS, "SubqueryAlias"),
+            cte=int(first(_CTE, "CTERelation") or -1),
+        )
+
+
+def arguments(expressions: Sequence[Mapping[str, Any]], at: int) -> list[tuple[Mapping[str, Any], ...]]:
+    """What the expression at a place is made of, each from its root down: expressions stand as `Node` has them."""
+    found, end = list[tuple[Mapping[str, Any], ...]](), at + 1
+    for _ in range(expressions[at]["num-children"]):
+        start, open_ones = end, 1
+        while open_ones:
+            open_ones += expressions[end]["num-children"] - 1
+            end += 1
+        found.append(tuple(expressions[start:end]))
+    return found
+
+
+def name(fields: Mapping[str, Any]) -> str:
+    """The name of the class of a node or an expression."""
+    return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
+
+
+def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The expressions in a value of a plan's JSON, from each root down."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _classes(item)
+    elif isinstance(value, dict):
+        if "class" in value:
+            yield value
+        for item in value.values():
+            yield from _classes(item)

@@ -1,0 +1,137 @@
+"""Random SQL texts: `check` refuses none that a start accepts, and what a start accepts does not depend on the batches.
+
+    SLACKWATER_SQL_TEXTS=2000 SLACKWATER_SQL_RUNS=60 SLACKWATER_SQL_REPORT=report.txt pytest tests/spark/test_sql_verdicts.py
+
+The report lists the texts that a start refuses and `check` does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import sql_texts
+from tests.support.sql_texts import LOOKUP, SCHEMA, Text
+
+import slackwater as sw
+from slackwater.config import sql_check
+from slackwater.config.ways import Way
+from slackwater.errors import SlackwaterError, StartError
+from slackwater.spark import analysis
+from slackwater.spark.session import private
+from slackwater.testing import LocalPipeline
+
+pytestmark = pytest.mark.spark
+
+TEXTS = int(os.environ.get("SLACKWATER_SQL_TEXTS", "60"))
+RUNS = int(os.environ.get("SLACKWATER_SQL_RUNS", "2"))
+REPORT = os.environ.get("SLACKWATER_SQL_REPORT")
+BEGIN = int(os.environ.get("SLACKWATER_SQL_SEED", "0"))
+USERS = '{"id": "a", "c": "DE", "score": 2.0}\n{"id": "b", "c": "FR", "score": 0.5}\n'
+ROWS = [
+    {"u": "ab"[i % 2], "n": i, "v": i / 2, "ok": i % 3 > 0, "ts": f"2024-01-01T00:0{i}:00Z", "day": "2024-01-01", "tags": ["a", "b"],
+     "m": {"a": i}, "p": {"city": "x", "zip": i}, "like": 2, "when": "w", "on": True, "order": i, "limit": 1, "left": "l",
+     "date": "2024-01-02", "minus": 3, "window": "z", "values": 4, "end": 5, "group": "g"}
+    for i in range(1, 5)
+]  # fmt: skip
+
+
+def pipeline(sql: str, home: Path) -> sw.Pipeline:
+    return sw.Pipeline(
+        name="texts",
+        connections={"lake": sw.FilesConnection()},
+        sources=[sw.Source(name="a", connection="lake", query="in/*.jsonl", format="json", schema=SCHEMA)],
+        transform=sw.Transform(
+            sql=sql,
+            on_error="fail",
+            lookups={"users": sw.Lookup(connection="lake", query=str(home / "users"), format="json", schema=LOOKUP)},
+        ),
+        target=sw.Target(connection="lake", path="out"),
+        state_store=sw.StateStore(kind="files", path="state"),
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "0.jsonl").write_text(USERS)
+    return tmp_path
+
+
+@pytest.fixture
+def start(spark: Any, home: Path) -> Iterator[Any]:
+    """Why a start refuses the SQL of a pipeline; None: it accepts it."""
+    session = private(spark, 2)
+    session.read.schema(LOOKUP).json(str(home / "users")).localCheckpoint().createOrReplaceTempView("users")
+    rows = session.createDataFrame([], SCHEMA)
+
+    def refused(spec: sw.Pipeline) -> str | None:
+        try:
+            analysis.check_sql(session, spec, Way("a", "a"), rows)
+        except StartError as error:
+            return str(error)
+        return None
+
+    tables = session.catalog.listTables()
+    yield refused
+    assert session.catalog.listTables() == [
+        t for t in session.catalog.listTables() if t in tables or t.name == "source"
+    ]
+
+
+def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) -> Counter[str]:
+    with LocalPipeline(spec, session=spark, listen=False) as test:
+        for batch in batches:
+            test.pipe(batch)
+        rows = test.result().rows
+    return Counter(repr(sorted((k, v) for k, v in r.items() if k != "_epoch")) for r in rows)
+
+
+def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: Path) -> None:
+    counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
+    for seed in range(BEGIN, BEGIN + TEXTS):
+        given = sql_texts.text(seed)
+        try:
+            spec = pipeline(given.sql, home)
+        except SlackwaterError:  # an empty text is no SQL
+            counts["no SQL"] += 1
+            continue
+        checked, why = sql_check.check(spec), start(spec)
+        assert why is None or "\n" not in why, why
+        refuses = "refuses" if checked.problems else "accepts"
+        counts[f"{given.family}: check {refuses}, start {'accepts' if why is None else 'refuses'}"] += 1
+        counts["not checked"] += bool(checked.unchecked)
+        if why is None and checked.problems:
+            alarms.append(f"{seed}: {given.sql!r}: {checked.problems}")
+        if why is None and not checked.problems:
+            accepted.append(given)
+        if why is not None and not checked.problems:
+            misses.append(f"{seed}: {given.sql!r}: {why[:160]}; {checked.unchecked}")
+    ran, unlike = 0, list[str]()
+    for given in accepted[:: max(1, len(accepted) // max(RUNS, 1))][:RUNS]:
+        spec = pipeline(given.sql, home)
+        try:
+            answers = [results(spark, spec, b) for b in ([ROWS], [[r] for r in ROWS])]
+        except SlackwaterError as error:  # a type that no target takes, a cast that fails
+            counts[f"not run: {type(error).__name__}"] += 1
+            continue
+        ran += 1
+        if answers[0] != answers[1]:
+            unlike.append(f"{given.sql!r}: {answers}")
+    if REPORT:
+        lines = [f"{name}: {count}" for name, count in sorted(counts.items())]
+        lines += [
+            f"ran {ran}, differ {len(unlike)}",
+            f"\nfalse alarms {len(alarms)}",
+            *alarms,
+            f"\nmisses {len(misses)}",
+            *misses,
+        ]
+        Path(REPORT).write_text("\n".join([*lines, "\ndiffer", *unlike]) + "\n")
+    assert not alarms
+    assert not unlike
+    assert accepted
