@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from slackwater.config.spelling import near, show
@@ -17,8 +16,13 @@ MOST_WORDS = 20_000  # words, signs and values: more would take seconds to read
 DEEP = "it is nested too deeply to be read here"
 _NO_QUERY = ", expected SELECT … FROM source"
 _QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
-_SETS = ("UNION", "EXCEPT", "INTERSECT", "MINUS")  # names, too
-_BEHIND_SETS = ("SELECT", "ALL", "DISTINCT", "VALUES", "TABLE", "(")
+_BEGINS = frozenset(  # words that begin what follows, and are names where nothing does
+    """
+    AND ANTI AS BETWEEN CASE CLUSTER CROSS DISTRIBUTE ELSE EXCEPT FULL GROUP HAVING IN INNER INTERSECT IS JOIN LATERAL LEFT LIKE
+    LIMIT MINUS NATURAL NOT OFFSET ON OR ORDER OUTER OVER PARTITION PIVOT QUALIFY RIGHT SEMI SORT TABLESAMPLE THEN UNION UNPIVOT
+    USING VIEW WHEN WHERE WINDOW WITH
+    """.split()
+)
 STATEMENTS = frozenset(
     """
     ADD ALTER ANALYZE BEGIN CACHE CALL CLEAR COMMENT COMMIT CREATE DECLARE DELETE DESC DESCRIBE DFS DROP EXECUTE EXPLAIN EXPORT
@@ -86,8 +90,9 @@ def _words(sql: str) -> list[lexical.Token]:
             raise SyntaxFault(f"holds {count} statements, expected one SELECT")
     if depth:
         raise SyntaxFault('has a "(" that is not closed')
-    for word, following in pairwise([*words, words[0]]):
-        if word.is_word(*_SETS) and following.text.upper() not in _BEHIND_SETS:
+    for before, word, behind in zip(words, words[1:], [*words[2:], None], strict=False):
+        ends = behind is None or behind.text.upper() in (",", ")", "FROM")
+        if word.is_word(*_BEGINS) and ends and before.text.upper() not in ("AS", ".", ",", "(", "SELECT"):
             raise NotUnderstood(f'whether "{word.text}" is a name is not understood here')
     return words
 
