@@ -77,6 +77,8 @@ class Judge:
                 self.problems.append(f'function "{node.this}" is not there{near(name, FUNCTIONS)}')
         if name in AGGREGATES and not self.scope.grouped:
             self.beyond.add(AGGREGATE)
+        if name == "aes_encrypt" and len(node.expressions) < 3:
+            self.beyond.add("aes_encrypt() without an initialisation vector")
         if name in CHANGING:
             spelled = CHANGING[name]
             bare = spelled.removesuffix("()")

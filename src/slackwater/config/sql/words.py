@@ -99,6 +99,7 @@ CHANGING = {  # what another look at the same row would answer otherwise, as use
     "uniform": "uniform()",
     "curdate": "current_date()",
     "uuid": "uuid()",
+    "Shuffle": "shuffle()",
     "shuffle": "shuffle()",
     "monotonically_increasing_id": "monotonically_increasing_id()",
     "spark_partition_id": "spark_partition_id()",
