@@ -42,14 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (home / "source" / name).parent.mkdir(parents=True, exist_ok=True)
             (home / "source" / name).write_bytes((ROOT / name).read_bytes())
-    run(sys.executable, "-m", "venv", home / "maker", cwd=home)
-    run(home / "maker/bin/python", "-m", "pip", "install", "--quiet", "setuptools>=77", cwd=home)
-    make = (
-        "import os, setuptools.build_meta as made\n"
-        "os.makedirs('../dist')\n"
-        "made.build_wheel('../dist'); made.build_sdist('../dist')"
-    )
-    run(home / "maker/bin/python", "-c", make, cwd=home / "source")
+    run(sys.executable, "-m", "build", "--outdir", home / "dist", cwd=home / "source")
     return home / "dist"
 
 
@@ -69,6 +62,12 @@ def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert "License-Expression: Apache-2.0" in about
     assert "# Slackwater" in about
+
+
+def test_a_registry_would_take_both(built: Path) -> None:
+    """Their metadata is complete, and the README is one that it can show."""
+    said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
+    assert said.count("PASSED") == 2, said
 
 
 def test_the_sdist_holds_what_a_wheel_is_made_of(built: Path) -> None:
