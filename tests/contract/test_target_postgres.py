@@ -180,3 +180,54 @@ def test_a_url_that_is_not_one_is_not_printed(url: str) -> None:
     with pytest.raises(StartError, match="the url is not valid; expected postgresql://user:password@host") as error:
         PostgresTarget(url, "out", TABLE).open()
     assert "hun" not in str(error.value) + PostgresTarget(url, "out", TABLE).description
+
+
+def recreate(url: str, table: str) -> None:
+    """Put another table with the same rows in the place of one."""
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(f"CREATE TABLE other (LIKE {table} INCLUDING ALL)")
+        db.execute(f"INSERT INTO other SELECT * FROM {table}")
+        db.execute(f"DROP TABLE {table}")
+        db.execute(f"ALTER TABLE other RENAME TO {table}")
+
+
+def test_the_marker_of_a_table_that_was_created_again_does_not_count(url: str) -> None:
+    target = opened(url)
+    target.publish(3, frame(row(1)))
+    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("ALTER TABLE out ADD COLUMN mine int")
+        db.execute("VACUUM FULL out")
+    assert target.read_mark("").epoch == 3, "a table that was rewritten is the same"  # type: ignore[union-attr]
+    recreate(url, "out")
+    assert target.read_mark("") is None
+    target.publish(4, frame(row(2)))
+    assert target.read_mark("").epoch == 4  # type: ignore[union-attr]
+    target.close()
+
+
+def test_the_markers_of_a_restored_database_count(url: str) -> None:
+    """All tables have other oids in it."""
+    target = opened(url)
+    target.publish(3, frame(row(1)))
+    recreate(url, "out")
+    recreate(url, "slackwater_targets")
+    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    target.close()
+
+
+def test_markers_of_an_earlier_version_count(url: str) -> None:
+    target = opened(url)
+    target.publish(3, frame(row(1)))
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(
+            "ALTER TABLE slackwater_targets DROP COLUMN table_oid, DROP COLUMN marker_oid, DROP COLUMN commit_id"
+        )
+    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    target.close()
+    target = opened(url)
+    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    target.publish(4, frame(row(2)))
+    recreate(url, "out")
+    assert target.read_mark("") is None
+    target.close()

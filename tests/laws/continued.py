@@ -1,6 +1,6 @@
 """Random sequences of what happens between the starts of one pipeline: does each start continue what it should, or refuse?
 
-    runs ─ state copied, restored ─ renamed ─ target emptied ─ resharded ─ an aggregation added ─ runs …
+    runs ─ state copied, restored ─ renamed ─ target emptied ─ state emptied ─ resharded ─ runs …
 
 Rows are minutes in order, one window each. The oracle is the list of minutes. A start either leads to exactly these rows in the
 target, or it is refused with a cause; then one of the ways out that the refusal names is taken. `plan` has to say the same before.
@@ -41,7 +41,14 @@ from slackwater.testing.pipeline import LocalPipeline, Stepping
 MINUTE_US = 60_000_000
 BEGIN_US = 1_704_067_200_000_000
 KINDS = ("files", "files", "delta", "append", "iceberg")
-CAUSES = ("older copy", "another history", "holds nothing of it", "and the state wrote epoch", "Was it renamed")
+CAUSES = (
+    "older copy",
+    "another history",
+    "holds nothing of it",
+    "and the state wrote epoch",
+    "Was it renamed",
+    "another state of",
+)
 
 
 class Start(LocalPipeline):
@@ -72,6 +79,7 @@ class Start(LocalPipeline):
             if latest is None and choice == former.ASIDE:
                 former.put_aside(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
+            found_marks = target_marks.unnamed(pipeline, latest)
             self._targets = targets_of(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
             for target in self._targets.values():
                 target.open()
@@ -88,9 +96,8 @@ class Start(LocalPipeline):
                 )
                 for number, (name, own) in enumerate(pipeline.alone.items())
             ]
-            self._driver = Driver(
-                pipeline, stages, store, self._targets, Hooks(lambda: self.now_us, faults=self._faults)
-            )
+            hooks = Hooks(lambda: self.now_us, faults=self._faults)
+            self._driver = Driver(pipeline, stages, store, self._targets, hooks, found_marks=found_marks)
             self._driver.start(latest, self.shards, {}, state_id, branches=latest is not stored)
         except BaseException:
             store.close()
@@ -220,6 +227,11 @@ class Story:
             self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
             assert self.formerly == self.stored_as, "the question names another pipeline"
             return
+        if "another state of" in refused:  # the state is gone: as it was before its first commit
+            if self.kind != "files":
+                self.empty_target()
+            self.settled = self.start("aside" if self.kind == "files" else None) is None
+            return
         ways = [w for w in ("aside", "keep") if f"--{'put-aside' if w == 'aside' else w}-output" in refused]
         behind = "restore the target" in refused
         if "aside" in ways and self.chance.random() < 0.6:
@@ -260,7 +272,7 @@ class Story:
 
     def step(self) -> None:
         what = self.chance.choice(
-            ["rows", "rows", "rows", "copy", "copy", "restore", "restore", "rename", "empty", "shards"]
+            ["rows", "rows", "rows", "copy", "copy", "restore", "restore", "rename", "empty", "shards", "lose"]
         )
         if what == "rows":
             self.minutes += self.chance.randint(1, 6)
@@ -277,6 +289,9 @@ class Story:
             self.formerly = self.stored_as if self.chance.random() < 0.5 else None
         elif what == "empty":
             self.empty_target()
+        elif what == "lose" and self.stored_as == self.name:
+            shutil.rmtree(self.home / "state")
+            self.stored_as = None
         elif what == "shards":
             self.shards = self.chance.randint(1, 3)
 

@@ -121,6 +121,17 @@ def test_a_target_that_lost_its_rows_is_not_continued(make: Make, target: str) -
     assert one.rows() == one.expected
 
 
+def test_a_table_that_was_created_again_is_not_continued(make: Make) -> None:
+    one = make("postgres")
+    one.add(1, 2, 3)
+    one.start()
+    one.recreate_target()
+    one.add(4, 5)
+    refused(one, "holds nothing of it (emptied, or deleted and created again)", "--keep-output")
+    one.start(former_output="keep", flush=True)
+    assert one.rows() == one.expected
+
+
 def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits without ids and marks, and markers without them."""
     one = make("files")

@@ -173,6 +173,14 @@ class Continued:
         else:
             recreate(self.services["kafka"], self.topic)
 
+    def recreate_target(self) -> None:
+        """Put another table with the same rows in the place of the target: only its id tells."""
+        with psycopg.connect(self.url("target"), autocommit=True) as db:
+            db.execute("CREATE TABLE other (LIKE counts INCLUDING ALL)")
+            db.execute("INSERT INTO other SELECT * FROM counts")
+            db.execute("DROP TABLE counts")
+            db.execute("ALTER TABLE other RENAME TO counts")
+
     # -- what came of it ---------------------------------------------------------------------------------------------------
 
     def rows(self) -> Counter[int]:

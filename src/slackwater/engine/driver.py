@@ -30,7 +30,7 @@ from slackwater.operators.base import ShardTask
 from slackwater.operators.task import EmitReport
 from slackwater.operators.unstaged import Unstaged
 from slackwater.sources.base import Batch, Replayed
-from slackwater.state.commit import Commit
+from slackwater.state.commit import Commit, Mark
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import Target
 from slackwater.watermark import SourceClock, listen
@@ -51,11 +51,12 @@ class Driver:
         hooks: Hooks,
         letters: Target | None = None,
         away: Mapping[str, StartError] | None = None,
+        found_marks: Mapping[str, Mark | None] | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {})
+        self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {}, found_marks or {})
         held = capacity_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [

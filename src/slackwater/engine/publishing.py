@@ -23,7 +23,7 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import destinations, growth
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import holding
-from slackwater.state.commit import LETTERS, Commit, Destination, OutputMeta
+from slackwater.state.commit import LETTERS, Commit, Destination, Mark, OutputMeta
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 from slackwater.targets.base import Target
 
@@ -62,7 +62,10 @@ def outlets_of(
 
 @dataclass(frozen=True)
 class Publishing:
-    """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened."""
+    """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened.
+
+    `found_marks`: see `destinations.addressed`.
+    """
 
     pipeline: Pipeline
     outlets: Mapping[str, Outlet]
@@ -70,6 +73,7 @@ class Publishing:
     letters: Target | None
     hooks: Hooks
     away: Mapping[str, StartError] = field(default_factory=dict)
+    found_marks: Mapping[str, Mark | None] = field(default_factory=dict)
 
     @property
     def stages(self) -> set[str]:
@@ -87,7 +91,8 @@ class Publishing:
     def addressed(self, commit: Commit) -> Commit:
         """The commit with where its output goes and how it looks: it can only be published there."""
         targets = {name: outlet.destination for name, outlet in self.outlets.items()}
-        return destinations.addressed(commit, targets, destinations.letters_of(self.pipeline))
+        letters = destinations.letters_of(self.pipeline)
+        return destinations.addressed(commit, targets, letters, self.found_marks)
 
     # -- a start -------------------------------------------------------------------------------------------------
 

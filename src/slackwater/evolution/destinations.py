@@ -39,8 +39,17 @@ def described(pipeline: Pipeline) -> dict[str, Destination]:
     return found
 
 
-def addressed(commit: Commit, targets: Mapping[str, Destination], letters_to: Place | None) -> Commit:
-    """The commit with these targets, each with the marks it holds and will hold once it has its part of this commit."""
+def addressed(
+    commit: Commit,
+    targets: Mapping[str, Destination],
+    letters_to: Place | None,
+    found_marks: Mapping[str, Mark | None] | None = None,
+) -> Commit:
+    """The commit with these targets, each with the marks it holds and will hold once it has its part of this commit.
+
+    `found_marks`: what the start read where the commit names no marks of this writer and place. A target with a new writer keeps
+    the former one until it gets rows: its marker is that of the former one.
+    """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
     found = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
@@ -49,16 +58,25 @@ def addressed(commit: Commit, targets: Mapping[str, Destination], letters_to: Pl
     def marked(name: str, marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
         return (*marks[-1:], found.mark) if name in parts else marks[-1:]
 
-    kept = {n: earlier[n].marks if n in earlier and _same_place(earlier[n], t) else () for n, t in targets.items()}
+    def there(name: str) -> tuple[Mark, ...]:
+        mark = (found_marks or {}).get(name)
+        return () if mark is None else (mark,)
+
+    def settled(name: str, target: Destination) -> Destination:
+        was = earlier.get(name)
+        if was is None or was.place != target.place:
+            return target.model_copy(update={"marks": marked(name, there(name))})
+        if was.writer == target.writer:
+            return target.model_copy(update={"marks": marked(name, was.marks)})
+        if name in parts:
+            return target.model_copy(update={"marks": marked(name, there(name))})
+        return target.model_copy(update={"writer": was.writer, "marks": was.marks[-1:]})
+
     update = {
-        "targets": {n: t.model_copy(update={"marks": marked(n, kept[n])}) for n, t in targets.items()},
-        "letters_marks": marked(LETTERS, commit.letters_marks if same_letters else ()),
+        "targets": {n: settled(n, t) for n, t in targets.items()},
+        "letters_marks": marked(LETTERS, commit.letters_marks if same_letters else there(LETTERS)),
     }
     return found.model_copy(update=update)
-
-
-def _same_place(one: Destination, other: Destination) -> bool:
-    return (one.writer, one.place) == (other.writer, other.place)
 
 
 def readdressed(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:

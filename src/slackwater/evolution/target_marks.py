@@ -58,9 +58,8 @@ def mismatch(commit: Commit, expected: ExpectedMarks, found: Mark | None) -> str
     if any(_is_same(found, mark) for mark in expected.marks):
         return None
     if found.state != commit.lineage:
-        # an earlier version names no marks; its state had written to this target, so another state did after it
-        is_old = expected.was_target and not commit.commit_id
-        return FOREIGN if expected.is_exact or is_old else None
+        # the commit names the mark that was there when it began to write to this target, so another state wrote after that
+        return FOREIGN if expected.was_target else None
     if found.epoch > commit.epoch:
         return AHEAD
     if any(found.epoch == mark.epoch for mark in expected.marks):

@@ -108,11 +108,12 @@ class Runner:
         """Put the parts together; None if the run was to stop meanwhile. `former_output`: see `target_marks.settle`."""
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored = latest
+        exact = make_targets is targets_of
         if latest is not None:
-            exact = make_targets is targets_of
             latest, done = target_marks.settle(pipeline, self.store, latest, former_output, exact)
             for line in done:
                 notice("warning", line)
+        found_marks = target_marks.unnamed(pipeline, latest) if exact else {}
         base = self._start_spark()
         if base is None:
             return None
@@ -146,7 +147,7 @@ class Runner:
         self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
         letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         away = self._open_targets(targets, letters)
-        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away)
+        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away, found_marks)
         if self.stop.is_set():
             return None
         driver.start(latest, shards, schemas, state_id, branches=latest is not stored)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline, resolve
@@ -56,7 +57,11 @@ class Mismatch:
         place = f"{self.at.title} ({self.at.target.description})"
         written = self.at.expected.marks[-1:]
         if self.kind == BEHIND:
-            holds = "nothing of it" if self.found is None else f"epoch {self.found.epoch}"
+            holds = (
+                "nothing of it (emptied, or deleted and created again)"
+                if self.found is None
+                else f"epoch {self.found.epoch}"
+            )
             return f"{place} holds {holds}, and the state wrote epoch {written[0].epoch} there"
         assert self.found is not None, "only BEHIND has none"
         if self.kind == AHEAD:
@@ -74,25 +79,59 @@ def marked_targets(
     known = destinations.readdressed(commit, pipeline.former_names, list(pipeline.by_target))
     now_called = dict(zip(commit.targets, known.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
+    for name, title, spec, own_writer, stage in _places(pipeline):
+        place, was = destinations.place_of(spec), known.targets.get(name)
+        # after a rename the target has the marker of the former writer until it gets rows
+        writer = own_writer if was is None or was.place != place else was.writer
+        target = _marked(pipeline, spec, writer, commit.lineage)
+        if target is None:
+            continue
+        connection = resolve(spec.connection, pipeline.connections)
+        assert connection is not None, "it is marked"
+        expected = expected_marks(known, name, place, writer, name in lacking)
+        if not exact:
+            expected = ExpectedMarks(expected.rollback)
+        upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
+        yield MarkedTarget(name, title, target, expected, upserts)
+
+
+def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
+    """Name, title, target, writer and stage of each place that a pipeline writes to."""
     places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (name, f'target "{name}"' if pipeline.targets else "the target", own.target, own.writer, own.last)
         for name, own in pipeline.by_target.items()
     ]
     if pipeline.dead_letter is not None:
         places.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
-    for name, title, spec, writer, stage in places:
-        connection = resolve(spec.connection, pipeline.connections)
-        if connection is None:
-            continue
-        target = system_of(connection).marked(spec, Table(writer, (), None, commit.lineage))
-        if target is None:
-            continue
+    return places
+
+
+def _marked(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> Marked | None:
+    connection = resolve(spec.connection, pipeline.connections)
+    return None if connection is None else system_of(connection).marked(spec, Table(writer, (), None, lineage))
+
+
+def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, Mark | None]:
+    """Return the marks in places whose marks the commit does not name: all of them where a state begins.
+
+    One that cannot be read is left to the start, which opens it.
+    """
+    known = (
+        None if commit is None else destinations.readdressed(commit, pipeline.former_names, list(pipeline.by_target))
+    )
+    marks: dict[str, Mark | None] = {}
+    for name, _, spec, writer, _ in _places(pipeline):
         place = destinations.place_of(spec)
-        expected = expected_marks(known, name, place, writer, name in lacking)
-        if not exact:
-            expected = ExpectedMarks(expected.rollback)
-        upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
-        yield MarkedTarget(name, title, target, expected, upserts)
+        if known is not None:
+            was = known.targets.get(name)
+            is_named = was is not None and (was.writer, was.place) == (writer, place)
+            if is_named or (name == LETTERS and known.letters_to == place):
+                continue
+        lineage = "" if commit is None else commit.lineage
+        if (target := _marked(pipeline, spec, writer, lineage)) is not None:
+            with suppress(StartError):
+                marks[name] = target.read_mark(lineage)
+    return marks
 
 
 def mismatches(

@@ -49,8 +49,14 @@ def taken(name: str, epoch: int, place: str) -> StateError:
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 
 
-def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name) -> Commit:
-    """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now."""
+def forked(
+    commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name, renames: bool = False
+) -> Commit:
+    """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now.
+
+    `renames`: the targets, which hold the rows of the former name, are those of the new one.
+    """
+    held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {
         "pipeline": name,
         "state_id": uuid.uuid4().hex,
@@ -60,7 +66,7 @@ def forked(commit: Commit, name: str, listed: Callable[[str], str] = lambda name
         "sources": {n: _source(s, listed) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
-        "targets": {},
+        "targets": held,
         "letters_to": None,
         "letters_marks": (),
         "reached": (),

@@ -239,10 +239,11 @@ class StateStore(Protocol):
         """
         ...
 
-    def fork(self, name: str, epoch: int | None = None) -> Commit | None:
+    def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         """Copy the latest commit, or that of `epoch`, to be the state of the pipeline `name`; needs no `open`.
 
         None while the output of that commit is not published: it would be the output of both. See `state.fork`.
+        `renames`: its targets are those of the new name.
         Raises StateError if there is no such commit, or `name` has a state; LockHeldError if it has a runner.
         """
         ...

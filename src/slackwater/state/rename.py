@@ -20,7 +20,7 @@ def rename(store: StateStore, name: str) -> tuple[Commit, str]:
                 f'{commit.pipeline}: source "{sources[0]}" goes on by Spark\'s checkpoint, which belongs to the name of the '
                 "pipeline; keep the name, or start over with --rebuild"
             )
-        made = store.fork(name)
+        made = store.fork(name, renames=True)
         if made is None:
             raise unpublished(commit.pipeline, commit.epoch)
         return made, store.put_aside()

@@ -62,10 +62,12 @@ class PostgresTarget:
                     db.execute(f"CREATE SCHEMA {client.quote(self._schema)}")
                 db.execute(
                     f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, state text, epoch bigint NOT NULL,"
-                    " commit_id text, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
+                    " commit_id text, table_oid oid, marker_oid oid, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
                 )
-                if "commit_id" not in client.columns_of(db, self._marker):  # of an earlier version
-                    db.execute(f"ALTER TABLE {self._marker} ADD COLUMN commit_id text")
+                types = {"commit_id": "text", "table_oid": "oid", "marker_oid": "oid"}
+                there = client.columns_of(db, self._marker)
+                for column in types.keys() - set(there):  # of an earlier version
+                    db.execute(f"ALTER TABLE {self._marker} ADD COLUMN {column} {types[column]}")
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     self._create(db)
                 else:
@@ -118,17 +120,21 @@ class PostgresTarget:
     def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
         with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
             try:
-                commit = "commit_id" if "commit_id" in client.columns_of(db, self._marker) else "NULL"
+                there = client.columns_of(db, self._marker)
+                commit = "commit_id" if "commit_id" in there else "NULL"
+                oids = "m.marker_oid, m.table_oid" if "table_oid" in there else "NULL, NULL"
                 row = db.execute(
-                    f"SELECT m.state, m.epoch, {commit} FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s"
-                    f" AND EXISTS (SELECT FROM {self._table})",
-                    (self._given.writer, f"{self._schema}.{self._name}"),
+                    f"SELECT m.state, m.epoch, {commit}, {oids}, to_regclass(%s)::oid, to_regclass(%s)::oid FROM {self._marker} m"
+                    f" WHERE m.writer = %s AND m.table_name = %s AND EXISTS (SELECT FROM {self._table})",
+                    (self._marker, self._table, self._given.writer, f"{self._schema}.{self._name}"),
                 ).fetchone()
             except psycopg.errors.UndefinedTable:
                 return None
             except psycopg.Error as error:
                 raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
-        return None if row is None else Mark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
+        if row is None or not _is_same_table(row[3:5], row[5:7]):
+            return None
+        return Mark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
 
     def writers(self) -> list[str]:
         with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
@@ -222,11 +228,20 @@ class PostgresTarget:
     ) -> None:
         """The same inside a transaction of the caller's."""
         taken = connection.execute(
-            f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id) VALUES (%s, %s, %s, %s, %s)"
+            f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
+            " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
             " ON CONFLICT (writer, table_name) DO UPDATE SET state = excluded.state, epoch = excluded.epoch,"
-            " commit_id = excluded.commit_id, updated_at = now()"
+            " commit_id = excluded.commit_id, table_oid = excluded.table_oid, marker_oid = excluded.marker_oid, updated_at = now()"
             " WHERE m.epoch < excluded.epoch OR m.state <> excluded.state",
-            (self._given.writer, f"{self._schema}.{self._name}", self._given.state, epoch, commit),
+            (
+                self._given.writer,
+                f"{self._schema}.{self._name}",
+                self._given.state,
+                epoch,
+                commit,
+                self._table,
+                self._marker,
+            ),
         )
         if taken.rowcount != 1:
             return
@@ -318,3 +333,12 @@ def _holds(there: str, wanted: str) -> bool:
     if there == wanted or (there == "numeric" and wanted.startswith("numeric")):
         return True
     return there in _WIDER.get(wanted, ())
+
+
+def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
+    """Whether a marker is of the table that is there, by the oids of the table of markers and of the table with the rows.
+
+    A table that was dropped and created again has another oid. So have all tables of a database that was dumped and restored, the
+    one of markers too. A marker of an earlier version has none.
+    """
+    return None in stored or stored[0] != now[0] or stored[1] == now[1]

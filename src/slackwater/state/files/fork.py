@@ -33,7 +33,7 @@ class Copy(Origin, Protocol):
     def close(self) -> None: ...
 
 
-def fork(store: Origin, copy: Copy, epoch: int | None) -> Commit | None:
+def fork(store: Origin, copy: Copy, epoch: int | None, renames: bool = False) -> Commit | None:
     """See `StateStore.fork`."""
     to = copy.place
     if there := copy.epochs():
@@ -54,7 +54,7 @@ def fork(store: Origin, copy: Copy, epoch: int | None) -> Commit | None:
         to.put(FORKING, b"")
         found = _copied(store, to, epoch, made)
         if found is not None:
-            found = forked(found, to.name)
+            found = forked(found, to.name, renames=renames)
             copy.found(found)
             to.delete([FORKING])
             made = []

@@ -278,8 +278,8 @@ class FilesStore:
         old = [(file, int(of)) for file, of in there if of.isdigit() and int(of) <= self._latest]
         self.place.delete([file for file, of in old if of not in spared and file not in used])
 
-    def fork(self, name: str, epoch: int | None = None) -> Commit | None:
-        return fork(self, FilesStore(self.place, name), epoch)
+    def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
+        return fork(self, FilesStore(self.place, name), epoch, renames)
 
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `open`."""

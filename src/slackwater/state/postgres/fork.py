@@ -20,7 +20,7 @@ from slackwater.state.postgres.tables import Tables
 from slackwater.state.protocol import not_kept
 
 
-def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> Commit | None:
+def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str, renames: bool = False) -> Commit | None:
     """See `StateStore.fork`."""
     new = replace(tables, pipeline=name)
     try:
@@ -30,7 +30,7 @@ def fork(url: str, tables: Tables, name: str, epoch: int | None, place: str) -> 
             with db.transaction():
                 db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
-                return _fork(db, tables, new, epoch, place)
+                return _fork(db, tables, new, epoch, place, renames)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.reason(error)}") from None
 
@@ -49,7 +49,9 @@ def _lock(db: psycopg.Connection[Any], new: Tables, place: str) -> None:
         raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
 
 
-def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | None, place: str) -> Commit | None:
+def _fork(
+    db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | None, place: str, renames: bool
+) -> Commit | None:
     found = latest(db, old, place) if exists(db, old.pipelines) else None
     if found is None or epoch not in (None, found[0].epoch):
         raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
@@ -67,7 +69,7 @@ def _fork(db: psycopg.Connection[Any], old: Tables, new: Tables, epoch: int | No
         db.execute(statement)
     named = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, named)
-    made = forked(folding.folded(commit), new.pipeline, named.__getitem__)
+    made = forked(folding.folded(commit), new.pipeline, named.__getitem__, renames)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",

@@ -148,10 +148,10 @@ class PostgresStore:
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
 
-    def fork(self, name: str, epoch: int | None = None) -> Commit | None:
+    def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         from slackwater.state.postgres.fork import fork
 
-        return fork(self._url, self.tables, name, epoch, self._place)
+        return fork(self._url, self.tables, name, epoch, self._place, renames)
 
     def runner(self) -> str | None:
         try:
