@@ -15,8 +15,9 @@ from tests.support.effort import some
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.errors import StateError
+from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.verify_postgres import verify_postgres
+from slackwater.state.postgres.client import close_kept
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
 from slackwater.testing.result import Died
@@ -141,6 +142,86 @@ def _number(url: str, table: str) -> str:
             (f'"slackwater_state_{table}"',),
         ).fetchall()
     return str(rows[0][0])
+
+
+# -- each value of each column -----------------------------------------------------------------------------------------------
+
+VALUES = {  # SQL of values that no commit wrote there, by the type of the column
+    "bigint": ("NULL", "-9223372036854775808", "9223372036854775807", "0", "-1"),
+    "integer": ("NULL", "-2147483648", "2147483647"),
+    "smallint": ("NULL", "-32768", "99"),
+    "boolean": ("NULL", "true"),
+    "text": ("NULL", "''", "repeat('x', 100000)", "'pipeline'", "'left'"),
+    "timestamp with time zone": ("NULL", "'infinity'", "'-infinity'", "'0001-01-01 BC'", "'9999-12-31'"),
+    "numeric": ("NULL", "'NaN'", "0"),
+    "bigint[]": ("NULL", "'{NULL}'", "'{{1,2},{3,4}}'"),
+}
+
+
+def cells(url: str) -> list[tuple[str, str, str]]:
+    """Table, column and value, for all tables that hold rows of the state, and the offsets and the record of the pipeline."""
+    found = []
+    with psycopg.connect(url) as db:
+        names = [f"slackwater_state_{t}" for t in tables(url)]
+        staged = [n.replace("_state_", "_staged_") for n in names]
+        for table in (*names, *staged, "slackwater_pipelines", "slackwater_offsets", "slackwater_outputs"):
+            columns = db.execute(
+                "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+                " AND NOT attisdropped ORDER BY attnum",
+                (f'"{table}"',),
+            )
+            found += [(table, name, value) for name, type_ in columns for value in VALUES.get(type_, ("NULL",))]
+    return found
+
+
+def damage(url: str, table: str, column: str, value: str) -> None:
+    """Put a value into a column of all rows, without the constraints that would refuse it."""
+    with psycopg.connect(url, autocommit=True) as db:
+        for (constraint,) in db.execute(
+            "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s)", (f'"{table}"',)
+        ).fetchall():
+            db.execute(f'ALTER TABLE "{table}" DROP CONSTRAINT IF EXISTS "{constraint}" CASCADE')
+        db.execute(f'ALTER TABLE "{table}" ALTER COLUMN "{column}" DROP NOT NULL')
+        db.execute(f'UPDATE "{table}" SET "{column}" = {value}')
+
+
+@pytest.mark.parametrize("part", some(range(8), keep=2))
+def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgres: Any) -> None:
+    """A start, an epoch, a flush: each goes through or is one refusal in one line; NULL where none may be is always refused."""
+    copy = f"{url.rpartition('/')[2]}_copy"
+    other = f"{url.rpartition('/')[0]}/{copy}"
+    at = [url]
+    kit = {"store": lambda: PostgresStore(at[0], "public", "law"), "listen": False, "shards": 2}
+    with begun(url) as test:
+        test._stop()
+        wrong = []
+        close_kept()
+        for table, column, value in cells(url)[part::8]:
+            with psycopg.connect(postgres.url, autocommit=True) as db:
+                db.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
+                db.execute(f'CREATE DATABASE "{copy}" TEMPLATE "{url.rpartition("/")[2]}"')
+            damage(other, table, column, value)
+            at[0] = other
+            said = "nothing"
+            again = None
+            try:
+                again = LocalPipeline(pipeline(), SCHEMA, **kit)  # type: ignore[arg-type]
+                again.pipe({s: [{"k": k, "v": 1, "ts": 6 * 40_000} for k in "xyz"] for s in "ab"})
+                again.flush()
+            except SlackwaterError as error:
+                said = str(error)
+                assert "\n" not in said
+            except Exception as error:
+                wrong.append(f"{table}.{column} = {value}: {type(error).__name__}: {error}")
+            if value == "NULL" and column in NEVER_NULL and "_state_" in table and said == "nothing":
+                wrong.append(f"{table}.{column} = NULL was accepted")
+            if again is not None:
+                again._stop()
+            close_kept()
+    assert not wrong, "\n".join(wrong)
+
+
+NEVER_NULL = ("unit", "key_hash", "kind", "window_start", "last_event", "closes_at", "side", "event_time", "row_id")
 
 
 @pytest.mark.parametrize("cut", ["''", "substring(data FOR 100)", "'not Arrow'"])

@@ -48,6 +48,7 @@ CAUSES = (
     "and the state wrote epoch",
     "Was it renamed",
     "another state of",
+    "the state was removed or emptied",
 )
 
 
@@ -231,6 +232,9 @@ class Story:
             if self.kind != "files":
                 self.empty_target()
             self.settled = self.start("aside" if self.kind == "files" else None) is None
+            return
+        if "the state was removed or emptied" in refused:
+            self.settled = self.start(rebuild=True) is None
             return
         ways = [w for w in ("aside", "keep") if f"--{'put-aside' if w == 'aside' else w}-output" in refused]
         behind = "restore the target" in refused

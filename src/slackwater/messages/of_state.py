@@ -103,6 +103,14 @@ FAMILIES: Sequence[MessageFamily] = (
         ("the state and what it wrote do not fit",),
     ),
     MessageFamily(
+        "The state is gone, and its target is not",
+        STATE,
+        "There is no state under the name of the config, and its target holds results that it wrote: the directory, bucket or table of "
+        "the state was removed or emptied, or `[state_store]` names another place.",
+        "Restore the state, or start over with `--rebuild`: exact as far as the sources still hold the input.",
+        ("the state was removed or emptied",),
+    ),
+    MessageFamily(
         "The pipeline may have been renamed",
         STATE,
         "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "

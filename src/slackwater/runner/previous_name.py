@@ -1,6 +1,7 @@
 """A start without a state: is it a new pipeline, or one that was renamed?
 
-no state of "sessions" ─┬─ formerly = "user-sessions", whose state is here ─▶ it becomes the state of "sessions"
+no state of "sessions" ─┬─ its target, where rows are replaced, holds its results ─▶ refuse: the state is gone
+                        ├─ formerly = "user-sessions", whose state is here ─▶ it becomes the state of "sessions"
                         ├─ another pipeline writes to the same target ─▶ refuse and ask: was it renamed?
                         └─ neither ─▶ a new pipeline
 """
@@ -8,6 +9,7 @@ no state of "sessions" ─┬─ formerly = "user-sessions", whose state is here
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.errors import StartError, StateError
@@ -15,6 +17,7 @@ from slackwater.evolution import destinations
 from slackwater.runner import target_marks
 from slackwater.runner.assemble import store_of
 from slackwater.runner.systems import system_of
+from slackwater.state.commit import Mark
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
 from slackwater.state.rename import rename
@@ -45,7 +48,7 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
 
 
 def question(pipeline: Pipeline, store: StateStore) -> StateError | None:
-    """Return why a start without a state is refused: another pipeline writes to the same target. None if none does."""
+    """Return why a start without a state is refused: it is gone, or another pipeline writes to the same target; else None."""
     if not _is_durable(pipeline):
         return None
     name = pipeline.name
@@ -54,6 +57,12 @@ def question(pipeline: Pipeline, store: StateStore) -> StateError | None:
         return StateError(
             f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
             f'Then add formerly = "{other}" to the config. {no}'
+        )
+    for mark, target in _own_results(pipeline):
+        return StateError(
+            f"{name}: there is no state of {name}, and {target} holds its results up to epoch {mark.epoch}: the state was removed or "
+            "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Do one of: restore "
+            f"the state; start over with --rebuild; begin with --keep-output, which is the same here; nothing was changed"
         )
     for other, target in _writers(pipeline):
         return StateError(
@@ -80,6 +89,20 @@ def _states(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
             if place in places and any(place):
                 yield other, f'"{destinations.name_of(place)}"'
                 break
+
+
+def _own_results(pipeline: Pipeline) -> Iterator[tuple[Mark, str]]:
+    """The marks of a former state of this pipeline in targets whose rows are replaced; where rows are only added see `former`."""
+    for own in pipeline.by_target.values():
+        connection = resolve(own.target.connection, pipeline.connections)
+        if connection is None or not own.target.upserts(connection.kind, own.last.transform.window):
+            continue
+        target = system_of(connection).marked(own.target, Table(own.writer, (), None))
+        if target is None:
+            continue
+        with suppress(StartError):
+            if (mark := target.read_mark("")) is not None:
+                yield mark, target.description
 
 
 def _writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
