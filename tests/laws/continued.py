@@ -224,6 +224,10 @@ class Story:
     def take_way_out(self, refused: str) -> None:
         self.settled = False
         if "Was it renamed" in refused:
+            if self.stored_as is None:  # the state is gone: nothing can be taken over
+                self.empty_target()
+                self.settled = self.start(rebuild=True) is None
+                return
             here = "whose state is not here" not in refused
             self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
             assert self.formerly == self.stored_as, "the question names another pipeline"

@@ -138,7 +138,7 @@ class _Check:
         try:
             for wrong in self._rows(table, step, state, commit.epoch):
                 self.tell(table.state, wrong)
-        except EpochError as error:
+        except (EpochError, StateError) as error:
             self.tell(table.state, str(error).removeprefix("state could not be read: "))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             self.tell(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")

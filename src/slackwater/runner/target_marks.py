@@ -82,17 +82,18 @@ def marked_targets(
     for name, title, spec, own_writer, stage in _places(pipeline):
         place, was = destinations.place_of(spec), known.targets.get(name)
         # after a rename the target has the marker of the former writer until it gets rows
-        writer = own_writer if was is None or was.place != place else was.writer
-        target = _marked(pipeline, spec, writer, commit.lineage)
-        if target is None:
-            continue
-        connection = resolve(spec.connection, pipeline.connections)
-        assert connection is not None, "it is marked"
-        expected = expected_marks(known, name, place, writer, name in lacking)
-        if not exact:
-            expected = ExpectedMarks(expected.rollback)
-        upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
-        yield MarkedTarget(name, title, target, expected, upserts)
+        former = own_writer if was is None or was.place != place else was.writer
+        for writer in dict.fromkeys((own_writer, former)):
+            target = _marked(pipeline, spec, writer, commit.lineage)
+            if target is None:
+                continue
+            connection = resolve(spec.connection, pipeline.connections)
+            assert connection is not None, "it is marked"
+            expected = expected_marks(known, name, place, writer, name in lacking)
+            if not exact:
+                expected = ExpectedMarks(expected.rollback)
+            upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
+            yield MarkedTarget(name, title, target, expected, upserts)
 
 
 def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
@@ -146,10 +147,12 @@ def mismatches(
     unread: list[str] = []
     for one in marked_targets(pipeline, commit, missing, exact):
         try:
-            found = marks[one.name] = one.target.read_mark(commit.lineage, one.expected.marks, fence)
+            found = one.target.read_mark(commit.lineage, one.expected.marks, fence)
         except StartError as error:
             unread.append(f"{one.title}: {error}")
             continue
+        if one.expected.was_target or not exact:
+            marks[one.name] = found
         kind = mismatch(commit, one.expected, found)
         if kind is not None:
             wrong.append(Mismatch(one, kind, found))
@@ -201,6 +204,8 @@ def settle(
     elif choice == former.ASIDE and all(one.is_movable for one in wrong):
         done = [_put_newer_aside(one) for one in wrong]
         for one in wrong:
+            if not one.at.expected.was_target:
+                continue  # the commit names no marks of this place
             marks[one.at.name] = one.at.expected.rollback if one.at.expected.rollback.epoch >= 0 else None
     else:
         raise refused

@@ -20,12 +20,12 @@ from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import checksum, encoded
-from slackwater.state.postgres import buffers, client, copies
+from slackwater.state.postgres import buffers, client, copies, sound
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.recent import Recent
 from slackwater.state.postgres.tables import TIMES, Tables
 from slackwater.state.protocol import OUTLINE
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, TOMBSTONE, WHOLE, Due, Int64s, Kept
+from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, HIDDEN, TOMBSTONE, WHOLE, Due, Int64s, Kept
 
 _PLACE = "__ordinal"  # hidden: the place of a row in its unit
 _TOKEN = "__token"  # hidden: what it was staged under
@@ -214,12 +214,17 @@ class PostgresReader:
         asked = ", ".join(f"r.{client.quote(c)}" for c in (*(named[c] for c in schema), "ordinal"))
         return asked, {**schema, _PLACE: pl.Int32()}
 
+    @cached_property
+    def _required(self) -> dict[str, str]:
+        """The columns without NULL, and what the table calls them."""
+        named = self.state.tables.columns(self.logic)
+        return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
+
     def _ask(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-        try:
-            with client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
-                frame = client.fetch(cursor, query, schema)
-        except ConnectionError as error:
-            raise EpochError(f"state could not be read: {error}") from None
+        with sound.read(self.state.tables.state), client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
+            frame = client.fetch(cursor, query, schema)
+        if self.state.trusts_copies:  # else who asks looks at everything, and names all of it
+            sound.check(frame, self.state.tables.state, self._required)
         if "__rev" in schema:  # rows written while windows were not revised
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame

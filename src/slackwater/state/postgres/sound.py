@@ -1,0 +1,54 @@
+"""Rows of a state as a frame, or one refusal: what others wrote into a table must not end in an error of some library.
+
+table ─▶ columns of the expected types ─▶ no NULL where a state has none, kinds that there are ─▶ what a step reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.core.words import plural
+from slackwater.errors import EpochError, StateError
+from slackwater.windows.kept import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
+
+_KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
+_WAYS = (
+    "somebody else changed it. Restore the database from a backup, see what is left with `slackwater verify`, or start over with: "
+    "slackwater run FILE --rebuild"
+)
+
+
+@contextmanager
+def read(table: str) -> Iterator[None]:
+    """While rows of a table are fetched: raise EpochError if the database does not answer, StateError if they do not fit."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise EpochError(f"state could not be read: {error}") from None
+    except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        what = " ".join(str(error).split())[:200]
+        raise StateError(
+            f"state could not be read: table {table} has values that no state has ({what}): {_WAYS}"
+        ) from None
+
+
+def check(frame: pl.DataFrame, table: str, required: Mapping[str, str] | Collection[str]) -> None:
+    """Raise StateError for NULL in a column that is `required` (with its name in the table), or a kind that no row has."""
+    names = required if isinstance(required, Mapping) else {c: c for c in required}
+    for column, name in names.items():
+        if column in frame.columns and (count := frame[column].null_count()):
+            raise StateError(
+                f'state could not be read: found NULL in column "{name}" of {plural(count, "row")} of table {table}, expected a '
+                f"value: {_WAYS}"
+            )
+    if "__kind" in frame.columns:
+        unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
+        if unknown.height:
+            raise StateError(
+                f"state could not be read: found {plural(unknown.height, 'row')} of an unknown kind in table {table}, expected "
+                f"one of {', '.join(map(str, sorted(_KINDS)))}: {_WAYS}"
+            )
