@@ -233,9 +233,12 @@ class Story:
             assert self.formerly == self.stored_as, "the question names another pipeline"
             return
         if "another state of" in refused:  # the state is gone: as it was before its first commit
-            if self.kind != "files":
+            moves = (
+                self.kind == "files" and self.names < 2
+            )  # a config names one former name: files of earlier ones would stay
+            if not moves:
                 self.empty_target()
-            self.settled = self.start("aside" if self.kind == "files" else None) is None
+            self.settled = self.start("aside" if moves else None) is None
             return
         if "the state was removed or emptied" in refused:
             self.settled = self.start(rebuild=True) is None
