@@ -178,7 +178,7 @@ def damage(url: str, table: str, column: str, value: str) -> None:
     """Put a value into a column of all rows, without the constraints that would refuse it."""
     with psycopg.connect(url, autocommit=True) as db:
         for (constraint,) in db.execute(
-            "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s)", (f'"{table}"',)
+            "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) ORDER BY contype = 'n'", (f'"{table}"',)
         ).fetchall():
             db.execute(f'ALTER TABLE "{table}" DROP CONSTRAINT IF EXISTS "{constraint}" CASCADE')
         db.execute(f'ALTER TABLE "{table}" ALTER COLUMN "{column}" DROP NOT NULL')
