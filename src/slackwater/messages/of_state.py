@@ -151,6 +151,14 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
+        "A table of the state was changed",
+        STATE,
+        "A table of a state in Postgres has other rows, columns or values than the commits wrote: somebody else changed it. Going on would "
+        "give wrong results.",
+        "Restore the database from a backup, look at what is left with `slackwater verify`, or start over with `--rebuild`.",
+        ("was changed by somebody else", "state could not be read: "),
+    ),
+    MessageFamily(
         "The state store cannot be used",
         STATE,
         "The directory or the database that holds the state did not let itself be read or written.",
