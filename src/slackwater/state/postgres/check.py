@@ -16,6 +16,11 @@ from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, owned
 from slackwater.state.postgres.tables import Tables
 
+# columns of our own in which no state has NULL; those of users never have these names
+REQUIRED = {
+    "unit", "key_hash", "kind", "window_start", "last_event", "closes_at", "reaches_to_us", "side", "event_time", "row_id"
+}  # fmt: skip
+
 
 def check_tables(db: psycopg.Connection[Any], tables: Tables, commit: Commit, place: str) -> None:
     """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
@@ -47,6 +52,14 @@ def table_differences(db: psycopg.Connection[Any], table: str, record: TableReco
 
 def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
     """The same of its rows alone."""
-    row = db.execute(f"SELECT count(*) FROM {table}").fetchone()
-    if row is not None and row[0] != record.rows:
+    there = client.columns_of(db, table)
+    required = [c for c in record.columns if c in REQUIRED and c in there]
+    counts = "".join(f", count({client.quote(c)})" for c in required)
+    row = db.execute(f"SELECT count(*){counts} FROM {table}").fetchone()
+    if row is None:
+        return
+    if row[0] != record.rows:
         yield f"found {plural(row[0], 'row')}, expected {record.rows:,}"
+    for column, count in zip(required, row[1:], strict=True):
+        if count != row[0]:
+            yield f'found NULL in column "{column}" of {plural(row[0] - count, "row")}, expected a value'

@@ -16,6 +16,7 @@ from slackwater.errors import EpochError, StateError
 from slackwater.windows.kept import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
+_FAR = 2**62  # µs: what a commit may say of a time
 _WAYS = (
     "somebody else changed it. Restore the database from a backup, see what is left with `slackwater verify`, or start over with: "
     "slackwater run FILE --rebuild"
@@ -45,6 +46,14 @@ def check(frame: pl.DataFrame, table: str, required: Mapping[str, str] | Collect
                 f'state could not be read: found NULL in column "{name}" of {plural(count, "row")} of table {table}, expected a '
                 f"value: {_WAYS}"
             )
+    for column in ("__start", "__last", "__due", "__end", "__ts"):
+        if column in frame.columns and frame.schema[column] == pl.Int64():
+            beyond = frame.filter(pl.col(column).abs() >= _FAR)
+            if beyond.height:
+                raise StateError(
+                    f'state could not be read: found a time beyond the calendar in column "{names.get(column, column)}" of '
+                    f"{plural(beyond.height, 'row')} of table {table}, expected one within it: {_WAYS}"
+                )
     if "__kind" in frame.columns:
         unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
         if unknown.height:
