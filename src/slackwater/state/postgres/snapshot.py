@@ -38,6 +38,12 @@ def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Wr
     ).fetchone()
     if row is None:
         return None
+    names = ("published_epoch", "state_version", "record")
+    if missing := [f'"{name}"' for name, value in zip(names, row, strict=True) if value is None]:
+        raise StateError(
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: found NULL in column '
+            f"{', '.join(missing)}, expected a value; restore it from a backup of the database"
+        )
     migrations.route(row[1], _of(tables, place))
     return Written(row[1], row[2]), row[0]
 
