@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import polars as pl
 
@@ -119,7 +118,7 @@ class Directory:
             ) from error
 
     def lock(self) -> Lock:
-        return _Flock(lock.take(self.path / "lock"))
+        return lock.take(self.path / "lock")
 
     def holder(self) -> str | None:
         return lock.holder(self.path / "lock")
@@ -142,21 +141,6 @@ class Directory:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-class _Flock:
-    """The lock of a process; nobody else has it while the process lives."""
-
-    token = ""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def confirm(self, doing: str) -> None:
-        return
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,10 @@
-"""Who runs a pipeline: a file that is locked (flock) for the life of a runner, and says who that is."""
+"""Who runs a pipeline: a file that is locked (flock) for the life of a runner, and says who that is.
+
+    state/<pipeline>/        locked too: whoever removes the file below does not let a second runner in
+                     lock    "process 4711 on host"
+
+Some network file systems lock no directories; there a runner looks before each commit whether the file is still its own.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +16,74 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from slackwater.errors import ExhaustedError, LockHeldError, StateError
+from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError
 
 LOCK_S = 0.2  # how long a start waits for the lock: `holder` holds it for an instant
 
 
-def take(path: Path) -> TextIO:
-    """Lock this file, and write into it who holds it, until it is closed. Raises LockHeldError, StateError."""
+class Flock:
+    """The lock of a process; nobody else has it while the process lives. `directory`: the file of it, if that is locked as well."""
+
+    token = ""
+
+    def __init__(self, path: Path, file: TextIO, directory: int | None) -> None:
+        self._path, self._file, self._directory = path, file, directory
+
+    def confirm(self, doing: str) -> None:
+        """Raise FencedError if the state is another directory by now, or the file another one where it alone is locked."""
+        descriptor = self._file.fileno() if self._directory is None else self._directory
+        path = self._path if self._directory is None else self._path.parent
+        try:
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return
+        except OSError:
+            pass
+        raise FencedError(
+            f"this runner must not {doing}: {path} was removed or replaced while it ran; see what did that, and start again"
+        )
+
+    def close(self) -> None:
+        self._file.close()
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
+
+
+def take(path: Path) -> Flock:
+    """Lock this file and its directory, and write into it who holds it, until it is closed. Raises LockHeldError, StateError."""
     file = _opened(path)
     end = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
-            if time.monotonic() < end:
-                time.sleep(0.02)
-                continue
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+    if not _locked(file.fileno(), end):
+        file.seek(0)
+        who = file.read().strip() or "another process"
+        file.close()
+        raise LockHeldError(
+            f"pipeline is already running: {who} holds {path}; stop it first, one runner per pipeline"
+        ) from None
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not _locked(directory, end):
+            os.close(directory)
             file.close()
             raise LockHeldError(
-                f"pipeline is already running: {holder} holds {path}; stop it first, one runner per pipeline"
-            ) from error
+                f"pipeline is already running: another process holds {path.parent}, and its file {path.name} was removed; stop "
+                "it first, one runner per pipeline"
+            )
+        held: int | None = directory
+    except OSError:  # a network file system that locks no directories
+        os.close(directory)
+        held = None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
-    return file
+    return Flock(path, file, held)
 
 
 def holder(path: Path) -> str | None:
     """Who holds the lock; None for nobody. Raises StateError."""
     try:
         with path.open(errors="replace") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _is_free(file.fileno()):
                 return file.read().strip() or "another process"
     except FileNotFoundError:
         pass
@@ -53,7 +91,36 @@ def holder(path: Path) -> str | None:
         raise ExhaustedError.of(error) or StateError(
             f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
         ) from error
-    return None
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        return None if _is_free(directory) else "another process"
+    except OSError:
+        return None  # a network file system that locks no directories
+    finally:
+        os.close(directory)
+
+
+def _locked(descriptor: int, end: float) -> bool:
+    """Lock it; False if somebody else has it until `end` of the monotonic clock. Raises OSError where it cannot be locked."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _opened(path: Path) -> TextIO:

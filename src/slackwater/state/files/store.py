@@ -264,6 +264,7 @@ class FilesStore:
         published.note_reached(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
+        self._confirm("clean up")
         epochs = self.epochs()
         self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # the record of many shards is long: what this runner wrote itself it need not read

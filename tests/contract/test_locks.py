@@ -1,0 +1,92 @@
+"""Whoever removes the lock of a state, or the state itself, does not let a second runner in, and loses nothing that is committed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.stores import go_on, running, users
+
+from slackwater.errors import FencedError, LockHeldError
+from slackwater.maintenance.verify import verify
+from slackwater.state.files.store import FilesStore
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[], FilesStore]:
+    return lambda: FilesStore(str(tmp_path), "p")
+
+
+def _without_locks_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network file system that emulates flock by locks of byte ranges."""
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore], times: int) -> None:
+    first = running(make)
+    done = go_on(first, None, "a")
+    for _ in range(times):
+        Path(first.root, "lock").unlink()
+        with pytest.raises(LockHeldError, match=r"another process holds .*/p, and its file lock was removed; stop it"):
+            make().open()
+        assert make().runner() == "another process"
+    done = go_on(first, done, "b")
+    first.collect_garbage()
+    first.close()
+    assert make().runner() is None
+    again = make()
+    assert again.open() == done
+    assert verify(make()).problems == []
+    again.close()
+
+
+def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Callable[[], FilesStore]) -> None:
+    first = running(make)
+    done = go_on(first, None, "a")
+    shutil.rmtree(first.root)
+    second = running(make)
+    new = go_on(second, None, "b")
+    for act in (
+        lambda: first.commit(done.model_copy(update={"epoch": 1})),
+        first.collect_garbage,
+        lambda: first.note_published(0),
+    ):
+        with pytest.raises(FencedError, match="p was removed or replaced while it ran"):
+            act()
+    first.close()
+    assert go_on(second, new, "b", "d").epoch == 1
+    with make().peek() as snapshot:
+        assert users(snapshot) == ["b", "d"]
+    second.close()
+
+
+def test_where_no_directory_can_be_locked_the_former_runner_stops(
+    make: Callable[[], FilesStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_locks_of_directories(monkeypatch)
+    first = running(make)
+    done = go_on(first, None, "a")
+    with pytest.raises(LockHeldError, match="is already running: process"):
+        make().open()
+    Path(first.root, "lock").unlink()
+    second = running(make)
+    with pytest.raises(FencedError, match="lock was removed or replaced while it ran"):
+        go_on(first, done, "c")
+    go_on(second, done, "b")
+    first.close()
+    assert verify(make()).problems == []
+    second.close()
