@@ -106,6 +106,20 @@ class ExhaustedError(SlackwaterError):
         )
 
 
+def is_forbidden(error: BaseException) -> bool:
+    """Whether the user of this process may not do it: then nothing is damaged, nor is the disk full."""
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def unreadable(what: str, error: BaseException) -> StateError | None:
+    """Of a part of a state that this user may not read; None for any other error."""
+    if not is_forbidden(error):
+        return None
+    return StateError(
+        f"{what} cannot be read (Permission denied); it need not be damaged: let this user read it, and start again"
+    )
+
+
 class PublishError(SlackwaterError):
     """The target did not take an epoch that is already committed."""
 

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.errors import EpochError, ExhaustedError, StateError
+from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidden, unreadable
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
@@ -99,8 +99,9 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         created = False
     except OSError as error:
+        remedy = "let this user write there" if is_forbidden(error) else "make room"
         raise ExhaustedError.of(error) or EpochError(
-            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: make room and start again"
+            f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: {remedy} and start again"
         ) from None
     finally:
         if created:
@@ -116,6 +117,11 @@ def checksum(content: Any) -> str:
 def verify(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
     """Raise StateError if a file is missing, was cut, or holds other bytes than were written. `shown`: what it is called."""
     if wrong := wrong_in(path, expected, size):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            if forbidden := unreadable(f"state file {shown or path}", error):
+                raise forbidden from None
         raise StateError(
             f"state file {shown or path} {wrong}; restore it from a copy of the state directory; nothing was changed"
         )
@@ -153,8 +159,12 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
-        raise ExhaustedError.of(error) or StateError(
-            f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
+        raise (
+            ExhaustedError.of(error)
+            or unreadable(f"state file {shown or path}", error)
+            or StateError(
+                f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
+            )
         ) from error
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError
+from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, is_forbidden, unreadable
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.files.arrow import checksum
@@ -47,8 +47,10 @@ class Log:
             if not isinstance(data, dict) or type(version) is not int:
                 raise ValueError("no record with a format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-            raise ExhaustedError.of(error) or StateError(
-                f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory"
+            raise (
+                ExhaustedError.of(error)
+                or unreadable(f"manifest {shown}", error)
+                or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
         if ending.partition(" ")[0] != checksum(text.encode()):
             raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")
@@ -82,9 +84,10 @@ class Log:
         try:
             created = place.create(self.file(commit.epoch), sealed)
         except OSError as error:
+            remedy = "let this user write there" if is_forbidden(error) else "make room"
             raise ExhaustedError.of(error) or EpochError(
                 f"epoch {commit.epoch} was not committed: a file in {place.root} cannot be written ({error.strerror}); "
-                "make room and start again"
+                f"{remedy} and start again"
             ) from None
         if not created:
             raise FencedError(

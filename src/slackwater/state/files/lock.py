@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError
+from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
 
 LOCK_S = 0.2  # how long a start waits for the lock: `holder` holds it for an instant
 
@@ -50,7 +50,7 @@ class Flock:
 
 
 def take(path: Path) -> Flock:
-    """Lock this file and its directory, and write into it who holds it, until it is closed. Raises LockHeldError, StateError."""
+    """Lock this file and its directory, and write into it who holds it, until it is closed. Raises LockHeldError, StateError, is_forbidden."""
     file = _opened(path)
     end = time.monotonic() + LOCK_S
     if not _locked(file.fileno(), end):
@@ -129,8 +129,9 @@ def _opened(path: Path) -> TextIO:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        remedy = "let this user write it" if is_forbidden(error) else "remove it"
         raise ExhaustedError.of(error) or StateError(
-            f"lock {path} {what}; expected a file that may be written: remove it"
+            f"lock {path} {what}; expected a file that may be written: {remedy}"
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

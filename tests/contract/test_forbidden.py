@@ -1,0 +1,79 @@
+"""Files of a state that a user may not read or write, tried as a user who is not root: the remedy is a right, not a copy or room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.stores import go_on, running
+
+from slackwater.state.files.store import FilesStore
+
+NOBODY = 65534
+# imports come before the rights go: nobody need not be able to read the interpreter's own files
+CODE = """import os, sys
+import tests.support.stores as stores
+from slackwater.errors import SlackwaterError
+from slackwater.state.files.store import FilesStore
+from tests.support.states import commit_of
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+store = FilesStore(sys.argv[1], "p")
+try:
+    found = store.open()
+    store.prepare(stores.LOGIC)
+    stores.go_on(store, found, "b")
+except SlackwaterError as error:
+    print(error)
+"""
+READ = "cannot be read (Permission denied); it need not be damaged: let this user read it, and start again"
+WRITE = "let this user write there and start again"
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may enter; those of pytest belong to one."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.mark.parametrize(
+    ("part", "mode", "expected"),
+    [
+        ("manifests/*.json", 0o000, READ),
+        ("segments/*.arrow", 0o000, READ),
+        ("segments", 0o555, WRITE),
+        ("manifests", 0o555, WRITE),
+        ("lock", 0o444, "expected a file that may be written: let this user write it"),
+    ],
+)
+def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
+    public: Path, part: str, mode: int, expected: str
+) -> None:
+    home = public / "state"
+    store = running(lambda: FilesStore(str(home), "p"))
+    done = go_on(store, None, "a")
+    store.close()
+    spoiled = sorted(Path(store.root).glob(part))
+    assert spoiled
+    before = [path.stat().st_mode for path in spoiled]
+    for path in [home, *home.rglob("*")]:
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+    for path in spoiled:
+        path.chmod(mode)
+    said = subprocess.run([sys.executable, "-c", CODE, str(home)], capture_output=True, text=True, check=True).stdout
+    assert expected in said
+    assert said.count("\n") == 1
+    for path, was in zip(spoiled, before, strict=True):
+        path.chmod(was)
+    again = running(lambda: FilesStore(str(home), "p"))
+    assert again.place.has(f"manifests/{done.epoch:09d}.json") and not again.place.has("manifests/000000001.json")
+    assert go_on(again, done, "b").epoch == 1
+    again.close()
