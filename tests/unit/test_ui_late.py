@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from pathlib import Path
 
-import polars as pl
 from tests.support.browsing import get
+from tests.support.ui_letters import with_letters
 from tests.support.ui_states import DAY, S, config, ran, watched
 
-from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.dead_letter import LETTER
-from slackwater.runner.assemble import letters_of
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.kit import Replay, Rows, run_local
 from slackwater.ui.blocks.account import rows
 from slackwater.ui.server import serve
 
-SCHEMA = {f.name: f.polars for f in LETTER}
 MS = 1000
 
 
@@ -50,37 +45,6 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         assert (total.late, total.replayed) == (late, replayed)
         assert total.rows_in == 6 == total.used + total.late + total.replayed
         assert total.unaccounted == 0
-
-
-def with_letters(tmp_path: Path) -> Path:
-    """A pipeline with one published letter of a late row of u1."""
-    file = config("session", tmp_path)
-    lake = f'[connections.away]\nkind = "files"\n[dead_letter]\nconnection = "away"\npath = "{tmp_path}/away"\n'
-    text = file.read_text().replace(
-        'connection = "lake"\npath = "out"', f'connection = "lake"\npath = "{tmp_path}/out"'
-    )
-    file.write_text(text.replace('event_time_column = "ts"', 'event_time_column = "ts"\nlate_data = "dlq"') + lake)
-    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
-    at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
-    letter = {
-        "reason": "late",
-        "pipeline": "law",
-        "source": "web",
-        "epoch": 0,
-        "value": b'{"user": "u1", "note": "<script>"}',
-        "event_time": at,
-        "watermark": at + dt.timedelta(minutes=5),
-        "late_us": 300 * S,
-        "cause": "lateness",
-        "file": "web/1.jsonl",
-        "group_key": '{"user":"u1"}',
-    }
-    target = letters_of(toml.load(file), "state")
-    assert target is not None
-    target.open()
-    target.publish(0, pl.DataFrame([{n: letter.get(n) for n in SCHEMA}], schema=SCHEMA))
-    target.close()
-    return file
 
 
 def test_late_rows_lead_to_their_letters_and_a_key_has_its_own(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ PATHS = (
     "/",
     *(
         f"/ui/{b}{kind}"
-        for b in ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins")
+        for b in ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
         for kind in ("", ".json")
     ),
 )

@@ -14,7 +14,7 @@ from slackwater.engine.observer import Observer, Waiting
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
-from slackwater.runner import follow, former, previous_name, starting_offsets, tell
+from slackwater.runner import follow, former, previous_name, run_history, starting_offsets, tell
 from slackwater.runner.assemble import create_targets
 from slackwater.runner.background import Handle
 from slackwater.runner.places import check_former
@@ -161,32 +161,49 @@ def _bound(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
     """One run, bound to the columns that its sources have at its start. Raises NewColumnsError where more are to be taken."""
-    pipeline, reporter = runner.pipeline, runner.reporter
     with runner.border():
         latest = _opened(runner, rebuild is not None, former_output)
+        before = -1 if latest is None else latest.epoch
         try:
-            reporter.notice("info", tell.start(pipeline, latest))
-            if latest is not None and latest.staged and runner.store.published() < latest.epoch:
-                reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
-            if latest is None:
-                if rebuild is None:
-                    asked = None if former_output == former.KEEP else previous_name.question(pipeline, runner.store)
-                    if asked is not None:
-                        raise asked
-                    _check_former_output(runner, former_output)
-                if former_output == former.ASIDE:
-                    for line in former.put_aside(pipeline):
-                        reporter.notice("warning", line)
-            create_targets(pipeline)
-            parts = runner.prepare(latest, former_output=former_output)
-            if parts is None:
-                return None
-            follow.follow(runner, parts, available_now=available_now, stated=bool(rebuild))
-            if flush and not runner.stop.is_set():
-                parts.driver.flush()
-            return reporter.last
+            with (
+                run_history.noted(runner.store, runner.stop, lambda: max(runner.epoch, before), before),
+                runner.border(),
+            ):
+                return _with_state(runner, latest, available_now, flush, rebuild, former_output)
         finally:
             runner.close()
+
+
+def _with_state(
+    runner: Runner,
+    latest: Commit | None,
+    available_now: bool,
+    flush: bool,
+    rebuild: Mapping[str, Any] | None,
+    former_output: str | None,
+) -> Status | None:
+    """One run with the lock of its state."""
+    pipeline, reporter = runner.pipeline, runner.reporter
+    reporter.notice("info", tell.start(pipeline, latest))
+    if latest is not None and latest.staged and runner.store.published() < latest.epoch:
+        reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
+    if latest is None:
+        if rebuild is None:
+            asked = None if former_output == former.KEEP else previous_name.question(pipeline, runner.store)
+            if asked is not None:
+                raise asked
+            _check_former_output(runner, former_output)
+        if former_output == former.ASIDE:
+            for line in former.put_aside(pipeline):
+                reporter.notice("warning", line)
+    create_targets(pipeline)
+    parts = runner.prepare(latest, former_output=former_output)
+    if parts is None:
+        return None
+    follow.follow(runner, parts, available_now=available_now, stated=bool(rebuild))
+    if flush and not runner.stop.is_set():
+        parts.driver.flush()
+    return reporter.last
 
 
 def _opened(runner: Runner, anew: bool, former_output: str | None) -> Commit | None:

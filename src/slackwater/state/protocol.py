@@ -22,6 +22,7 @@ from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
+from slackwater.state.runs import Run
 from slackwater.windows.kept import Due, Int64s, Kept
 
 ASIDE = ".before-"  # in the name of a state that was put aside
@@ -184,6 +185,14 @@ class StateStore(Protocol):
 
     def runner(self) -> str | None:
         """Who runs the pipeline now; None for nobody."""
+        ...
+
+    def runs(self) -> tuple[Run, ...]:
+        """The noted runs, oldest first; empty where the note is damaged. Needs no `open`. Raises StateError."""
+        ...
+
+    def note_run(self, run: Run) -> None:
+        """Add a run to the history, or replace its former note; after `open`. Raises SlackwaterError."""
         ...
 
     def open(self) -> Commit | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.errors import SlackwaterError
+from slackwater.state.runs import Run
 from slackwater.ui.seen import NoCommitError, Seen, Watched, look_at
 from slackwater.ui.updates import Bell, Update, updated
 
@@ -45,6 +46,7 @@ class Live:
         self._next = self._next_runner = self._asked = 0.0
         self._known: tuple[object, ...] = ()
         self._runner: str | None = None
+        self._noted: tuple[Run, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,7 +94,8 @@ class Live:
         """Whether something else is there than was seen."""
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
-        known = (self.watched.store.epochs()[-1:], self._runner)
+            self._noted = self.watched.store.runs()[-1:]
+        known = (self.watched.store.epochs()[-1:], self._runner, self._noted)
         if self.seen is not None and known == self._known and self.seen.top.published:
             return False
         self._known = known

@@ -26,7 +26,7 @@ from slackwater.ui.seen import Seen
 from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
 OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
-BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins")
+BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
 PHASES = {
     "plan": "plan",
     "read": "read",
@@ -176,6 +176,7 @@ _DATA: Mapping[str, Callable[[Seen], Any]] = {
     "size": lambda seen: seen.growth,
     "pace": lambda seen: seen.pace,
     "joins": lambda seen: seen.joined,
+    "runs": lambda seen: seen.runs,
     "stages": lambda seen: seen.stages,
 }
 

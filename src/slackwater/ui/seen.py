@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,16 +21,19 @@ from slackwater.query.why import why_of
 from slackwater.query.why_values import Why
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
+from slackwater.state.runs import Run
 from slackwater.ui.blocks.account import Rows, rows
 from slackwater.ui.blocks.closing import Closing, closing
 from slackwater.ui.blocks.growth import Growth, growth
 from slackwater.ui.blocks.joined import Joined, joined
 from slackwater.ui.blocks.key import OneKey, one_key
 from slackwater.ui.blocks.pace import Pace, pace
+from slackwater.ui.blocks.runs import Runs, runs
 from slackwater.ui.blocks.stages import StageSeen, stages
 from slackwater.ui.blocks.top import Top, top
 from slackwater.ui.blocks.watermark import Watermark, watermark
 from slackwater.ui.waiting import Asker
+from slackwater.ui.words import about
 
 
 class NoCommitError(StateError):
@@ -64,7 +67,7 @@ class Seen:
     """The blocks of one commit, of the whole pipeline or of one `stage`. `tag`: another one wherever something else is seen.
 
     `closing`: None where nothing has a window, `joined`: where nothing is joined; of several stages each is of the last one that
-    has some, which is `closing_of`, `joined_of`. `pace`: None of a stage. `kept`: the commits up to this one that can be looked at.
+    has some, which is `closing_of`, `joined_of`. `pace`, `runs`: None of a stage. `runs`: None of a former commit, too. `kept`: the commits up to this one that can be looked at.
     """
 
     tag: str
@@ -81,6 +84,7 @@ class Seen:
     stage: str | None = None
     closing_of: StageSeen | None = None
     joined_of: StageSeen | None = None
+    runs: Runs | None = None
 
 
 def look_at(watched: Watched, now_us: int, epoch: int | None = None, stage: str | None = None) -> Seen:
@@ -91,7 +95,8 @@ def look_at(watched: Watched, now_us: int, epoch: int | None = None, stage: str 
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise _no_commit(watched)
-        return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us, stage)
+        noted = watched.store.runs() if epoch is None else None
+        return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us, stage, noted)
 
 
 def _no_commit(watched: Watched) -> NoCommitError:
@@ -101,6 +106,10 @@ def _no_commit(watched: Watched) -> NoCommitError:
         if runner is not None
         else f"it begins with the first epoch of: slackwater run {watched.file}"
     )
+    failure = runs(watched.store.runs(), runner, -1).failure
+    if failure is not None:
+        why = "" if failure.error is None else f": {failure.error}"
+        begins = f"the run that started at {about(failure.started_us)} {failure.said}{why}"
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 
@@ -108,7 +117,7 @@ def look_at_all(watched: Watched, now_us: int) -> tuple[Seen, list[Seen]]:
     """The latest commit, of the whole pipeline and, where there are several stages, of each. Raises as `look_at` does."""
     with latest(watched) as snapshot:
         given = kept(watched.store), watched.store.runner(), now_us
-        whole = seen(watched, snapshot, *given)
+        whole = seen(watched, snapshot, *given, noted=watched.store.runs())
         several = whole.stages if whole.stages[1:] else ()
         return whole, [seen(watched, snapshot, *given, s.name) for s in several]
 
@@ -120,6 +129,7 @@ def seen(
     runner: str | None,
     now_us: int,
     stage: str | None = None,
+    noted: Sequence[Run] | None = None,
 ) -> Seen:
     commit = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
@@ -141,7 +151,7 @@ def seen(
         stage = None
     counted = rows(history, *_lateness(answer))
     return Seen(
-        tag_of(commit, runner, answer.is_published),
+        tag_of(commit, runner, answer.is_published, (noted or ())[-1:]),
         now_us,
         top(answer, counted, list(watched.told(answer, watched.file)), stage),
         watermark(answer, history),
@@ -155,6 +165,7 @@ def seen(
         stage,
         closing_of,
         joined_of,
+        None if stage is not None or noted is None else runs(noted, runner, commit.epoch),
     )
 
 
@@ -185,9 +196,9 @@ def _lateness(why: Why) -> tuple[Lateness, str | None]:
     return NOTHING, "; ".join(each) or None
 
 
-def tag_of(commit: Commit, runner: str | None, published: bool) -> str:
-    """The epoch, with what else may differ: whose state it is, who runs it, what is published."""
-    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}"
+def tag_of(commit: Commit, runner: str | None, published: bool, noted: Sequence[Run] = ()) -> str:
+    """The epoch, with what else may differ: whose state it is, who runs it, what is published, how the latest run went."""
+    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{noted}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 

@@ -7,7 +7,7 @@
     GET /letters?reason=late    the newest dead letters
     GET /hot                    the keys with the most rows
     GET /stage/NAME/            the page of one stage of several, with all of this below it
-    GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins
+    GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
     GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
     GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, before it one for each block that changed
     GET /state/                 the questions of `slackwater serve`

@@ -1,5 +1,5 @@
-"""How far the targets got: the last epoch that all have, and those that have their part of one that others miss; each a file with
-a checksum."""
+"""Notes beside the commits. How far the targets got: the last epoch that all have, and those that have their part of one that others
+miss; each a file with a checksum. The history of runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files.arrow import checksum
 from slackwater.state.files.place import Note, Place
+from slackwater.state.runs import Run, encode_runs, parse_runs, with_run
 
 log = logging.getLogger("slackwater")
 
-PUBLISHED, REACHED = "published", "reached"
+PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 
 @dataclass
@@ -109,3 +110,19 @@ def note_reached(note: OwnNote, epoch: int, target: str) -> None:
     """Put down that a target has its part of an epoch, beside those that were put down of it. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*reached(note, epoch, held=True), target})})
     note.write(f"{text}\n{checksum(text.encode())}\n".encode())
+
+
+def runs(note: OwnNote, held: bool = False) -> tuple[Run, ...]:
+    """The noted runs, oldest first; damaged lines are left out. `held`: as the runner knows it. Raises StateError."""
+    try:
+        content = note.held() if held else note.look()
+    except OSError as error:
+        raise ExhaustedError.of(error) or StateError(
+            f"{note.shown} cannot be read ({error.strerror}); check who may read it"
+        ) from error
+    return parse_runs((content or b"").decode(errors="replace").splitlines())
+
+
+def note_run(note: OwnNote, run: Run) -> None:
+    """Add a run to the history, or replace its former note. Raises EpochError, StateError."""
+    note.write(encode_runs(with_run(runs(note, held=True), run)).encode())

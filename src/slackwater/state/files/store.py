@@ -7,6 +7,7 @@ state/<pipeline>/
   outputs/…                 staged output (Arrow), kept until published
   published                 the last epoch that reached all targets, and a checksum
   reached                   the targets that have their part of an epoch while others do not, and a checksum
+  runs                      the last runs, a line of JSON each; can be lost
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -35,6 +36,7 @@ from slackwater.state.files.places import place_at
 from slackwater.state.files.snapshot import Onlooker
 from slackwater.state.files.units import FilesShard
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
+from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
 
@@ -55,6 +57,7 @@ class FilesStore:
         self._log, self._latest = Log(self.place), -1
         self._published = published.OwnNote(self.place, published.PUBLISHED)
         self._reached = published.OwnNote(self.place, published.REACHED)
+        self._runs = published.OwnNote(self.place, published.RUNS)
         self._onlooker = Onlooker(self._log)
         self._beside = Beside(self.place)
         self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
@@ -105,7 +108,7 @@ class FilesStore:
         self.place.prepare()
         self._lock = self.place.lock()
         self._named.clear()
-        for note in (self._published, self._reached):
+        for note in (self._published, self._reached, self._runs):
             note.forget()
 
     def _found(self) -> Commit | None:
@@ -176,6 +179,13 @@ class FilesStore:
 
     def runner(self) -> str | None:
         return self.place.holder()
+
+    def runs(self) -> tuple[Run, ...]:
+        return published.runs(published.OwnNote(self.place, published.RUNS))
+
+    def note_run(self, run: Run) -> None:
+        self._confirm("note how this run goes")
+        published.note_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return self._onlooker.peek(epoch)

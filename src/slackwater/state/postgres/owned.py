@@ -186,9 +186,21 @@ def name_indexes(db: psycopg.Connection[Any], tables: Tables) -> None:
 
 def put_aside(db: psycopg.Connection[Any], tables: Tables, aside: str) -> None:
     """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
-    for shared in (tables.pipelines, tables.offsets, tables.outputs, tables.lists):
+    for shared in tables.of_all:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     found = located(db, tables, len(STAGES))
     for stage in STAGES:
         if is_free(db, found.of(stage)):
             rename(db, found.of(stage), replace(tables, pipeline=aside, stage=stage))
+
+
+def has_record(db: psycopg.Connection[Any], tables: Tables) -> bool:
+    """Return whether the pipeline has a commit."""
+    query = f"SELECT 1 FROM {tables.pipelines} WHERE pipeline_name = %s"
+    return db.execute(query, (tables.pipeline,)).fetchone() is not None
+
+
+def forget(db: psycopg.Connection[Any], tables: Tables) -> None:
+    """Delete what the tables of all pipelines hold of this one."""
+    for shared in tables.of_all:
+        db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

@@ -3,6 +3,7 @@
     slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
     slackwater_offsets            one row per (pipeline, source, partition): where reading goes on, its watermark
     slackwater_outputs, …_lists   staged output and long offsets, until published or superseded
+    slackwater_runs               one row per run of a pipeline: when it began, how it ended
     slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input; of a later stage …#2
     slackwater_staged_<pipeline>  what workers COPY during an epoch: of windows newer versions of rows, which count once a
                                   commit names them and are folded into the state every few epochs; of joins unlogged
@@ -34,12 +35,13 @@ from psycopg import errors
 from slackwater.core.capacity import YEARS, Capacity
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, folding, lists, lock, outputs, owned, prepare
+from slackwater.state.postgres import client, folding, lists, lock, outputs, owned, prepare, runs
 from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
 from slackwater.state.postgres.snapshot import exists, latest, peek, pipelines, written
 from slackwater.state.postgres.tables import Tables
 from slackwater.state.postgres.units import PostgresShard
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
+from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
 T = TypeVar("T")
@@ -114,12 +116,7 @@ class PostgresStore:
         try:
             self._connect()
             prepare.bootstrap(self._db, self.tables)
-            there = self._db.execute(
-                f"SELECT 1 FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
-            ).fetchone()
-            if there is None:
-                return None
-            return self.put_aside()
+            return self.put_aside() if owned.has_record(self._db, self.tables) else None
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
@@ -159,6 +156,13 @@ class PostgresStore:
                 return lock.holder(db, self.tables)
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+
+    def runs(self) -> tuple[Run, ...]:
+        return runs.read(self._url, self.tables, self._place)
+
+    @_told
+    def note_run(self, run: Run) -> None:
+        runs.note(self._db, self.tables, run)
 
     @property
     def capacity(self) -> Capacity:
@@ -218,8 +222,7 @@ class PostgresStore:
         with self._db.transaction():
             for stage in self._stages:
                 owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
-            for table in (self.tables.outputs, self.tables.lists, self.tables.offsets, self.tables.pipelines):
-                self._db.execute(f"DELETE FROM {table} WHERE pipeline_name = %s", (self._pipeline,))
+            owned.forget(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
 

@@ -63,6 +63,15 @@ class Tables:
         return self._named("slackwater_lists")
 
     @property
+    def runs(self) -> str:
+        return self._named("slackwater_runs")
+
+    @property
+    def of_all(self) -> tuple[str, ...]:
+        """The tables that all pipelines in the schema share."""
+        return self.outputs, self.lists, self.offsets, self.runs, self.pipelines
+
+    @property
     def state(self) -> str:
         return self._named(self.name_of("state"))
 
@@ -134,6 +143,9 @@ class Tables:
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, data bytea NOT NULL)""",
             f"""CREATE TABLE IF NOT EXISTS {self.lists} (
                 token text PRIMARY KEY, pipeline_name text NOT NULL, epoch bigint NOT NULL, lines text NOT NULL)""",
+            f"""CREATE TABLE IF NOT EXISTS {self.runs} (
+                pipeline_name text, started_at timestamptz, runner text, epoch bigint NOT NULL, ended_at timestamptz,
+                outcome text, last_epoch bigint, error text, PRIMARY KEY (pipeline_name, started_at, runner))""",
         ]
 
     def types(self, logic: Kept) -> dict[str, str]:

@@ -1,0 +1,57 @@
+"""Notes each run of a pipeline in its state: its start, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slackwater.errors import NewColumnsError, SlackwaterError
+from slackwater.secrets import masked
+from slackwater.state.protocol import StateStore
+from slackwater.state.runs import Outcome, Run, one_line
+
+log = logging.getLogger("slackwater")
+
+
+@contextmanager
+def noted(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
+    """Note a run that lasts as long as the block. The store is open, and its lock held.
+
+    `epoch`: the last one that was committed before, -1 for none; `last_epoch`: the same, asked at the end.
+    """
+    run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
+    _note(store, run)
+
+    def end(outcome: Outcome, error: BaseException | None = None) -> None:
+        line = None if error is None else one_line(masked(str(error)) or type(error).__name__)
+        told = {"ended_us": _now(), "outcome": outcome, "last_epoch": last_epoch(), "error": line}
+        _note(store, run.model_copy(update=told))
+
+    try:
+        yield
+    except NewColumnsError:
+        end("restarted")
+        raise
+    except Exception as error:
+        end("failed", error)
+        raise
+    except BaseException:  # Ctrl-C, for the most part
+        end("stopped")
+        raise
+    end("stopped" if stop.is_set() else "finished")
+
+
+def _note(store: StateStore, run: Run) -> None:
+    try:
+        store.note_run(run)
+    except (SlackwaterError, OSError) as error:
+        log.debug("the history of runs cannot be written: %s", error)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

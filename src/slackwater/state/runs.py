@@ -1,0 +1,72 @@
+"""The history of a pipeline's runs, beside its commits: when each began, how it ended, its error in one line.
+
+    start, with the lock held ──▶ note_run(Run)                   no end yet: it runs, or it was killed
+    end, before the lock goes ──▶ note_run(Run with its end)      the one above is replaced
+
+Nothing depends on it: a history that is damaged counts as empty, and a run whose note cannot be written goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from slackwater.state.record_fields import Amount, Time
+
+MOST_RUNS = 50  # that are noted; the oldest go
+MOST_TEXT = 500  # characters of an error
+
+Outcome = Literal["finished", "stopped", "restarted", "failed"]
+Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
+
+
+class Run(BaseModel):
+    """One run of a pipeline. Times in microseconds since 1970, UTC.
+
+    `epoch`: the last one that was committed when it began, -1 for none. The fields of its end are None while it runs, and
+    for good where its process was killed: `last_epoch` is then the last committed epoch. `error`: why it failed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    started_us: Amount
+    runner: Annotated[str, Field(max_length=MOST_TEXT)]
+    epoch: Epoch
+    ended_us: Time | None = None
+    outcome: Outcome | None = None
+    last_epoch: Epoch | None = None
+    error: Annotated[str, Field(max_length=MOST_TEXT)] | None = None
+
+    def is_same(self, other: Run) -> bool:
+        """Return whether both are notes of one run."""
+        return (self.started_us, self.runner) == (other.started_us, other.runner)
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line of at most MOST_TEXT characters."""
+    line = " ".join(text.split()).encode(errors="replace").decode()
+    return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
+
+
+def with_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
+    """Return the history with this run in the place of its former note, or at the end; at most MOST_RUNS."""
+    return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
+
+
+def encode_runs(runs: Sequence[Run]) -> str:
+    """Return the history as JSON, one run per line."""
+    return "".join(run.model_dump_json(exclude_none=True) + "\n" for run in runs)
+
+
+def parse_runs(lines: Sequence[str | dict[str, Any]]) -> tuple[Run, ...]:
+    """Return the runs that these lines of JSON describe, oldest first; a damaged line is left out."""
+    found = list[Run]()
+    for line in lines[-10 * MOST_RUNS :]:
+        try:
+            found.append(Run.model_validate(json.loads(line) if isinstance(line, str) else line))
+        except (ValidationError, ValueError, RecursionError):
+            continue
+    return tuple(sorted(found, key=lambda run: run.started_us)[-MOST_RUNS:])

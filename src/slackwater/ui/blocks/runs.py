@@ -1,0 +1,76 @@
+"""How did its runs go? The noted runs of a pipeline, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater.state.runs import Run
+
+OUTCOMES = {
+    "finished": "read its sources to the end",
+    "stopped": "was stopped",
+    "restarted": "started anew for new columns",
+    "failed": "failed",
+    "killed": "was killed: it noted no end",
+    "running": "is running",
+}
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """One run. Times in microseconds UTC, lengths in microseconds.
+
+    `outcome`: a key of OUTCOMES; `epochs`: that it committed, None where nobody knows; `ended_us`, `lasted_us`: None while
+    it runs, and of one that was killed.
+    """
+
+    started_us: int
+    ended_us: int | None
+    lasted_us: int | None
+    runner: str
+    outcome: str
+    said: str
+    first_epoch: int
+    last_epoch: int | None
+    epochs: int | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The block. `runs`: newest first; `failure`: the latest run, if that failed or was killed and nobody runs since."""
+
+    runs: tuple[PastRun, ...]
+    failure: PastRun | None
+
+
+def runs(noted: Sequence[Run], runner: str | None, epoch: int) -> Runs:
+    """From the noted runs, oldest first, who runs now, and the latest epoch."""
+    nexts: list[Run | None] = [*noted[1:], None]
+    found = [
+        _past(run, epoch if after is None else after.epoch, after is None and runner is not None)
+        for run, after in zip(noted, nexts[: len(noted)], strict=True)
+    ]
+    latest = found[-1] if found else None
+    is_failure = runner is None and latest is not None and latest.outcome in ("failed", "killed")
+    return Runs(tuple(reversed(found)), latest if is_failure else None)
+
+
+def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
+    """`epoch`: the latest one that was committed before the next run began."""
+    outcome = run.outcome or ("running" if may_run else "killed")
+    last = epoch if run.last_epoch is None else run.last_epoch
+    ended = run.ended_us
+    return PastRun(
+        run.started_us,
+        ended,
+        None if ended is None else max(ended - run.started_us, 0),
+        run.runner,
+        outcome,
+        OUTCOMES[outcome],
+        run.epoch + 1,
+        last if last > run.epoch else None,
+        max(last - run.epoch, 0),
+        run.error,
+    )

@@ -1,0 +1,142 @@
+"""Every store notes the runs of a pipeline: bounded, readable beside a runner, and of no weight for the state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.runner import run_history
+from slackwater.runner.run_history import noted
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.runs import MOST_RUNS, MOST_TEXT, Run, one_line, with_run
+from slackwater.ui.blocks.runs import runs
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["files", "objects", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Opens the same store again and again."""
+    if request.param == "files":
+        return lambda: FilesStore(tmp_path, "p")
+    if request.param == "objects":
+        url = request.getfixturevalue("bucket")
+        return lambda: FilesStore(url, "p")
+    url = request.getfixturevalue("postgres").database(f"runs_{abs(hash(request.node.name)):x}")
+    return lambda: PostgresStore(url, "public", "p")
+
+
+@pytest.fixture
+def store(make: Make) -> Iterator[Any]:
+    found = make()
+    found.open()
+    yield found
+    found.close()
+
+
+def event(is_set: bool = False) -> threading.Event:
+    found = threading.Event()
+    if is_set:
+        found.set()
+    return found
+
+
+def run(started_us: int, **more: Any) -> Run:
+    return Run(started_us=started_us, runner="process 1 on here", epoch=-1, **more)
+
+
+def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) -> None:
+    assert make().runs() == ()
+    with noted(store, event(), lambda: 4, 2):
+        (begun,) = make().runs()
+        assert (begun.epoch, begun.ended_us, begun.outcome) == (2, None, None)
+    (ended,) = make().runs()
+    assert ended.is_same(begun)
+    assert (ended.outcome, ended.last_epoch, ended.error) == ("finished", 4, None)
+    assert ended.ended_us is not None
+    assert ended.ended_us >= ended.started_us
+    with noted(store, event(True), lambda: 5, 4):
+        pass
+    with pytest.raises(RuntimeError), noted(store, event(), lambda: 6, 5):
+        raise RuntimeError("no\nroom\0 \ud800" + "x" * 5000)
+    found = make().runs()
+    assert [r.outcome for r in found] == ["finished", "stopped", "failed"]
+    error = found[-1].error
+    assert error is not None
+    assert error.startswith("no room")
+    assert "\n" not in error
+    assert len(error) == MOST_TEXT
+
+
+def test_a_run_that_is_killed_has_no_end(make: Make, store: Any) -> None:
+    store.note_run(run(1))
+    store.note_run(run(2, ended_us=3, outcome="finished", last_epoch=0))
+    assert [(r.started_us, r.outcome) for r in make().runs()] == [(1, None), (2, "finished")]
+
+
+def test_the_history_is_bounded(make: Make, store: Any) -> None:
+    for n in range(MOST_RUNS + 7):
+        store.note_run(run(n))
+    assert [r.started_us for r in make().runs()] == list(range(7, MOST_RUNS + 7))
+
+
+def test_the_next_runner_goes_on_with_it(make: Make, store: Any) -> None:
+    store.note_run(run(1))
+    store.close()
+    store.open()
+    store.note_run(run(2))
+    assert [r.started_us for r in make().runs()] == [1, 2]
+
+
+def test_a_state_that_is_put_aside_takes_it_along_and_a_removed_one_has_none(make: Make, store: Any) -> None:
+    store.note_run(run(1))
+    store.remove()
+    assert make().runs() == ()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"{}\n", b"[" * 9000, b'{"started_us": 1e999}\n', b"null\n7\n"])
+def test_a_damaged_history_is_none_and_stops_nobody(tmp_path: Path, damage: bytes) -> None:
+    with_files = FilesStore(tmp_path, "p")
+    with_files.open()
+    (tmp_path / "p" / "runs").write_bytes(damage)
+    assert FilesStore(tmp_path, "p").runs() == ()
+    with noted(with_files, event(), lambda: 0, -1):
+        pass
+    assert [r.outcome for r in with_files.runs()] == ["finished"]
+    with_files.close()
+
+
+def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
+    found = FilesStore(tmp_path, "p")
+    found.open()
+    (tmp_path / "p" / "runs").mkdir()
+    with noted(found, event(), lambda: 0, -1):
+        reached = True
+    assert reached
+    found.close()
+
+
+def test_one_line_is_short_and_whole() -> None:
+    assert one_line(" a\n b\t c ") == "a b c"
+    assert len(one_line("x" * 9999)) == MOST_TEXT
+    assert with_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"
+    assert run_history.log.name == "slackwater"
+
+
+def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:
+    failed = run(2, ended_us=5, outcome="failed", last_epoch=3, error="no room").model_copy(update={"epoch": 1})
+    noted_runs = [run(1), failed, run(9).model_copy(update={"epoch": 3})]
+    found = runs(noted_runs, "process 1 on here", 7)
+    assert [r.outcome for r in found.runs] == ["running", "failed", "killed"]
+    assert [(r.first_epoch, r.last_epoch, r.epochs) for r in found.runs] == [(4, 7, 4), (2, 3, 2), (0, 1, 2)]
+    assert found.failure is None
+    killed = runs(noted_runs, None, 7).failure
+    assert killed is not None
+    assert killed.outcome == "killed"
+    assert runs(noted_runs[:2], None, 3).failure is not None
+    assert runs([], None, -1).failure is None

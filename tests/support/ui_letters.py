@@ -1,0 +1,47 @@
+"""A pipeline of the page's tests that has a dead letter."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import polars as pl
+from tests.support.ui_states import DAY, S, config, ran
+
+from slackwater.config import toml
+from slackwater.core.dead_letter import LETTER
+from slackwater.runner.assemble import letters_of
+from slackwater.testing.kit import Rows
+
+SCHEMA = {f.name: f.polars for f in LETTER}
+
+
+def with_letters(tmp_path: Path) -> Path:
+    """A pipeline with one published letter of a late row of u1."""
+    file = config("session", tmp_path)
+    lake = f'[connections.away]\nkind = "files"\n[dead_letter]\nconnection = "away"\npath = "{tmp_path}/away"\n'
+    text = file.read_text().replace(
+        'connection = "lake"\npath = "out"', f'connection = "lake"\npath = "{tmp_path}/out"'
+    )
+    file.write_text(text.replace('event_time_column = "ts"', 'event_time_column = "ts"\nlate_data = "dlq"') + lake)
+    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
+    at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
+    letter = {
+        "reason": "late",
+        "pipeline": "law",
+        "source": "web",
+        "epoch": 0,
+        "value": b'{"user": "u1", "note": "<script>"}',
+        "event_time": at,
+        "watermark": at + dt.timedelta(minutes=5),
+        "late_us": 300 * S,
+        "cause": "lateness",
+        "file": "web/1.jsonl",
+        "group_key": '{"user":"u1"}',
+    }
+    target = letters_of(toml.load(file), "state")
+    assert target is not None
+    target.open()
+    target.publish(0, pl.DataFrame([{n: letter.get(n) for n in SCHEMA}], schema=SCHEMA))
+    target.close()
+    return file

@@ -1,0 +1,158 @@
+"""Every state that the page can be in, as pipelines with a server over them: for tests in a browser.
+
+scene        what is there                                      its pages
+live         two sources, late and bad rows, a runner up        page, kept commit, bin, key, hot keys, saved file
+letters      late rows as dead letters                          letters, key with late rows
+stages       three stages and a join                            page, stages
+waits        a runner works on the first epoch                  what it says meanwhile
+failed       the first run failed before its first commit       the problem
+finished, died, crashed   the latest run ended, failed, was killed; nobody runs
+long         names, keys and errors as long as they may be
+several      an overview of all of these
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.support import several_stages
+from tests.support.ui_letters import with_letters
+from tests.support.ui_states import DAY, S, config, drawn, joined_and_counted, ran, watched
+
+from slackwater.cli.ui import save_page, watched_at
+from slackwater.state.runs import Run
+from slackwater.testing.kit import Rows
+from slackwater.ui.seen import Watched
+from slackwater.ui.server import serve
+
+STARTED = DAY + 11 * 3600 * S
+ERROR = (
+    'clicks: source "web": s3://bucket/' + "a-very-long-folder-name-without-any-blank/" * 4 + "1.jsonl cannot be read "
+    "(403 Forbidden); what was committed stays: mend that and start again"
+)
+LONG = "a-name-without-a-blank-" * 4
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An address, and what it is called."""
+
+    name: str
+    url: str
+
+
+def note(one: Watched, *runs: Run) -> None:
+    """Put down runs of a pipeline that nobody runs."""
+    one.store.open()
+    for run in runs:
+        one.store.note_run(run)
+    one.store.close()
+
+
+def a_run(hour: int, **more: object) -> Run:
+    started = DAY + hour * 3600 * S
+    given: dict[str, object] = {"started_us": started, "runner": "process 4711 on worker-3", "epoch": hour - 10}
+    ended = (
+        {"ended_us": started + 95 * S, "outcome": "finished", "last_epoch": hour - 9} if "outcome" not in more else {}
+    )
+    return Run.model_validate({**given, **ended, **more})
+
+
+def failed_run(hour: int) -> Run:
+    return a_run(hour, outcome="failed", ended_us=DAY + hour * 3600 * S + 9 * S, last_epoch=hour - 10, error=ERROR)
+
+
+def session(home: Path, seed: int = 4, rows: int = 120) -> Watched:
+    home.mkdir()
+    file = config("session", home)
+    ran(file, drawn(seed, rows=rows))
+    return watched(file)
+
+
+def long_names(home: Path) -> Watched:
+    """Keys, sources and partitions with names of a hundred characters and no blank."""
+    home.mkdir()
+    file = config("session", home)
+    file.write_text(file.read_text().replace('name = "web"', f'name = "{LONG[:60]}"'))
+    rows = [{"ts": DAY + n * S, "user": LONG + str(n)} for n in range(3)]
+    parted = [
+        {"ts": DAY + 9 * S, "user": "ü" * 300, "partition": LONG + "-0"},
+        {"ts": DAY, "user": "x", "partition": "p"},
+    ]
+    for epoch in range(3):
+        moved = [{**row, "ts": int(str(row["ts"])) + epoch * 400 * S} for row in parted]
+        script = [Rows({"web": rows if not epoch else [], "app": moved}, partitions={"app": (LONG + "-0", "p")})]
+        ran(file, script)
+    return watched(file)
+
+
+@contextmanager
+def scenes(home: Path) -> Iterator[list[Scene]]:
+    """Servers over all of them, as long as the block lasts."""
+    found, several = list[Scene](), list[Watched]()
+    with ExitStack() as stack:
+
+        def add(name: str, one: Watched, *paths: str) -> str:
+            running = serve([one], 0)
+            stack.callback(running.stop)
+            base = f"http://127.0.0.1:{running.port}"
+            found.extend(
+                Scene(f"{name}{path.split('?')[0].rstrip('/').replace('/', '-')}", base + path) for path in paths
+            )
+            several.append(one)
+            return base
+
+        live = session(home / "live")
+        note(live, a_run(9), failed_run(10), a_run(11, outcome=None))
+        live.store.open()
+        stack.callback(live.store.close)
+        bins = f"/closing?from={DAY}&to={DAY + 86_400 * S}"
+        add("live", live, "/", "/epoch/9", bins, "/key?user=u7", "/key?user=nobody", "/hot", "/nix", "/key?nix=1")
+        save_page([live], home / "saved.html")
+        found.append(Scene("saved", (home / "saved.html").as_uri()))
+        (home / "letters").mkdir()
+        letters = watched(with_letters(home / "letters"))
+        add("letters", letters, "/", "/letters?reason=late", "/key?user=u1")
+        (home / "stages").mkdir()
+        stages = watched(several_stages.ran(home / "stages"))
+        names = ("sessions", "minutes", "seen")
+        add(
+            "stages",
+            stages,
+            "/",
+            *(f"/stage/{n}/" for n in names),
+            "/stage/sessions/key?user=u1",
+            f"/stage/sessions{bins}",
+        )
+        joined_and_counted(home / "join", kind="left")
+        add("join", watched_at(str(home / "join"))[0], "/")
+        for name, run in (("finished", a_run(11)), ("died", failed_run(11)), ("crashed", a_run(11, outcome=None))):
+            one = session(home / name, rows=40)
+            note(one, a_run(9), a_run(10, outcome="stopped", ended_us=STARTED, last_epoch=1), run)
+            add(name, one, "/")
+        for name in ("waits", "failed"):
+            (home / name).mkdir()
+            one = watched(config("session", home / name))
+            if name == "failed":
+                note(one, failed_run(11))
+            else:
+                one.store.open()
+                stack.callback(one.store.close)
+            add(name, one, "/")
+        long = long_names(home / "long")
+        note(long, failed_run(11))
+        add("long", long, "/", bins, f"/key?user={LONG}0", "/hot")
+        every = [_named(w, f"p{n}") for n, w in enumerate(several)]
+        running = serve(every, 0)
+        stack.callback(running.stop)
+        found.append(Scene("several", f"http://127.0.0.1:{running.port}/"))
+        found.append(Scene("several-one", f"http://127.0.0.1:{running.port}/p/p0/"))
+        yield found
+
+
+def _named(one: Watched, name: str) -> Watched:
+    """The same under another name: only the page of several asks for it."""
+    return replace(one, pipeline=one.pipeline.model_copy(update={"name": name}))
