@@ -24,6 +24,7 @@ from tests.laws import (
     hostile_commands,
     hostile_http,
     hostile_names,
+    hostile_page,
     hostile_states,
     hostile_toml,
     hostile_values,
@@ -38,6 +39,7 @@ Kind = Callable[
 KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
     "where": (hostile_where.case, 8),
     "http": (hostile_http.case, 5),
+    "page": (hostile_page.case, 5),
     "toml": (hostile_toml.case, 4),
     "names": (hostile_names.case, 1),
     "values": (hostile_values.case, 1),

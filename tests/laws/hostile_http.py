@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import tempfile
+from collections.abc import Callable
 from urllib.parse import quote
 
 from tests.laws import hostile_where
@@ -121,8 +122,9 @@ def drawn(rng: random.Random) -> str:
     return f"{path}?{'&'.join(parts)}" if parts else path
 
 
-def request(rng: random.Random) -> bytes:
-    lines = [f"{rng.choice(METHODS)} {drawn(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
+def request(rng: random.Random, draw: Callable[[random.Random], str] = drawn) -> bytes:
+    """Bytes like a request, of a path that `draw` gives."""
+    lines = [f"{rng.choice(METHODS)} {draw(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
     lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([*[1] * 20, 0, 2])
     lines += rng.sample(EXTRA, rng.choice([0, 0, 0, 0, 1, 2]))
     lines += ["Connection: close", "", rng.choice([*[""] * 8, "hello", "0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])]

@@ -99,9 +99,9 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
             running = serve([one], 0)
             stack.callback(running.stop)
             base = f"http://127.0.0.1:{running.port}"
-            found.extend(
-                Scene(f"{name}{path.split('?')[0].rstrip('/').replace('/', '-')}", base + path) for path in paths
-            )
+            for path in paths:
+                tail = path.replace("?", "-").replace("/", "-").split("&")[0].rstrip("-")[:30]
+                found.append(Scene(name + tail, base + path))
             several.append(one)
             return base
 

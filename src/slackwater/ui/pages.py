@@ -23,6 +23,8 @@ from slackwater.ui.blocks.key import OneKey
 from slackwater.ui.blocks.stages import StageSeen
 from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
 from slackwater.ui.seen import Seen
+from slackwater.ui.svg import in_both
+from slackwater.ui.tables import with_labels
 from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
 OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
@@ -78,19 +80,19 @@ def _templates() -> Environment:
     env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
     env.filters.update(percent=percent, rate=rate, plural=plural, counted=counted, plain=plain)
     env.globals.update(
-        draw_lanes=watermark.lanes,
-        draw_behind=watermark.behind,
+        draw_lanes=in_both(watermark.lanes),
+        draw_behind=in_both(watermark.behind),
         shown_lanes=watermark.shown,
-        draw_total=account.total,
-        draw_epochs=account.epochs,
-        draw_bins=closing.bins,
-        draw_key=key.timeline,
-        draw_bytes=growth.weight,
-        draw_rows=growth.rows,
-        draw_lateness=lateness.steps,
-        draw_laps=pace.laps,
+        draw_total=in_both(account.total),
+        draw_epochs=in_both(account.epochs),
+        draw_bins=in_both(closing.bins),
+        draw_key=in_both(key.timeline),
+        draw_bytes=in_both(growth.weight),
+        draw_rows=in_both(growth.rows),
+        draw_lateness=in_both(lateness.steps),
+        draw_laps=in_both(pace.laps),
         draw_stages=stages.boxes,
-        draw_ages=joined.ages,
+        draw_ages=in_both(joined.ages),
         said_phases=PHASES,
         key_query=key_query,
     )
@@ -98,7 +100,7 @@ def _templates() -> Environment:
 
 
 def _rendered(template: str, **values: Any) -> bytes:
-    return _templates().get_template(template).render(**values).encode(errors="replace")
+    return with_labels(_templates().get_template(template).render(**values)).encode(errors="replace")
 
 
 def fragment(name: str, seen: Seen, place: Place) -> bytes:

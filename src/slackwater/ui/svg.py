@@ -1,14 +1,86 @@
-"""SVG as escaped markup: every value that goes in is text."""
+"""SVG as escaped markup: every value that goes in is text.
+
+A drawing is made for a width in units, which are about pixels of its text: WIDTH on a screen, NARROW on a phone, so that
+nothing of it has to be scrolled or gets too small to read. `in_both` makes it for both, and the stylesheet shows one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from slackwater.ui.axis import Axis
 
-WIDTH = 1000
+WIDTH, NARROW = 1000, 360
+MARGIN = 14  # at the right
+CHARACTER = 7.2  # the width of one, at most, on average
+
+_width: ContextVar[float] = ContextVar("width", default=WIDTH)
+
+
+def width() -> float:
+    """Return the width of the drawing that is made."""
+    return _width.get()
+
+
+def is_narrow() -> bool:
+    return width() < WIDTH
+
+
+def right() -> float:
+    """Return where the axes of a drawing end."""
+    return width() - MARGIN
+
+
+def left(wide: float) -> float:
+    """Return where the axes begin behind names of lanes, which take `wide` where there is room."""
+    return min(wide, 0.36 * width())
+
+
+def own(name: str) -> str:
+    """Return the id of a definition that no other drawing on the page has."""
+    return f"{name}-slim" if is_narrow() else name
+
+
+def shortened(name: str, room: float) -> str:
+    """Return a name as long as there is room for."""
+    most = max(int(room / CHARACTER), 3)
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def in_both(draw: Callable[..., Markup]) -> Callable[..., Markup]:
+    """Make a drawing for wide and for narrow screens, one behind the other; nothing where there is nothing to draw."""
+
+    def drawn(*given: Any) -> Markup:
+        wide = draw(*given)
+        token = _width.set(NARROW)
+        try:
+            return wide + draw(*given)
+        finally:
+            _width.reset(token)
+
+    return drawn
+
+
+def spaced(names: Sequence[str], slot: float) -> list[str]:
+    """Return the names of places that are `slot` apart, without those that would run into others."""
+    longest = max((len(name) for name in names), default=0) * CHARACTER + 4
+    every = max(-(-int(longest) // max(int(slot), 1)), 1)
+    return [name if n % every == 0 else "" for n, name in enumerate(names)]
+
+
+def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
+    """A text beside a line at `x`, on the side where it fits."""
+    needed = CHARACTER * len(content)
+    if x + 6 + needed <= width():
+        return text(x + 6, y, content, class_)
+    if x - 6 - needed >= 0:
+        return text(x - 6, y, content, class_, "end")
+    return text(width(), y, content, class_, "end")
 
 
 def el(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
@@ -20,13 +92,15 @@ def el(name: str, *children: str | Markup, **attributes: str | float | None) -> 
     return Markup(f"<{name}{given}>{inside}</{name}>")  # its parts are escaped above
 
 
-def picture(label: str, height: float, *parts: Markup, across: float = WIDTH) -> Markup:
+def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
     """A drawing as wide as its place; `label` is read out in its place, beside which a table has the numbers.
 
-    `across`: one that is wider than WIDTH keeps its size, and its place is scrolled.
+    `across`: one that is wider than `width()` keeps its size, and its place is scrolled.
     """
-    size = {"width": f"{across:g}", "height": f"{height:g}"} if across > WIDTH else {}
-    box, kind = f"0 0 {across:g} {height:g}", "plot wide" if size else "plot"
+    across = across or width()
+    size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
+    kind = "plot wide" if size else "plot slim" if is_narrow() else "plot"
+    box = f"0 0 {across:g} {height:g}"
     return el("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
 
 
@@ -60,11 +134,15 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
 
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     """Vertical lines with their times below."""
+    times = axis.times(3 if is_narrow() else 7)
+    names = spaced([name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width()))
     found = list[Markup]()
-    for x, name, is_day in axis.times():
+    for (x, _, is_day), name in zip(times, names, strict=True):
+        half = CHARACTER * len(name) / 2
+        anchor, at = ("end", width()) if x + half > width() else ("start", 0.0) if x < half else ("middle", x)
         found += [
             line(x, top, x, bottom, "grid"),
-            text(x, bottom + 16, name, "tick day" if is_day else "tick", "middle"),
+            text(at, bottom + 16, name, "tick day" if is_day else "tick", anchor),
         ]
     return found
 

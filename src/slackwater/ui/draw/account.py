@@ -6,10 +6,10 @@ from markupsafe import Markup
 
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.account import PARTS, Account, Rows
-from slackwater.ui.svg import WIDTH, count_axis, el, picture, rect, text, title
+from slackwater.ui.svg import count_axis, el, own, picture, rect, right, spaced, text, title, width
 from slackwater.ui.words import brief, number
 
-LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 190
+LEFT, TOP, BOTTOM = 70, 12, 190
 NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
@@ -20,17 +20,17 @@ def total(account: Account) -> Markup:
     if not every:
         return Markup("")
     across, drawn, at = (
-        Axis(0, every, 0, WIDTH),
-        [el("clipPath", el("rect", width=WIDTH, height=18, rx=4), id="round")],
+        Axis(0, every, 0, width()),
+        [el("clipPath", el("rect", width=width(), height=18, rx=4), id=own("round"))],
         0,
     )
     bars = []
     for name, count in parts:
-        left, right = across.at(at), across.at(at + count)
+        low, high = across.at(at), across.at(at + count)
         at += count
         # what is there at all is seen: one late row of millions, too
-        bars.append(rect(min(left, WIDTH - 2), 0, max(right - left, 2), 18, f"part {name}", _about(name, count)))
-    return picture("All rows by what became of them", 18, *drawn, el("g", *bars, clip_path="url(#round)"))
+        bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
+    return picture("All rows by what became of them", 18, *drawn, el("g", *bars, clip_path=f"url(#{own('round')})"))
 
 
 def epochs(block: Rows) -> Markup:
@@ -39,11 +39,12 @@ def epochs(block: Rows) -> Markup:
         return Markup("")
     most = max(max(sum(n for _, n in _parts(e.account)) for e in known if e.account), 1)
     up = Axis(0, most, BOTTOM, TOP)
-    slot = (RIGHT - LEFT) / max(len(block.epochs), 8)
-    width, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, RIGHT, [(v, brief(v)) for v in up.counts()])
+    slot = (right() - LEFT) / max(len(block.epochs), 8)
+    broad, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, right(), [(v, brief(v)) for v in up.counts()])
+    names = spaced([str(e.epoch) for e in block.epochs], slot)
     for n, epoch in enumerate(block.epochs):
         x, at = LEFT + slot * (n + 0.5), 0
-        drawn.append(text(x, BOTTOM + 18, str(epoch.epoch), "tick", "middle"))
+        drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
         if epoch.account is None:
             drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
             continue
@@ -51,7 +52,7 @@ def epochs(block: Rows) -> Markup:
             low, high = up.at(at), up.at(at + count)
             at += count
             drawn.append(
-                rect(x - width / 2, high, width, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
+                rect(x - broad / 2, high, broad, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
             )
     return picture("Rows of each kept epoch by what became of them", BOTTOM + 28, *drawn)
 

@@ -6,10 +6,10 @@ from markupsafe import Markup
 
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.closing import Closing, counted
-from slackwater.ui.svg import WIDTH, count_axis, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.svg import count_axis, el, line, note, picture, rect, right, text, time_axis, title
 from slackwater.ui.words import brief, moment
 
-LEFT, RIGHT, TOP, BOTTOM, REST = 70, WIDTH - 14, 26, 190, 60
+LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
 def bins(block: Closing, base: str | None) -> Markup:
@@ -24,21 +24,21 @@ def bins(block: Closing, base: str | None) -> Markup:
         far = high - block.watermark_us > 4 * max(high - low, 1)
         low = low if far else min(low, block.watermark_us)
     room = (high - low) // 40 + 1
-    right = RIGHT - (REST if rest and regular else 0)
-    across = Axis(low - room, high + room, LEFT, right)
+    end = right() - (REST if rest and regular else 0)
+    across = Axis(low - room, high + room, LEFT, end)
     up = Axis(0, max(b.count for b in block.bins), BOTTOM, TOP)
-    parts = [*time_axis(across, TOP, BOTTOM), *count_axis(up, LEFT, RIGHT, [(v, brief(v)) for v in up.counts()])]
+    parts = [*time_axis(across, TOP, BOTTOM), *count_axis(up, LEFT, right(), [(v, brief(v)) for v in up.counts()])]
     for b in shown:
         x1, x2 = across.at(b.from_us), across.at(b.to_us)
         gap = 1 if x2 - x1 > 4 else 0
         parts.append(_bar(b.from_us, b.to_us, b.count, x1 + gap / 2, max(x2 - x1 - gap, 2), up, base, block.what))
     if rest is not None and regular:
-        parts.append(_bar(rest.from_us, rest.to_us, rest.count, right + 18, REST - 30, up, base, block.what))
-        parts.append(text(right + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
+        parts.append(_bar(rest.from_us, rest.to_us, rest.count, end + 18, REST - 30, up, base, block.what))
+        parts.append(text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
     if block.watermark_us is not None:
         x = across.at(block.watermark_us)
         name = f"watermark {moment(block.watermark_us)}" + (", far before" if far else "")
-        parts += [line(x, TOP - 8, x, BOTTOM, "watermark"), text(x + 6, TOP - 10, name, "note")]
+        parts += [line(x, TOP - 8, x, BOTTOM, "watermark"), note(x, TOP - 10, name)]
     return picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
 
 

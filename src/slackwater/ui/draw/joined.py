@@ -7,10 +7,10 @@ from markupsafe import Markup
 from slackwater.core.words import plural
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.joined import Buffer, Joined
-from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.svg import el, left, line, note, picture, rect, right, text, time_axis, title
 from slackwater.ui.words import brief, moment, number
 
-LEFT, RIGHT, TOP, LANE = 120, WIDTH - 14, 30, 92
+LEFT, TOP, LANE = 120, 30, 92
 
 
 def ages(block: Joined) -> Markup:
@@ -22,17 +22,16 @@ def ages(block: Joined) -> Markup:
     near = [m for m in marks if low - 2 * (high - low) <= m <= high + 2 * (high - low)]
     low, high = min([low, *near]), max([high, *near])
     room = (high - low) // 40 + 1
-    across = Axis(low - room, high + room, LEFT, RIGHT)
+    across = Axis(low - room, high + room, left(LEFT), right())
     most, bottom = max(age.rows for side in block.sides for age in side.ages), TOP + LANE * len(block.sides)
     parts = time_axis(across, TOP, bottom)
     for n, side in enumerate(block.sides):
         parts += _lane(side, across, TOP + LANE * n, most)
     if block.watermark_us in near and block.watermark_us is not None:
         x = across.at(block.watermark_us)
-        anchor, at = ("start", x + 6) if x < WIDTH / 2 else ("end", x - 6)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            text(at, TOP - 12, f"watermark {moment(block.watermark_us)}", "note", anchor),
+            note(x, TOP - 12, f"watermark {moment(block.watermark_us)}"),
         ]
     return picture("Rows that wait for partners, by event time", bottom + 24, *parts)
 
@@ -41,9 +40,9 @@ def _lane(side: Buffer, across: Axis, y: float, most: int) -> list[Markup]:
     base = y + LANE - 6
     up = Axis(0, most, base, y + 12)
     parts = [
-        line(LEFT, base, RIGHT, base, "rule"),
-        text(LEFT - 10, base - 22, side.side, "lane", "end"),
-        text(LEFT - 10, base - 6, brief(side.rows), "tick", "end"),
+        line(left(LEFT), base, right(), base, "rule"),
+        text(left(LEFT) - 10, base - 22, side.side, "lane", "end"),
+        text(left(LEFT) - 10, base - 6, brief(side.rows), "tick", "end"),
     ]
     for age in side.ages:
         x1, x2 = across.at(age.from_us), across.at(age.to_us)
@@ -60,6 +59,6 @@ def _lane(side: Buffer, across: Axis, y: float, most: int) -> list[Markup]:
         over = title(f"{side.side}: rows before {moment(side.expires_us)} are over")
         parts += [
             el("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
-            text(x + 5, y + 16, "over before", "tick"),
+            note(x, y + 16, "over before", "tick"),
         ]
     return parts

@@ -6,10 +6,10 @@ from markupsafe import Markup
 
 from slackwater.ui.axis import Axis, around
 from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.svg import el, line, note, own, picture, rect, right, time_axis, title
 from slackwater.ui.words import moment
 
-LEFT, RIGHT, TOP, LANE = 14, WIDTH - 14, 30, 34
+LEFT, TOP, LANE = 14, 30, 34
 MOST = 60  # that are drawn
 
 
@@ -24,13 +24,13 @@ def timeline(block: OneKey) -> Markup:
     near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)
     if block.watermark_us is not None and near:
         low, high = min(low, block.watermark_us), max(high, block.watermark_us)
-    across, bottom = Axis(*around(low, high), LEFT, RIGHT), TOP + LANE * len(bars)
+    across, bottom = Axis(*around(low, high), LEFT, right()), TOP + LANE * len(bars)
     hatch = el(
         "defs",
         el(
             "pattern",
             el("path", d="M0 6 L6 0", class_="hatch"),
-            id="hatch",
+            id=own("hatch"),
             width=6,
             height=6,
             patternUnits="userSpaceOnUse",
@@ -51,9 +51,8 @@ def timeline(block: OneKey) -> Markup:
             parts += [line(cap, y - 4, cap, y + 22, "cap"), line(x2, y + 9, cap, y + 9, "reachline")]
     if block.watermark_us is not None and near:
         x = across.at(block.watermark_us)
-        side = "start" if x < WIDTH / 2 else "end"
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            text(x + (6 if side == "start" else -6), TOP - 12, f"watermark {moment(block.watermark_us)}", "note", side),
+            note(x, TOP - 12, f"watermark {moment(block.watermark_us)}"),
         ]
     return picture("Windows of the key in event time", bottom + 26, *parts)

@@ -7,10 +7,10 @@ from markupsafe import Markup
 from slackwater.core.lateness import Lateness
 from slackwater.core.words import plural
 from slackwater.ui.axis import Axis
-from slackwater.ui.svg import WIDTH, count_axis, picture, rect, text, title
+from slackwater.ui.svg import count_axis, picture, rect, right, spaced, text, title
 from slackwater.ui.words import brief, span
 
-LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 120
+LEFT, TOP, BOTTOM = 70, 12, 120
 
 
 def steps(block: Lateness) -> Markup:
@@ -21,12 +21,13 @@ def steps(block: Lateness) -> Markup:
         counts.append(left - chance.late)
         left = chance.late
     up = Axis(0, max(*counts, 1), BOTTOM, TOP)
-    slot = (RIGHT - LEFT) / max(len(counts), 8)
-    width, drawn = min(slot * 0.8, 80), count_axis(up, LEFT, RIGHT, [(v, brief(v)) for v in up.counts()])
+    slot = (right() - LEFT) / max(len(counts), 8)
+    width, drawn = min(slot * 0.8, 80), count_axis(up, LEFT, right(), [(v, brief(v)) for v in up.counts()])
+    names = spaced([span(chance.more_us) for chance in block.chances], slot)
     for n, (chance, count) in enumerate(zip(block.chances, counts, strict=True)):
         x, top = LEFT + slot * (n + 0.5), up.at(count)
         kind = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
         about = title(f"{plural(count, 'late row')} that {span(chance.more_us)} more would have kept")
         drawn.append(rect(x - width / 2, top, width, max(BOTTOM - top, 1 if count else 0), kind, about))
-        drawn.append(text(x, BOTTOM + 18, span(chance.more_us), "tick", "middle"))
+        drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
     return picture("Late rows by how much more lateness would have kept them", BOTTOM + 28, *drawn)

@@ -7,10 +7,10 @@ from markupsafe import Markup
 from slackwater.core.words import plural
 from slackwater.ui.axis import Axis, step
 from slackwater.ui.blocks.pace import PHASES, Pace
-from slackwater.ui.svg import WIDTH, count_axis, picture, rect, text, title
+from slackwater.ui.svg import count_axis, picture, rect, right, spaced, text, title
 from slackwater.ui.words import span
 
-LEFT, RIGHT, TOP, BOTTOM = 70, WIDTH - 14, 12, 170
+LEFT, TOP, BOTTOM = 70, 12, 170
 
 
 def laps(block: Pace) -> Markup:
@@ -19,12 +19,13 @@ def laps(block: Pace) -> Markup:
         return Markup("")
     up = Axis(0, max(known), BOTTOM, TOP)
     every = step(up.high, 3)
-    slot = (RIGHT - LEFT) / max(len(block.laps), 8)
+    slot = (right() - LEFT) / max(len(block.laps), 8)
     width = min(slot * 0.62, 64)
-    drawn = count_axis(up, LEFT, RIGHT, [(us, span(us)) for us in range(0, up.high + 1, every)])
+    drawn = count_axis(up, LEFT, right(), [(us, span(us)) for us in range(0, up.high + 1, every)])
+    names = spaced([str(lap.epoch) for lap in block.laps], slot)
     for n, lap in enumerate(block.laps):
         x, at = LEFT + slot * (n + 0.5), 0
-        drawn.append(text(x, BOTTOM + 18, str(lap.epoch), "tick", "middle"))
+        drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
         if not lap.phases:
             drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
         for phase in PHASES:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from slackwater.ui.axis import Axis, around
-from slackwater.ui.svg import WIDTH, el, line, picture, rect, text, time_axis, title
+from slackwater.ui.svg import el, line, note, own, picture, rect, right, text, time_axis, title
 from slackwater.ui.words import moment
 
-LEFT, RIGHT, TOP, LANE = 220, WIDTH - 14, 30, 26
+LEFT, TOP, LANE = 220, 30, 26
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def timeline(spans: Sequence[Span], watermark_us: int | None) -> Markup:
     near = watermark_us is not None and low - (high - low) <= watermark_us <= high + (high - low)
     if near and watermark_us is not None:
         low, high = min(low, watermark_us), max(high, watermark_us)
-    across, bottom = Axis(*around(low, high), LEFT, RIGHT), TOP + LANE * len(spans)
+    across, bottom = Axis(*around(low, high), LEFT, right()), TOP + LANE * len(spans)
     lines = el("path", d="M0 6 L6 0", class_="hatch")
-    pattern = el("pattern", lines, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse")
+    pattern = el("pattern", lines, id=own("hatch"), width=6, height=6, patternUnits="userSpaceOnUse")
     parts = [el("defs", pattern), *time_axis(across, TOP, bottom)]
     for n, s in enumerate(spans):
         y, x1, x2 = TOP + LANE * n + 5, across.at(s.start_us), across.at(s.end_us)
@@ -51,10 +51,9 @@ def timeline(spans: Sequence[Span], watermark_us: int | None) -> Markup:
             parts.append(rect(last, y, x2 - last, 16, f"tail {s.status}", about))
     if near and watermark_us is not None:
         x = across.at(watermark_us)
-        side = "start" if x < (LEFT + RIGHT) / 2 else "end"
         name = f"watermark {moment(watermark_us)}"
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            text(x + (6 if side == "start" else -6), TOP - 12, name, "note", side),
+            note(x, TOP - 12, name),
         ]
     return picture("Windows in event time", bottom + 26, *parts)

@@ -12,11 +12,25 @@ from markupsafe import Markup
 
 from slackwater.ui.axis import Axis, around
 from slackwater.ui.blocks.watermark import Behind, Lane, Watermark
-from slackwater.ui.svg import WIDTH, count_axis, el, line, path, picture, rect, text, time_axis, title
+from slackwater.ui.svg import (
+    count_axis,
+    el,
+    left,
+    line,
+    note,
+    path,
+    picture,
+    rect,
+    right,
+    shortened,
+    text,
+    time_axis,
+    title,
+)
 from slackwater.ui.words import moment, span
 
 MOST = 40  # lanes that are drawn
-LEFT, RIGHT = 220, WIDTH - 14
+LEFT = 220
 LANE = 30
 
 
@@ -38,23 +52,16 @@ def lanes(block: Watermark) -> Markup:
     times += [] if block.watermark_us is None else [block.watermark_us]
     if not times:
         return Markup("")
-    axis, top = Axis(*around(min(times), max(times)), LEFT, RIGHT), 26
+    axis, top = Axis(*around(min(times), max(times)), left(LEFT), right()), 26
     bottom = top + LANE * len(drawn)
     parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
     for n, lane in enumerate(drawn):
         parts += _lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
     if block.watermark_us is not None:
         x = axis.at(block.watermark_us)
-        anchor = "start" if x < (LEFT + RIGHT) / 2 else "end"
         parts += [
             line(x, top - 8, x, bottom, "watermark"),
-            text(
-                x + (6 if anchor == "start" else -6),
-                top - 10,
-                f"watermark {moment(block.watermark_us)}",
-                "note",
-                anchor,
-            ),
+            note(x, top - 10, f"watermark {moment(block.watermark_us)}"),
         ]
     return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
@@ -62,10 +69,10 @@ def lanes(block: Watermark) -> Markup:
 def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
-    label = name if len(name) <= 26 else name[:25] + "…"
     indent = 22 if lane.partition is None else 38
+    label = shortened(name, left(LEFT) - indent - 6)
     parts = [
-        line(LEFT, y + LANE, RIGHT, y + LANE, "rule"),
+        line(left(LEFT), y + LANE, right(), y + LANE, "rule"),
         text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
     ]
     if lane.holds:
@@ -75,21 +82,23 @@ def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     if lane.newest_us is None:
         if lane.watermark_us is not None:
             parts.append(rect(axis.at(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
-        parts.append(text(LEFT + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick"))
+        parts.append(
+            text(left(LEFT) + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick")
+        )
         return parts
-    right, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
+    newest, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
     about = title(
         f"{name}: newest event {moment(lane.newest_us)}, lateness {span(lane.lateness_us)}, watermark {moment(lane.watermark_us)}"
         + (", idle" if lane.idle else "")
     )
     if lane.watermark_us is not None:
-        left = axis.at(lane.watermark_us)
+        begin = axis.at(lane.watermark_us)
         parts += [
             # of a source with partitions what lies between is theirs: no lateness of its own
-            rect(left, middle - (1 if parted else 6), right - left, 2 if parted else 12, f"band {state}", about),
-            rect(left - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
+            rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
+            rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
-    parts.append(el("circle", about, cx=right, cy=middle, r=4.5, class_=f"newest {state}"))
+    parts.append(el("circle", about, cx=newest, cy=middle, r=4.5, class_=f"newest {state}"))
     return parts
 
 
@@ -100,7 +109,7 @@ def behind(found: Sequence[Behind]) -> Markup:
         return Markup("")
     values = [b.behind_us or 0 for b in known]
     height, top, bottom = 150, 12, 120
-    across = Axis(min(b.committed_us for b in known), max(b.committed_us for b in known), LEFT, RIGHT)
+    across = Axis(min(b.committed_us for b in known), max(b.committed_us for b in known), left(LEFT), right())
     low, high = around(min(values), max(values), 0.15)
     up = Axis(low, high, bottom, top)
     named = [(v, span(v)) for v in sorted({min(values), max(values)})]
@@ -109,5 +118,5 @@ def behind(found: Sequence[Behind]) -> Markup:
         el("circle", title(f"epoch {b.epoch}: {span(b.behind_us or 0)} behind"), cx=x, cy=y, r=3.5, class_="point")
         for b, (x, y) in zip(known, points, strict=True)
     ]
-    parts = [*time_axis(across, top, bottom), *count_axis(up, LEFT, RIGHT, named), path(points, "trace"), *dots]
+    parts = [*time_axis(across, top, bottom), *count_axis(up, left(LEFT), right(), named), path(points, "trace"), *dots]
     return picture("How far the watermark is behind the clock, over the kept commits", height, *parts)

@@ -1,0 +1,102 @@
+"""Every state of the page as a browser shows it: nothing is cut off on a phone, and all text has the contrast of WCAG 2.2 AA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.browser import Browser
+from tests.support.effort import long
+from tests.support.ui_scenes import Scene, scenes
+
+# every element that is shown and reaches beyond the window, or whose content is wider than itself
+CUT = """
+(() => {
+  for (const d of document.querySelectorAll('details')) d.open = true;
+  const found = [], most = document.documentElement.clientWidth + 0.5;
+  if (document.documentElement.scrollWidth > most) found.push(['page', document.documentElement.scrollWidth]);
+  for (const e of document.querySelectorAll('body *')) {
+    if (!e.checkVisibility({contentVisibilityAuto: true, visibilityProperty: true})) continue;
+    if (e.closest('thead, .skip, defs, title') ) continue;
+    const r = e.getBoundingClientRect(), named = e.tagName + '.' + (e.getAttribute('class') || '') + ' ' + e.textContent.slice(0, 60);
+    if (r.width && (r.right > most || r.left < -0.5)) found.push([named, r.left, r.right]);
+    const inline = getComputedStyle(e).display === 'inline';
+    if (!(e instanceof SVGElement) && !inline && e.scrollWidth > e.clientWidth + 1) found.push([named, e.scrollWidth, e.clientWidth]);
+  }
+  return found.slice(0, 12);
+})()
+"""
+# the colours of each shown text and of what lies behind it
+FAINT = """
+(() => {
+  for (const d of document.querySelectorAll('details')) d.open = true;
+  const parse = c => { const n = c.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
+  const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const light = c => { const [r, g, b] = c.slice(0, 3).map(v => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = e => { const layers = []; for (let at = e; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, layer) => over(layer, below), [255, 255, 255, 1]); };
+  const found = {}; let pairs = 0;
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !e.checkVisibility() || e.closest('title, script, style, defs')) continue;
+    const style = getComputedStyle(e), box = e.closest('a')?.querySelector('.box');
+    const ground = box && e instanceof SVGElement ? parse(getComputedStyle(box).fill) : behind(e);
+    const ink = parse(e instanceof SVGElement ? style.fill : style.color); ink[3] *= Number(style.opacity);
+    const [low, high] = [light(over(ink, ground)), light(ground)].sort((a, b) => a - b), ratio = (high + 0.05) / (low + 0.05);
+    pairs += 1;
+    if (ratio < 4.5) found[e.tagName + '.' + (e.getAttribute('class') || '') + ' ' + e.textContent.slice(0, 30)] = ratio;
+  }
+  return {pairs, found};
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Scene]]:
+    with scenes(tmp_path_factory.mktemp("scenes")) as found:
+        yield found
+
+
+def size(browser: Browser, width: int) -> None:
+    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+
+
+@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@pytest.mark.parametrize("width", [320, 400, 1280])
+def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) -> None:
+    size(browser, width)
+    wrong: dict[str, Any] = {}
+    for scene in shown:
+        browser.open(scene.url)
+        if found := browser.value(CUT):
+            wrong[scene.name] = found
+        # a drawing is there once, for this width
+        assert browser.value(
+            "[...document.querySelectorAll('svg.plot')].filter(s => s.checkVisibility()).every(s => s.getBoundingClientRect().height > 8)"
+        ), scene.name
+    browser.open("about:blank")
+    assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
+
+
+@long(beside="test_ui_contrast.py::test_colours_are_told_apart")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_all_text_has_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
+    size(browser, width)
+    wrong: dict[str, Any] = {}
+    for scene in shown:
+        browser.open(scene.url)
+        for dark in (False, True):
+            browser.dark(dark)
+            if browser.value("document.contentType") != "text/html":
+                continue  # one line of plain text, in the colours of the browser
+            found = browser.value(FAINT)
+            assert found["pairs"], scene.name
+            if found["found"]:
+                wrong[f"{scene.name} {'dark' if dark else 'light'}"] = found["found"]
+    browser.open("about:blank")
+    assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)

@@ -1,0 +1,123 @@
+"""Requests to the page: all of its addresses with hostile parts, streams too. It answers, or closes, and goes on."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import http.client
+import json
+import random
+import re
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.laws import hostile_http
+from tests.laws import hostile_words as words
+from tests.support import several_stages
+from tests.support.ui_letters import with_letters
+from tests.support.ui_states import watched
+
+from slackwater.cli.ui import watched_at
+from slackwater.state.runs import Run
+from slackwater.ui.pages import BLOCKS
+from slackwater.ui.server import serve
+
+STATUSES = {*hostile_http.STATUSES, 304}
+STAGES = ("sessions", "minutes", "seen", "~0", "~2", "~99", "nosuch")
+DIGITS = "9" * 5000
+
+
+@functools.cache
+def port() -> int:
+    """A server over three pipelines, as long as this process lives: one with letters, one of several stages, one that has not begun."""
+    home = Path(tempfile.mkdtemp(prefix="slackwater-hostile-page-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for name in ("letters", "stages", "new"):
+        (home / name).mkdir()
+    letters = watched(with_letters(home / "letters"))
+    letters.store.open()
+    letters.store.note_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
+    letters.store.close()
+    (stages,) = watched_at(str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"'))))
+    file = home / "new" / "p.toml"
+    file.write_text((home / "letters" / "p.toml").read_text().replace('"law"', '"new"').replace("/letters/", "/new/"))
+    return serve([letters, stages, watched(file)], 0).port
+
+
+def drawn(rng: random.Random) -> str:
+    """A path with a query."""
+    base = rng.choice(["/p/law", "/p/law", "/p/stages", "/p/new", "/p/nosuch", "", "/p/law/stage/sessions"])
+    if rng.random() < 0.3:
+        base = f"/p/stages/stage/{rng.choice(STAGES) if rng.random() < 0.8 else quote(words.text(rng)[:200], safe='')}"
+    text = quote(words.text(rng)[:300])
+    number = str(rng.choice([*words.NUMBERS, 0, 5, -1]))[:5000]
+    block = rng.choice(BLOCKS)
+    path = rng.choice(
+        [
+            "/",
+            "/",
+            f"/epoch/{rng.choice(['0', '1', '2', '-1', DIGITS[: rng.randrange(5000)], quote(number), text])}",
+            f"/closing?from={quote(number)}&to={rng.choice(['9' * 16, quote(number), DIGITS])}",
+            f"/key?user={text}",
+            rng.choice(["/key", "/key?user", "/key?=", "/key?" + "&" * 200, f"/key?{text}={text}", "/key?user=u1"]),
+            f"/letters?reason={rng.choice(['late', 'bad', text])}",
+            "/hot",
+            f"/ui/{block}",
+            f"/ui/{block}.json",
+            f"/ui/{text}",
+            f"/ui/keys.json?from={quote(number)}&to={quote(number)}",
+            f"/ui/key.json?user={text}",
+            f"/ui/events?seen={text}",
+            "/ui/events?blocks",
+            "/static/../ui.css",
+            f"/static/{text}",
+            "/state/scan?limit=3",
+            "//",
+            "/%00",
+        ]
+    )
+    return base + path
+
+
+def asked(path: str) -> tuple[int, bytes]:
+    client = http.client.HTTPConnection("127.0.0.1", port(), timeout=30)
+    try:
+        client.request("GET", path)
+        answer = client.getresponse()
+        return answer.status, answer.read()
+    finally:
+        client.close()
+
+
+def case(rng: random.Random) -> str:
+    sent, found, is_stream = hostile_http.request(rng, drawn), b"", False
+    with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
+        try:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65536):
+                found += part
+                head, _, body = found.partition(b"\r\n\r\n")
+                is_stream = b"text/event-stream" in head
+                if is_stream and body:
+                    break  # it has no end of its own
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    status, body = asked("/p/law/ui/top.json")
+    assert status == 200, "the next question is not answered"
+    assert json.loads(body)["pipeline"] == "law", f"the next answer is wrong: {body[:200]!r}"
+    if not found:
+        return "closed"
+    head, _, body = found.partition(b"\r\n\r\n")
+    match = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
+    assert match, f"no HTTP: {head[:100]!r}"
+    code = int(match[1])
+    assert code in STATUSES or code == 100, f"status {code}: {body[:300]!r} to {sent[:300]!r}"
+    if sent.startswith(b"HEAD "):
+        assert not is_stream or not body, "HEAD has no body"
+    assert b"<script>alert" not in body, "a text of a user is a tag"
+    assert b"Traceback" not in body
+    return "answered" if code == 200 else f"refused {code}"
