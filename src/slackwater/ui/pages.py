@@ -23,7 +23,7 @@ from slackwater.ui.blocks.key import OneKey
 from slackwater.ui.blocks.stages import StageSeen
 from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
 from slackwater.ui.seen import Seen
-from slackwater.ui.svg import in_both
+from slackwater.ui.svg import HALF, in_both
 from slackwater.ui.tables import with_labels
 from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
@@ -87,8 +87,8 @@ def _templates() -> Environment:
         draw_epochs=in_both(account.epochs),
         draw_bins=in_both(closing.bins),
         draw_key=in_both(key.timeline),
-        draw_bytes=in_both(growth.weight),
-        draw_rows=in_both(growth.rows),
+        draw_bytes=in_both(growth.weight, HALF),
+        draw_rows=in_both(growth.rows, HALF),
         draw_lateness=in_both(lateness.steps),
         draw_laps=in_both(pace.laps),
         draw_stages=stages.boxes,

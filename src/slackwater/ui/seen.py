@@ -99,7 +99,7 @@ def look_at(watched: Watched, now_us: int, epoch: int | None = None, stage: str 
         return seen(watched, snapshot, kept(watched.store), watched.store.runner(), now_us, stage, noted)
 
 
-def _no_commit(watched: Watched) -> NoCommitError:
+def _no_commit(watched: Watched) -> StateError:
     runner = watched.store.runner()
     begins = (
         f"{runner} works on the first epoch, and this page shows it once it is committed"
@@ -109,7 +109,8 @@ def _no_commit(watched: Watched) -> NoCommitError:
     failure = runs(watched.store.runs(), runner, -1).failure
     if failure is not None:
         why = "" if failure.error is None else f": {failure.error}"
-        begins = f"the run that started at {about(failure.started_us)} {failure.said}{why}"
+        line = f"the run that started at {about(failure.started_us)} {failure.said}{why}"
+        return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 

@@ -1,6 +1,6 @@
 """SVG as escaped markup: every value that goes in is text.
 
-A drawing is made for a width in units, which are about pixels of its text: WIDTH on a screen, NARROW on a phone, so that
+A drawing is made for a width in units, which are about pixels of its text: WIDTH or HALF on a screen, NARROW on a phone, so that
 nothing of it has to be scrolled or gets too small to read. `in_both` makes it for both, and the stylesheet shows one.
 """
 
@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from slackwater.ui.axis import Axis
 
-WIDTH, NARROW = 1000, 360
+WIDTH, HALF, NARROW = 1000, 480, 360
 MARGIN = 14  # at the right
 CHARACTER = 7.2  # the width of one, at most, on average
 
@@ -28,7 +28,7 @@ def width() -> float:
 
 
 def is_narrow() -> bool:
-    return width() < WIDTH
+    return width() == NARROW
 
 
 def right() -> float:
@@ -52,16 +52,18 @@ def shortened(name: str, room: float) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def in_both(draw: Callable[..., Markup]) -> Callable[..., Markup]:
+def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
     """Make a drawing for wide and for narrow screens, one behind the other; nothing where there is nothing to draw."""
 
     def drawn(*given: Any) -> Markup:
-        wide = draw(*given)
-        token = _width.set(NARROW)
-        try:
-            return wide + draw(*given)
-        finally:
-            _width.reset(token)
+        found = Markup("")
+        for units in (wide, NARROW):
+            token = _width.set(units)
+            try:
+                found += draw(*given)
+            finally:
+                _width.reset(token)
+        return found
 
     return drawn
 
@@ -134,7 +136,7 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
 
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     """Vertical lines with their times below."""
-    times = axis.times(3 if is_narrow() else 7)
+    times = axis.times(7 if width() == WIDTH else 3)
     names = spaced([name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width()))
     found = list[Markup]()
     for (x, _, is_day), name in zip(times, names, strict=True):

@@ -1,0 +1,73 @@
+"""What the page says of past runs: on top where the latest one failed, and in a block of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.browsing import get
+from tests.support.ui_scenes import a_run, failed_run, note
+from tests.support.ui_states import DAY, config, ran, watched
+
+from slackwater.testing.kit import Rows
+from slackwater.ui.server import serve
+from slackwater.ui.tables import with_labels
+
+
+def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
+    file = config("session", tmp_path)
+    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    one = watched(file)
+    running = serve([one], 0)
+    try:
+        assert "No run is noted" in get(running, "/ui/runs").text
+    finally:
+        running.stop()
+    note(one, a_run(10), failed_run(11))
+    running = serve([one], 0)
+    try:
+        found = json.loads(get(running, "/ui/runs.json").body)
+        assert [r["outcome"] for r in found["runs"]] == ["failed", "finished"]
+        assert found["failure"] == found["runs"][0]
+        top = get(running, "/ui/top").text
+        assert "403 Forbidden" in top
+        assert "none is up" in top
+        assert "sentence good" not in top
+        assert "403 Forbidden" in get(running, "/").text
+        one.store.open()
+        one.store.note_run(a_run(12, outcome=None))
+    finally:
+        running.stop()
+    running = serve([one], 0)
+    try:
+        assert json.loads(get(running, "/ui/runs.json").body)["failure"] is None
+        assert "403 Forbidden" not in get(running, "/ui/top").text
+    finally:
+        running.stop()
+        one.store.close()
+
+
+def test_a_first_run_that_failed_is_no_waiting(tmp_path: Path) -> None:
+    one = watched(config("session", tmp_path))
+    running = serve([one], 0)
+    try:
+        assert get(running, "/").status == 200
+    finally:
+        running.stop()
+    note(one, failed_run(11))
+    running = serve([one], 0)
+    try:
+        found = get(running, "/")
+        assert found.status == 503
+        assert "403 Forbidden" in found.text
+        assert 'role="alert"' in found.text
+    finally:
+        running.stop()
+
+
+def test_cells_bear_the_names_of_their_columns() -> None:
+    table = '<table class="x"><thead><tr><th>a &amp; b</th><th><i>c</i></th></tr></thead><tbody><tr><th scope="row">1</th><td>&lt;td&gt;</td></tr><tr><td colspan="2">x</td></tr></tbody></table>'
+    found = with_labels(f"<p>{table}</p>")
+    assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in found
+    assert '<td data-label="" colspan="2">x</td>' in found
+    assert with_labels(found) == found
