@@ -41,7 +41,9 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
         "document.querySelector('#rows .advice').textContent"
     )
     # nothing is empty, overlong or beside the page
-    assert browser.value("[...document.querySelectorAll('svg.plot')].every(s => s.getBoundingClientRect().height > 8)")
+    assert browser.value(
+        "[...document.querySelectorAll('svg.plot:not(.slim)')].every(s => s.getBoundingClientRect().height > 8)"
+    )
     assert browser.value("document.documentElement.scrollWidth <= innerWidth")
     # the stylesheet is there, in both colours
     colours = []
@@ -118,7 +120,7 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         browser.open(f"{home}/stage/seen/")
         until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         browser.both_colours(tmp_path, "stage")
-        assert browser.value("document.querySelectorAll('#joins svg .bar').length") >= 1
+        assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .bar').length") >= 1
         assert "stage minutes" in browser.value("document.querySelector('#watermark svg .lane.holds').textContent")
         browser.value("window.same = 1; 1")
         before = browser.value("document.querySelector('#top dd').textContent")
@@ -138,8 +140,8 @@ def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     running = serve(watched_at(str(home)), 0)
     try:
         browser.open(f"http://127.0.0.1:{running.port}/")
-        assert browser.value("document.querySelectorAll('#joins svg .bar').length") >= 2
-        assert browser.value("document.querySelectorAll('#joins svg .cap').length") == 2
+        assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .bar').length") >= 2
+        assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .cap').length") == 2
         browser.both_colours(tmp_path, "join")
         browser.is_clean(f"http://127.0.0.1:{running.port}")
     finally:

@@ -123,44 +123,14 @@ def run_demo(rows: int, keep: bool = False) -> None:
         say(f"producing {rows:,} clicks into topic clicks; the runner: slackwater run demo-kafka.toml")
         producer = _Producer(kafka.address, rows, rate=1000)
         producer.start()
-        db: Any = psycopg.connect(postgres.url, autocommit=True)
-        again = "kill -9: the runner is dead in the middle of its work; starting it again"
         try:
-            for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 once more")):
-                runner = _start(file, home, environment)
-                try:
-                    _watch(say, postgres.url, runner, producer, home, until)
-                    if _all_read(postgres.url, rows):
-                        say("the topic has been read to its end, so there is nothing left to kill the runner in")
-                        _stop(say, runner, home)
-                        break
-                    say(line)
-                finally:
-                    runner.kill()  # nothing to a runner that has ended
-                    runner.wait()
-            producer.join()
-            say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
-            runner = _start(file, home, environment, "--available-now", "--flush")
-            _ended(say, runner, home)
-        except EpochError as error:
-            if not keep:
-                raise
-            console.print(f"error: {error}", highlight=False, soft_wrap=True, markup=False)
-            _keep_up(console, file, kafka.address, postgres.url)
+            _run_killed(say, postgres.url, producer, home, file, environment)
+            _compare(say, console, postgres.url, rows)
+        except (EpochError, psycopg.Error) as error:
+            if keep:
+                console.print(f"error: {error}", highlight=False, soft_wrap=True, markup=False)
+                _keep_up(console, file, kafka.address, postgres.url)
             raise
-        sessions, clicks = db.execute(COUNTS).fetchone()
-        say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
-        console.print(_longest(db))
-        db.close()
-        if clicks != rows:
-            raise EpochError(
-                f"demo-kafka: {rows:,} clicks were produced and {clicks:,} are in the table; this is a bug"
-            )
-        console.print(
-            "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.",
-            highlight=False,
-            soft_wrap=True,
-        )
         if keep:
             _keep_up(console, file, kafka.address, postgres.url)
             return
@@ -169,6 +139,49 @@ def run_demo(rows: int, keep: bool = False) -> None:
         "Try next: put your own broker and database into the config of the README, then\n"
         f"  {program()} check FILE --connect     what is unreachable, or does not fit\n"
         f"  {program()} explain FILE             stages, state, delivery guarantee",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
+    """Run the pipeline, kill it twice on the way unless it has read all by then, and run it to the end."""
+    rows = producer.total
+    again = "kill -9: the runner is dead in the middle of its work; starting it again"
+    for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 once more")):
+        runner = _start(file, home, environment)
+        try:
+            _watch(say, url, runner, producer, home, until)
+            if _all_read(url, rows):
+                say("the topic has been read to its end, so there is nothing left to kill the runner in")
+                _stop(say, runner, home)
+                break
+            say(line)
+        finally:
+            runner.kill()  # nothing to a runner that has ended
+            runner.wait()
+    producer.join()
+    say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
+    runner = _start(file, home, environment, "--available-now", "--flush")
+    try:
+        _ended(say, runner, home)
+    finally:
+        runner.kill()
+        runner.wait()
+
+
+def _compare(say: Any, console: Console, url: str, rows: int) -> None:
+    """Show what is in the table. Raises EpochError if a click was lost or doubled."""
+    import psycopg
+
+    sessions, clicks = _counted(url)
+    say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
+    if clicks != rows:
+        raise EpochError(f"demo-kafka: {rows:,} clicks were produced and {clicks:,} are in the table; this is a bug")
+    with psycopg.connect(url, autocommit=True) as db:
+        console.print(_longest(db))
+    console.print(
+        "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.",
         highlight=False,
         soft_wrap=True,
     )
@@ -282,8 +295,12 @@ def _ended(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
         if (size := _log_bytes(home)) != logged:
             logged, at = size, time.monotonic()
         time.sleep(0.2)
-    if runner.poll() != 0:
-        raise EpochError(f"demo-kafka: the runner failed: {_tail(home)}")
+    code = runner.poll()
+    if code is None:
+        raise EpochError(f"demo-kafka: the runner said nothing for {STALLED_SECONDS} s: {_tail(home)}")
+    if code != 0:
+        how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        raise EpochError(f"demo-kafka: the runner {how}: {_tail(home)}")
 
 
 def _stop(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
