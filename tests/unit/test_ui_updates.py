@@ -332,7 +332,7 @@ def test_the_pace_tells_of_planning_too(file: Path) -> None:
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
     whole = replace(seen.look_at(at, first.committed_us), pace=block)
     text = pages.fragment("pace", whole, Place("")).decode()
-    assert text.count('class="phase plan"') == 2
+    assert text.count('class="phase plan"') == 2 * 2  # in each of both drawings
     assert '<li class="phase-plan">plan</li>' in text
     # a commit of before does not tell of it
     old = {p: us for p, us in spent.items() if p != "plan"}
