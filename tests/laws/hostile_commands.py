@@ -13,7 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,8 @@ def case(rng: random.Random) -> str:
         return run(line, Path(directory))
 
 
-def run(line: Sequence[str], folder: Path) -> str:
-    """What a command line came to. Raises AssertionError for a bug of ours."""
+def run(line: Sequence[str], folder: Path, hear: Callable[[str], object] = lambda text: None) -> str:
+    """What a command line came to; `hear` gets its standard error. Raises AssertionError for a bug of ours."""
     output, former = io.StringIO(), sys.argv
     sys.argv = ["slackwater", *line]
     shown = " ".join(line)[:300].encode(errors="backslashreplace").decode()
@@ -167,6 +167,7 @@ def run(line: Sequence[str], folder: Path) -> str:
     finally:
         sys.argv = former
     text = output.getvalue()
+    hear(text)
     assert code in (0, 1, 2), f"{shown}: exit code {code}: {text[:500]}"
     assert "Traceback" not in text, f"{shown}: {text[:500]}"
     assert "internal error" not in text, f"{shown}: {text[:500]}"

@@ -46,4 +46,31 @@ def test_every_number_of_a_command_line_has_a_bound() -> None:
         if any(word in str(parameter.type_descriptor.annotation) for word in ("int", "float"))
     ]
     assert len(numbers) > 12
-    assert not [f"{' '.join(names)} {p.name}" for names, p in numbers if p.max is None or p.min is None]
+    unbounded = [(names, p) for names, p in numbers if p.max is None or p.min is None]
+    assert {p.name for _, p in unbounded} == {"status_every", "tolerance"}  # see the next test
+
+
+@pytest.mark.parametrize(
+    "value", ["nan", "-nan", "inf", "-inf", "Infinity", "-1", "-1e-9", "1e400", "x", "", "9" * 5000]
+)
+@pytest.mark.parametrize(
+    ("line", "option"), [(("run", "missing.toml"), "--status-every"), (("diff", "a", "b"), "--tolerance")]
+)
+def test_an_option_of_a_real_number_refuses_what_is_none_by_name(
+    line: tuple[str, ...], option: str, value: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    assert hostile_commands.run([*line, f"{option}={value}"], tmp_path, said.append) == "refused"
+    shown = " ".join(said[0].replace("│", " ").split())
+    assert f"Invalid value for '{option}': found {value[:40]}".strip() in shown
+    assert "expected a number from 0 to 1,000,000,000" in shown
+
+
+def test_all_options_of_real_numbers_are_held_by_the_test_before() -> None:
+    floats = {
+        p.opts[0]
+        for command in hostile_commands.commands().values()
+        for p in command.params
+        if "float" in str(p.type_descriptor.annotation)
+    }
+    assert floats <= {"--status-every", "--tolerance"}

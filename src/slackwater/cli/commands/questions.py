@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_ROWS, AllowHost, File
+from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
 from slackwater.cli.state import Name, Schema, Where
 
 
@@ -117,7 +117,11 @@ def diff(
     ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns that do not count.")] = None,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, max=MOST_ROWS, help="Numbers may differ by this times the larger of 1 and their size."),
+        typer.Option(
+            parser=parse_amount,
+            metavar="NUMBER",
+            help="Numbers may differ by this times the larger of 1 and their size.",
+        ),
     ] = 0.0,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="How many examples of each kind.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_ROWS, AllowHost, File
+from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
 
 
 def run(
@@ -25,7 +25,7 @@ def run(
     allow_host: AllowHost = None,
     status_every: Annotated[
         float,
-        typer.Option(min=0, max=MOST_ROWS, metavar="SECONDS", help="At most one status line per so many seconds."),
+        typer.Option(parser=parse_amount, metavar="SECONDS", help="At most one status line per so many seconds."),
     ] = 1.0,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")
