@@ -82,9 +82,7 @@ BAD = [at(0, ms=None), at(1, ms=0), at(2, ms=-5), at(3, ms=300_000)]
 
 def test_rows_without_a_usable_gap_are_bad_rows(runner: Runner) -> None:
     runner.write("1.jsonl", [*BAD, at(4, ms=299_999)])
-    with pytest.raises(
-        BadRowError, match=r"4 bad rows: gap_ms \(ms\) is NULL, not positive or not below max_session_dur"
-    ):
+    with pytest.raises(BadRowError, match=r"4 bad rows: gap \(ms\) is NULL, not positive or not below max_session_dur"):
         runner.run(source=runner.source(SCHEMA), window=sessions("ms"))
     found = runner.run(source=runner.source(SCHEMA), window=sessions("ms"), on_error="drop")
     assert (counts(found), runner.statuses[-1].counters.rows_bad) == ([1], 4)
@@ -111,11 +109,11 @@ def test_their_letters_hold_what_came(runner: Runner) -> None:
     [
         (
             "nothing",
-            'source "events": gap_ms "nothing" is neither a duration nor a valid expression over the row .*there are: user',
+            'source "events": gap "nothing" is neither a duration nor a valid expression over the row .*there are: user',
         ),
         (
             "kind = 'x'",
-            'gap_ms "kind = \'x\'" is boolean; expected milliseconds, an interval, or text such as "5 minutes"',
+            'gap "kind = \'x\'" is boolean; expected milliseconds, an interval, or text such as "5 minutes"',
         ),
     ],
 )

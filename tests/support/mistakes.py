@@ -285,7 +285,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, WINDOW, WINDOW + 'emit = "complete"\n', f'{W}.emit: {NEVER}; use emit = "on_close"'),
     (BASE, 'kind = "session"', 'kind = "complete"', f'{W}.kind: {NEVER}; use kind = "tumbling"'),
     (BASE, 'kind = "session"', 'kind = "sliding"',
-     f'{W}.kind: sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'),
+     f'{W}.kind: sliding (per-row) windows are not supported; use kind = "hopping" with a small hop'),
     (BASE, WINDOW, WINDOW + 'allowed_lateness_ms = "1h"\n',
      f'{W}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
     (BASE, WINDOW, WINDOW + 'late_data = "dlp"\n', f'{W}.late_data: found "dlp", expected "drop" or "dlq" or "reopen" or "standalone"; did you mean "dlq"?'),

@@ -391,7 +391,7 @@ def described(**more: Any) -> sw.Pipeline:
     [
         ({"transform_sql": "SELECT *\n FROM source"}, 'transform.sql = "SELECT * FROM source"'),
         ({"time": "ts + INTERVAL 1 HOUR"}, 'event_time_column = "ts + INTERVAL 1 HOUR"'),
-        ({"gap_ms": "CASE WHEN true THEN 1 END"}, 'gap_ms = "CASE WHEN true THEN 1 END"'),
+        ({"gap_ms": "CASE WHEN true THEN 1 END"}, 'gap = "CASE WHEN true THEN 1 END"'),
     ],
 )
 def test_sql_that_would_not_be_run_is_named(more: dict[str, Any], sql: str) -> None:

@@ -60,11 +60,11 @@ def test_the_answer_for_sessions(say: Say) -> None:
         "key user=u1: 2 open sessions",
         "  session from 2024-03-01T09:00:00Z, last event 2024-03-01T09:05:00Z, 2 rows",
         "    closes at watermark 2024-03-01T09:15:00.000001Z; the watermark is 14 m behind that",
-        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        "    a row within gap of it, as long as it is open, makes it longer",
         '    that is once an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
         "  session from 2024-03-01T10:03:00Z, last event 2024-03-01T10:03:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:13:00.000001Z; the watermark is 72 m behind that",
-        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        "    a row within gap of it, as long as it is open, makes it longer",
         '    that is once an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
         "  rows before 2024-03-01T08:51:00Z are late unless they join an open session",
         *NO_HISTORY,
@@ -142,7 +142,7 @@ def test_a_session_that_is_cut_at_the_cap_says_so(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
     ran(SESSION, [Rows({"web": at("u1", *clocks), "app": at("u2", "9:02")})])
     said = say("--key", "user=u1")
-    assert "    it is cut there, at max_session_duration_ms; until then an earlier row may still move the cut" in said
+    assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in said
     one, two = asked(say, "--key", "user=u1")["key"]["open"]
     assert (one["reason"], one["start_us"], one["last_us"], one["rows"]) == ("cap", us("9:00"), us("9:54"), 7)
     assert one["closes_us"] == us("10:00")

@@ -64,7 +64,7 @@ def test_the_answer_for_stages(say: Say) -> None:
         'stage "sessions": key user=u1: 1 open session',
         "  session from 2024-03-01T10:30:00Z, last event 2024-03-01T10:30:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:40:00.000001Z; the watermark is 51 m behind that",
-        "    a row within gap_ms of it, as long as it is open, makes it longer",
+        "    a row within gap of it, as long as it is open, makes it longer",
         '    that is once an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "  rows before 2024-03-01T09:39:00Z are late unless they join an open session",
         '  what comes out of it goes to stage "minutes"',

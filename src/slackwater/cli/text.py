@@ -104,7 +104,7 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
     if c.rows_sql and c.rows_late > c.rows_sql / 2:
         lines.append(
             f"  most rows came late: the newest event time read is {moment(max(s.max_event_us or 0 for s in status.sources))}; "
-            "a clock in the input may be wrong: bound it with max_future_ms or filter it at the source, or raise lateness_ms"
+            "a clock in the input may be wrong: bound it with max_future or filter it at the source, or raise lateness"
         )
     return "\n".join(lines)
 

@@ -208,9 +208,9 @@ def _of_key(w: OfStage, k: OfKey, head: str) -> Iterator[str]:
         )
         yield f"    closes at watermark {iso(o.closes_us)}; {behind}"
         if o.reason == "cap":
-            yield "    it is cut there, at max_session_duration_ms; until then an earlier row may still move the cut"
+            yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
         elif what == "session":
-            yield "    a row within gap_ms of it, as long as it is open, makes it longer"
+            yield "    a row within gap of it, as long as it is open, makes it longer"
         yield f"    that is once {_once(w, o)}"
     if k.floor_us is not None:
         yield f"  floor {iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"

@@ -51,7 +51,7 @@ def bounds_of(step: Step) -> Bounds:
         return ROW_BY_ROW
     if step.kind == "session":
         return Bounds(
-            why="sessions with the same bounds may come out in two epochs: one that is cut at max_session_duration_ms closes "
+            why="sessions with the same bounds may come out in two epochs: one that is cut at max_session_duration closes "
             "before one that ends there"
         )
     if step.emit != "final" and (step.emit != "on_close" or step.late_data not in ("drop", "dlq")):

@@ -50,10 +50,10 @@ def _prefix(value: Any) -> str:
 
 
 class Join(Step):
-    """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window_ms="5m")`.
+    """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Rows match if their keys are equal and their times lie within the bounds: `time_window_ms` either way, or
-    `lower_ms <= right.ts - left.ts <= upper_ms`. docs/joins.md tells the rest. Raises ConfigError with one line per mistake.
+    Rows match if their keys are equal and their times lie within the bounds: `time_window` either way, or
+    `lower <= right.ts - left.ts <= upper`. docs/joins.md tells the rest. Raises ConfigError with one line per mistake.
     """
 
     left_source: str

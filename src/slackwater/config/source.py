@@ -105,7 +105,7 @@ class Source(Spec):
 
     `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the directory
     of a Delta table, the name of an Iceberg table.
-    `name` defaults to the query. `lateness_ms` overrides the window's for this source.
+    `name` defaults to the query. `lateness` overrides the window's for this source.
     """
 
     name: str = ""
@@ -285,7 +285,7 @@ def _check_schema(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """A table that the SQL may join by name; re-read every `refresh_interval_ms`. `format` defaults to the file's suffix."""
+    """A table that the SQL may join by name; re-read every `refresh_interval`. `format` defaults to the file's suffix."""
 
     connection: str | Connection
     query: str

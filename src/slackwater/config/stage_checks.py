@@ -162,7 +162,7 @@ def _settled(stage: Stage, number: int) -> Iterator[Problem]:
     if late == "reopen" and not (window is not None and window.emit == "final"):
         yield (
             f"stages[{number}].{kind}.late_data",
-            '"reopen" is for stages that no other reads; raise lateness_ms to wait longer for late rows',
+            '"reopen" is for stages that no other reads; raise lateness to wait longer for late rows',
         )
     if window is None:
         return

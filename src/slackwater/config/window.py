@@ -173,7 +173,7 @@ class Window(Step):
         if key == "kind" and value in ("sliding", "sliding_per_row", "complete"):
             if value == "complete":
                 return f'{_NO_COMPLETE}; use kind = "tumbling"'
-            return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop_ms'
+            return 'sliding (per-row) windows are not supported; use kind = "hopping" with a small hop'
         if key == "emit" and value == "complete":
             return f'{_NO_COMPLETE}; use emit = "on_close"'
         if key == "on_state_cap" and value == "backpressure":

@@ -1,4 +1,4 @@
-"""How late the late rows are: counted by how much more `lateness_ms` would have kept them, in powers of two.
+"""How late the late rows are: counted by how much more `lateness` would have kept them, in powers of two.
 
 more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
 step                 0        1        2         3        4         a row at step 3 would have been kept with 1 s more
@@ -103,9 +103,9 @@ def said(found: Lateness) -> str | None:
     if chance is None:
         return None
     if chance.lateness_us is None:
-        way = f"with {duration_text(chance.more_us // 1000)} more of lateness_ms on each source"
+        way = f"with {duration_text(chance.more_us // 1000)} more of lateness on each source"
     else:
-        way = f'with lateness_ms = "{duration_text(chance.lateness_us // 1000)}"'
+        way = f'with lateness = "{duration_text(chance.lateness_us // 1000)}"'
     return (
         f"{way} you would have kept at least {percent(chance.share)} of the rows, not {percent(found.share)} "
         f"({plural(found.late, 'late row')} of {found.rows:,}); results come out that much later"

@@ -125,8 +125,8 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         window = pipeline.transform.window
         assert window is not None  # rows of a join bring no gap
         what = (
-            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap_ms ({window.gap_ms}) is NULL, not positive or not below "
-            f"max_session_duration_ms ({duration(window.max_session_duration_ms or 0)})"
+            f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
+            f"max_session_duration ({duration(window.max_session_duration_ms or 0)})"
         )
         sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":

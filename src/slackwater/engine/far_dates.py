@@ -20,7 +20,7 @@ log = logging.getLogger("slackwater")
 
 FEW = 10  # late rows say nothing yet
 APART_US = 3_600_000_000  # newest times that differ by less are one finding
-ADVICE = "a clock in the input may be wrong: set max_jump_ms to hold such rows back, correct them at the source, or raise lateness_ms"
+ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
 
 
 @dataclass
@@ -77,7 +77,7 @@ class FarDates:
                 place = f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
-                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump_ms (%s): held back from its '
+                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s): held back from its '
                     "watermark until it is followed by %d, of which %d came; they are used",
                     self.pipeline.name,
                     epoch,

@@ -32,9 +32,14 @@ class Change:
     place: str = "config"
 
     @property
+    def name(self) -> str:
+        """What it is about, for people: a key of a duration by the name that takes a text with its unit, as `gap`."""
+        return self.what.removesuffix("_ms")
+
+    @property
     def line(self) -> str:
         """The change in one line, without its verdict."""
-        return f"{self.what}: state has {shown(self.what, self.before)}, {self.place} has {shown(self.what, self.after)}: {self.how}"
+        return f"{self.name}: state has {shown(self.what, self.before)}, {self.place} has {shown(self.what, self.after)}: {self.how}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Comparison:
         """What becomes of it, in one line."""
         state, count = f"state in epoch {self.epoch}", len(self.changes)
         if reasons := self.of(REBUILD):
-            return f"{state} needs a rebuild because of {', '.join(c.what for c in reasons)}: slackwater run FILE --rebuild"
+            return f"{state} needs a rebuild because of {', '.join(c.name for c in reasons)}: slackwater run FILE --rebuild"
         if self.waits is not None:
             return f"{state}: {self.waits}"
         if not count:

@@ -11,14 +11,14 @@ FAMILIES: Sequence[MessageFamily] = (
         "A clock in the input may be wrong",
         (WARNING,),
         "A few rows are far ahead of the others. What such a row moves is the watermark, and all others are late behind it.",
-        "Filter at the source, or set `max_jump_ms`: [far dates](semantics.md#watermarks).",
+        "Filter at the source, or set `max_jump`: [far dates](semantics.md#watermarks).",
         ("newest event time", "jumps from", "far from now", "most rows come late"),
     ),
     MessageFamily(
         "Rows came late",
         (WARNING,),
         "Rows came after the watermark had closed their windows. They are counted, and `late_data` decides what becomes of them.",
-        "Raise `lateness_ms`, or choose another policy: [late rows](late-data.md), [corrections](corrections.md).",
+        "Raise `lateness`, or choose another policy: [late rows](late-data.md), [corrections](corrections.md).",
         (r"\(watermark", r"side \(\"…\"\) …$"),
     ),
     MessageFamily(

@@ -77,7 +77,7 @@ def batch(
     """The windows of a batch DataFrame: the columns and rows that a pipeline would write, in no order between shards.
 
     All rows are one epoch, so none is late, and the watermark then goes to the end of time: every window closes, with
-    `_emit_reason` `close` or `cap`. `flush=False` leaves out what the newest event (minus `lateness_ms`) does not close.
+    `_emit_reason` `close` or `cap`. `flush=False` leaves out what the newest event (minus `lateness`) does not close.
     `transform_sql` reads the view `source`; `lookups` are DataFrames that it may join by name.
 
     A shard's rows are in memory at once, and a key's rows are in one shard. `shards`: how many; by default Spark decides by

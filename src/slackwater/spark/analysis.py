@@ -156,12 +156,12 @@ def _check_columns(pipeline: Pipeline, way: Way, out: DataFrame, where: str) -> 
 def end_expression(pipeline: Pipeline, session: SparkSession, way: Way, frame: DataFrame) -> str:
     """How far a row reaches (µs), by the gap that it brings: SQL over what comes out on a way, NULL for a bad gap.
 
-    Raises StartError where `gap_ms` is no expression over it, or no length of time.
+    Raises StartError where `gap` is no expression over it, or no length of time.
     """
     window = pipeline.transform.window
     assert window is not None
     out = run_sql(session, pipeline, way, _own_view(session, pipeline, way, frame))
-    where = f'{pipeline.name}: source "{way.origin}": gap_ms "{window.gap_ms}"'
+    where = f'{pipeline.name}: source "{way.origin}": gap "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:

@@ -74,8 +74,8 @@ def _output(operator: Windowed, emitted: Emitted) -> pl.DataFrame:
 def _refuse(operator: Sessions, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
     raise BadRowError(
-        f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap_ms ({operator.window.gap_ms}) is NULL, not positive or not "
-        f'below max_session_duration_ms: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
+        f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "
+        f'below max_session_duration: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
     )
 
 

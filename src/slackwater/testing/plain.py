@@ -33,7 +33,7 @@ def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
                 found.append(f"event_time_column = {_line(time)}")
             gap = getattr(step, "gap_ms", None)
             if isinstance(gap, str) and there is not None and gap not in there:
-                found.append(f"gap_ms = {_line(gap)}")
+                found.append(f"gap = {_line(gap)}")
     return list(dict.fromkeys(found))
 
 

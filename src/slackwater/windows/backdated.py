@@ -29,7 +29,7 @@ from slackwater.windows.panes import PaneLogic
 
 _FOR_EVER_MS = 10**15
 
-CAPPED = "its session reaches max_session_duration_ms, or was cut there: where the cuts would lie now is not stored"
+CAPPED = "its session reaches max_session_duration, or was cut there: where the cuts would lie now is not stored"
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_the_bounds_of_windows_that_come_once() -> None:
         assert "come out more than once" in found.why
     session = bounds_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
     assert not session.names
-    assert "cut at max_session_duration_ms" in session.why
+    assert "cut at max_session_duration" in session.why
     assert bounds_of(ROWS) == ROW_BY_ROW
 
 
@@ -324,7 +324,7 @@ def test_the_best_of_each_window() -> None:
     assert problems(STAGES.replace("WINDOW", f'{TUMBLING}\nemit = "final"\nlate_data = "reopen"')) == []
     (line,) = problems(STAGES.replace("WINDOW", SESSION))
     assert line.startswith("stages[1].sql: must be row-wise, it uses a window function (OVER)")
-    assert line.endswith("one that is cut at max_session_duration_ms closes before one that ends there")
+    assert line.endswith("one that is cut at max_session_duration closes before one that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
     assert line.endswith('by its bounds: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
 

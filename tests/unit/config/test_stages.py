@@ -152,7 +152,7 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
         ),
         (
             {'event_time_column = "ts"': 'event_time_column = "ts"\nlate_data = "reopen"'},
-            'revenue: stages[0].join.late_data: "reopen" is for stages that no other reads; raise lateness_ms to wait longer for late rows',
+            'revenue: stages[0].join.late_data: "reopen" is for stages that no other reads; raise lateness to wait longer for late rows',
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},

@@ -1,0 +1,80 @@
+"""What people read calls a duration by the key that takes a text with its unit, as the docs and `init` write it: `gap = "30m"`.
+
+Within a check of a config the key is as the user spells it, which `Spec.read` sees to.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Lookup, Source
+from slackwater.config.spec import with_units
+from slackwater.config.target import StateStore
+from slackwater.config.window import Window
+
+ROOT = Path(__file__).parents[2]
+KEYS = sorted({key for cls in (Window, Join, Source, Lookup, Pipeline, StateStore) for key in with_units(cls).values()})
+NAMED = re.compile(rf"\b({'|'.join(KEYS)})\b")
+RESPELLED = {"window.py", "join.py", "step.py"}  # of config/: lines of `Spec.check`
+MADE = {
+    "keys.md",
+    "messages.md",
+    "python.md",
+    "configuration.md",
+    "adr",
+}  # they name both forms, or what a function takes
+
+
+def _sentences(file: Path) -> Iterator[tuple[int, str]]:
+    """Texts with a space in them, without docstrings."""
+    tree = ast.parse(file.read_text())
+    held = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and " " in node.value
+            and id(node) not in held
+        ):
+            yield node.lineno, node.value
+
+
+def test_keys_of_durations_are_many() -> None:
+    assert len(KEYS) > 15
+
+
+def test_no_sentence_of_the_code_names_the_key_of_milliseconds() -> None:
+    source = ROOT / "src" / "slackwater"
+    found = [
+        f"{file.relative_to(ROOT)}:{line}: {text}"
+        for file in sorted(source.rglob("*.py"))
+        if not (file.parent.name == "config" and file.name in RESPELLED)
+        for line, text in _sentences(file)
+        if NAMED.search(text)
+    ]
+    assert found == []
+
+
+def test_no_page_names_the_key_of_milliseconds() -> None:
+    pages = [
+        ROOT / "README.md",
+        *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not MADE & {p.name, p.parent.name}),
+    ]
+    found = [f"{page.name}: {m[0]}" for page in pages for m in NAMED.finditer(page.read_text())]
+    assert found == []
+
+
+def test_no_template_names_the_key_of_milliseconds() -> None:
+    templates = sorted((ROOT / "src" / "slackwater" / "ui" / "templates").iterdir())
+    assert [t.name for t in templates if NAMED.search(t.read_text())] == []
