@@ -16,6 +16,7 @@ from slackwater.config.connectors import CONNECTORS, absolute
 from slackwater.config.join import SIDES, Join
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.replayable import late_notes
 from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
 from slackwater.config.step import Step
@@ -67,7 +68,7 @@ def build(pipeline: Pipeline) -> Plan:
         (*stages, _commit(pipeline), _publish(pipeline)),
         guarantee(pipeline),
         state_size.projected_bytes(last) if isinstance(last, Window) else 0 if isinstance(last, Rows) else None,
-        (*warnings(pipeline), *state_size.warnings(last)),
+        (*warnings(pipeline), *late_notes(pipeline), *state_size.warnings(last)),
         pipeline.name,
         tuple(kept for own in pipeline.alone.values() for kept in _kept(own.transform.step, own)),
     )

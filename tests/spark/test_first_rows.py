@@ -14,10 +14,11 @@ from tests.support.effort import some
 from tests.support.runner import Runner
 
 import slackwater as sw
+from slackwater.core.local_files import local_name
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
 from slackwater.query.why import why
-from slackwater.sources.files import FilesSource, local_name
+from slackwater.sources.files import FilesSource
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

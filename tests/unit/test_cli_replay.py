@@ -10,8 +10,10 @@ import pytest
 
 from slackwater.cli.dlq_replay import epochs, told
 from slackwater.config import toml
+from slackwater.config.replayable import late_notes
 from slackwater.errors import LockHeldError, StartError
 from slackwater.replay.replay import Outcome
+from slackwater.runner.letters import SCHEMA
 from slackwater.runner.replay import replay
 from slackwater.sources.streams import FrameSource
 from slackwater.spark import reread
@@ -119,6 +121,71 @@ def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
     ):
         replay(given, everything)  # type: ignore[arg-type]
     store.close()
+
+
+LATE_LETTER = {"reason": "late", "pipeline": "orders", "source": "orders", "epoch": 1}
+BAD_LETTER = {"reason": "undecodable", "pipeline": "orders", "source": "orders", "epoch": 1, "value": b"{".hex()}
+
+
+def put_letters(home: Path, *letters: dict[str, object]) -> None:
+    (home / "letters").mkdir()
+    rows = [{n: one.get(n) for n in SCHEMA} for one in letters]
+    pl.DataFrame(rows, schema={n: pl.String if t == pl.Binary else t for n, t in SCHEMA.items()}).write_ndjson(
+        home / "letters" / "orders-letters-000000001.jsonl"
+    )
+
+
+def test_late_letters_of_a_target_that_only_adds_rows_are_refused_before_spark_starts(tmp_path: Path) -> None:
+    given = pipeline(tmp_path, LETTERS + 'format = "json"\n')
+    put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
+    with pytest.raises(StartError) as refused:
+        replay(given, everything)  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "orders: 1 letter of late rows cannot be replayed: they correct windows that the target holds, and the target "
+        f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
+        "nothing was replayed; to replay the others: --reason undecodable"
+    )
+    with pytest.raises(StartError, match="there is no state yet"):  # the others would go on
+        replay(given, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
+
+
+def config(target: str, metadata: bool = False, kind: str = "") -> str:
+    text = (
+        CONFIG.replace("LATE", 'late_data = "dlq"\nemit_metadata = true' if metadata else 'late_data = "dlq"') + LETTERS
+    )
+    text = text.replace('[target]\nconnection = "lake"\npath = "HOME/out"\n', target)
+    return text.replace("HOME", "/tmp/none") + kind
+
+
+PLACES = """[connections.pg]
+kind = "postgres"
+url = "postgresql://u@h/d"
+[connections.bus]
+kind = "kafka"
+bootstrap_servers = "h:9092"
+[connections.tables]
+kind = "delta"
+"""
+FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", connection = "pg", table = "t" }'
+
+
+@pytest.mark.parametrize(
+    ("target", "metadata", "why"),
+    [
+        ('[target]\nconnection = "lake"\npath = "o"\n', False, "only adds rows"),
+        ('[target]\nconnection = "pg"\ntable = "t"\n', False, None),
+        ('[target]\nconnection = "bus"\ntopic = "t"\n', False, "cannot be read back here"),
+        ('[target]\nconnection = "tables"\npath = "o"\n', False, None),
+        ('[target]\nconnection = "tables"\npath = "o"\nmode = "append"\n', False, "only adds rows"),
+        (f"targets = [{FILES}, {PG}]\n", False, "only adds rows"),
+        (f"targets = [{FILES}, {PG}]\n", True, None),
+    ],
+)
+def test_check_says_what_cannot_be_replayed(target: str, metadata: bool, why: str | None) -> None:
+    """As `replay.check_late` judges the targets of a run."""
+    text = config("" if target.startswith("targets") else target, metadata) + PLACES
+    found = list(late_notes(toml.loads(target + text if target.startswith("targets") else text)))
+    assert [why is None] == [not found] if why is None else why in found[0]
 
 
 def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:

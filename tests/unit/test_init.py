@@ -23,12 +23,13 @@ from tests.support.effort import some
 
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.schema import Field
+from slackwater.core.text_times import text_time_us
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
 from slackwater.scaffold import propose
 from slackwater.scaffold.sample import read
-from slackwater.scaffold.times import disorder, text_time_us, unit_of
+from slackwater.scaffold.times import disorder, unit_of
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.schema())
@@ -169,7 +170,10 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     }
     assert (window["event_time_column"], window["group_by"], window["lateness"]) == ("ts", ["user_id"], "1m")
     assert "event_time_unit" not in window
-    assert "rows are out of order by up to 40 s in the sample" in said.out
+    assert (
+        "  behind the newest row before: p50 0 s, p99 0 s, p99.9 40 s, max 40 s\n  lateness 1m keeps all of them\n"
+        in said.out
+    )
     assert (
         "\n  key: user_id (--key)\n  session windows: gap 30m, which no sample tells: set what you mean\n" in said.out
     )
@@ -342,7 +346,9 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
     lateness = duration_ms(data["transform"]["window"]["lateness"])
     behind = disorder(propose.time_columns(read(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
-    assert lateness * 1000 >= behind.most_us
+    assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
+    kept = data["transform"]["window"]["late_data"] == "dlq"
+    assert kept == (behind.late > 0) == ("dead_letter" in data)
     assert data["sources"][0]["format"] == "json"
 
 
@@ -512,6 +518,63 @@ def test_disorder_is_measured_against_the_newest_row_before() -> None:
     seen = disorder([0, 100_000_000, 59_000_000, 200_000_000])
     assert (seen.most_us, seen.lateness_ms, seen.in_time) == (41_000_000, 60_000, 1.0)
     assert disorder([]).lateness_ms == disorder([1, 2, 3]).lateness_ms == 10_000
+
+
+def test_a_lateness_keeps_all_but_one_row_in_a_thousand(slackwater: Command) -> None:
+    """A few rows that are hours late do not hold every result back by hours: they become dead letters."""
+    rows = clicks(4000)
+    rows[9], rows[30] = rows[30], rows[9]  # some 20 s
+    for n in (2000, 3000, 3999):
+        rows[n]["ts"] = rows[1]["ts"]
+    lines("a.jsonl", rows)
+    said = slackwater("init", "p.toml", "--sample", "a.jsonl")
+    data = tomllib.loads(Path("p.toml").read_text())
+    assert (data["transform"]["window"]["lateness"], data["transform"]["window"]["late_data"]) == ("1s", "dlq")
+    assert data["dead_letter"] == {"connection": "files", "path": "letters/p"}
+    assert "behind the newest row before: p50 0 s, p99 0 s, p99.9 0 s, max " in said.out
+    assert "lateness 1s keeps 99.9 % of the sample, where rows are out of order by up to " in said.out
+    assert "; 4 rows of the sample would be late, kept as dead letters\n" in said.out
+    assert 'note: late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: ' in said.out
+
+
+def test_dead_letters_are_a_comment_where_nothing_goes_there(slackwater: Command) -> None:
+    lines("a.jsonl", clicks(100))
+    data = written(slackwater, "--sample", "a.jsonl")
+    text = Path("p.toml").read_text()
+    assert "dead_letter" not in data and "[dead_letter]" in text
+    letters = text[text.index("# [dead_letter]") :].partition("\n\n")[0].replace("# ", "")
+    Path("q.toml").write_text(text.replace('late_data = "drop"', 'late_data = "dlq"') + letters + "\n")
+    assert slackwater("check", "q.toml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("a.csv", "user,when\nann,soon\nbob,later\n", 'found "soon" in "when", line 2'),
+        ("a.csv", "user,when\nann,2024-03-01T09:00:00Z\nbob,x\ncid,y\n", 'found "x" in "when", line 3'),
+        ("a.jsonl", '{"u": 1, "ts": "' + "x" * 500 + '"}\n', f'found "{"x" * 59}… in "ts", line 1'),
+        ("a.jsonl", '\n{"u": "a", "ts": 17}\n', 'found 17 in "ts", line 2'),
+    ],
+)
+def test_what_is_no_time_is_named_with_its_column_and_value(
+    slackwater: Command, name: str, content: str, found: str
+) -> None:
+    Path(name).write_text(content)
+    said = slackwater("init", "p.toml", "--sample", name)
+    assert said.code == 1 and found in said.err
+
+
+def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:
+    Path("a.jsonl").write_text("hello\nworld\n")
+    assert (
+        'none of the first 2 lines is a JSON object; line 1 is "hello"'
+        in slackwater("init", "p.toml", "--sample", "a.jsonl").err
+    )
+    rows = [f"u{n},2024-03-01T09:{n:02}:00Z,{n}" for n in range(40)]
+    Path("a.csv").write_text("\n".join(["user,ts,amount", *rows[:20], "u,v", *rows[20:30], "u1,soon,1", *rows[30:]]))
+    said = slackwater("init", "p.toml", "--sample", "a.csv")
+    assert '1 line cannot be decoded: bad rows; line 22 has 2 cells, expected 3: "u,v"' in said.out
+    assert 'event time: ts; 1 row without one: bad rows; line 33 has "soon"' in said.out
 
 
 def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:

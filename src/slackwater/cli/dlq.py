@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from slackwater.cli.letter_places import seen
 from slackwater.cli.text import ago, plural
 from slackwater.config import toml
+from slackwater.core.local_files import local_name
 
 SHOWN_BYTES = 64  # of a value that is no text
 
@@ -62,18 +63,22 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
     if found.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
-    for n, letter in enumerate(judged(pipeline, found).to_dicts()):
+    letters = judged(pipeline, found).to_dicts()
+    for n, (letter, (line, why)) in enumerate(zip(letters, seen(pipeline, letters), strict=True)):
         if n:
             print()
-        print("\n".join(describe(letter)))
+        print("\n".join(describe(letter, line, why)))
 
 
-def describe(letter: Mapping[str, Any]) -> Iterator[str]:
-    """A letter as lines of text."""
-    place = _path(letter["file"]) if letter["file"] else letter["source"] or "-"
+def describe(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
+    """A letter as lines of text. `line`: of its file; `why`: the value to blame, where its text tells."""
+    place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
+    place += "" if line is None else f", line {line:,}"
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
     yield plain(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
+    if why:
+        yield plain(f"  because  {why}")
     if letter.get("__applied"):
         yield "  applied"
     elif letter.get("__tries"):
@@ -115,11 +120,6 @@ def content(value: bytes | None) -> list[str]:
 def plain(text: str) -> str:
     """Text that does nothing to a terminal: what cannot be printed is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _path(uri: str) -> str:
-    """A file as people write it."""
-    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
 def _moment(at: dt.datetime | None) -> str:

@@ -16,7 +16,7 @@ from slackwater.config.spelling import nearest, show
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import propose, write
-from slackwater.scaffold.sample import Sample, read
+from slackwater.scaffold.sample import Sample, read, shown
 from slackwater.scaffold.times import Disorder, TimeColumn, disorder
 
 _SOURCES = ("files", "kafka")
@@ -139,8 +139,8 @@ def _time(asked: Asked, sample: Sample) -> TimeColumn | None:
         if found or asked.source == "kafka":
             return found[0] if found else None
         raise StartError(
-            f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])}); "
-            "expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
+            f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])})"
+            f"{_no_time(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
         )
     named = next((t for t in found if t.name == asked.time or t.name == f"CAST({asked.time} AS TIMESTAMP)"), None)
     if named is not None:
@@ -150,8 +150,18 @@ def _time(asked: Asked, sample: Sample) -> TimeColumn | None:
             f"--time: {show(asked.time)} is no column of {sample.path}{nearest(asked.time, sample.columns)}"
         )
     raise StartError(
-        f"--time: {show(asked.time)} of {sample.path} holds no times; expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
+        f"--time: {show(asked.time)} of {sample.path} holds no times{_no_time(sample, asked.time)}; "
+        "expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
     )
+
+
+def _no_time(sample: Sample, name: str | None = None) -> str:
+    """A value of a column that is no time, and where it is."""
+    found = propose.least_wrong(sample, name)
+    if found is None:
+        return ""
+    column, row, value = found
+    return f": found {shown(value)} in {show(column)}, {sample.place(row)}"
 
 
 def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> list[str]:
@@ -160,12 +170,17 @@ def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> li
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
     ]
     if sample.bad:
-        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows")
+        at = f"; {sample.first_bad}" if sample.first_bad else ""
+        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{at}")
     if time is not None:
         unit = f" in {time.unit} since 1970" if time.unit else ""
         lines.append(
             f"  event time: {time.name}{unit}"
-            + (f"; {plural(time.missing, 'row')} without one: bad rows" if time.missing else "")
+            + (
+                f"; {plural(time.missing, 'row')} without one: bad rows{_first_missing(sample, time)}"
+                if time.missing
+                else ""
+            )
         )
         if not time.zoned:
             lines.append("  its texts have no zone: they are read as UTC; event_time_zone names another")
@@ -173,8 +188,16 @@ def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> li
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
     if seen is not None:
-        lines.append(f"  {write.lateness_note(seen)}")
+        lines += [f"  {line}" for line in write.disorder_lines(seen)]
     return lines
+
+
+def _first_missing(sample: Sample, time: TimeColumn) -> str:
+    """The first row without a usable time: what it has instead, and where."""
+    if time.first_bad is None:
+        return ""
+    row, at = sample.rows[time.first_bad], sample.place(time.first_bad)
+    return f"; {at} has {shown(row[time.name]) if row.get(time.name) is not None else 'none'}"
 
 
 def _key_sets(asked: Asked, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
@@ -256,6 +279,7 @@ def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
             brokers=asked.brokers,
             lateness_ms=10_000 if seen is None else seen.lateness_ms,
             lateness_note=write.lateness_note(seen),
+            keeps_late=write.late_rows(seen),
             length_ms=length,
             measure=measure,
             other_keys=tuple(k for k in found if k not in keys)[:3],
@@ -306,6 +330,7 @@ def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
         brokers=asked.brokers,
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
         lateness_note=write.lateness_note(worst),
+        keeps_late=next((late for s in seen if (late := write.late_rows(s))), ""),
         drops_bad=_drops([(left, times[0]), (right, times[1])]),
     )
     tried = []

@@ -13,9 +13,9 @@ from slackwater.config import ddl
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.spelling import show_key
 from slackwater.core.schema import INTEGERS
+from slackwater.core.text_times import text_time_us
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.times import text_time_us
 
 _ROWS = 12  # of each source
 _MOST_TEXT = 200  # characters of a cell

@@ -24,7 +24,7 @@ def text(value: object) -> str:
 
 @text.register
 def _(value: Why) -> str:
-    return "\n".join(why.lines(value, "FILE"))
+    return "\n".join(why.lines(value, value.file))
 
 
 @text.register

@@ -20,7 +20,7 @@ from slackwater.errors import StartError
 from slackwater.query.key_history import with_history
 from slackwater.query.text import plain, quoted, through
 from slackwater.query.why import why
-from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Results, Why
+from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Results, Why, start_text
 from slackwater.sources.changed import text as changed_text
 
 PARTITIONS = 4  # that are named in one line
@@ -48,13 +48,13 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     print("\n".join(lines(found, str(file))))
 
 
-def lines(w: Why, file: str) -> Iterator[str]:
-    """The answer as text."""
+def lines(w: Why, file: str | None) -> Iterator[str]:
+    """The answer as text. `file`: the config; None: a Pipeline."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
         f"{w.runner}; what it has seen since the commit is not in here"
         if w.runner
-        else f"none is up, so nothing moves; start it with: slackwater run {file}"
+        else f"none is up, so nothing moves; start it with: {start_text(file)}"
     )
     behind = "" if w.watermark_us is None else f", {ago(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {iso(w.committed_us)}, {ago(w.now_us - w.committed_us)} ago, {published}"
@@ -221,7 +221,7 @@ def _of_key(w: OfStage, k: OfKey, head: str) -> Iterator[str]:
         yield f"  what comes out of it goes to stage {' and '.join(map(quoted, w.read_by))}"
 
 
-def _history(k: OfKey, file: str) -> Iterator[str]:
+def _history(k: OfKey, file: str | None) -> Iterator[str]:
     """Late rows of a key and its last results."""
     if k.history is None:
         return
@@ -236,8 +236,11 @@ def _history(k: OfKey, file: str) -> Iterator[str]:
             yield visible(
                 f"    {_time(late.event_us)}{by}{missed}{applied}; {late.place or late.source}, epoch {late.epoch}"
             )
-        names = ",".join(f"{n}={_shown(v)}" for n, v in k.key.items())
-        yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {shlex.quote(names)}")
+        if file is None:
+            yield "    with their content: key.history.late of this answer, each with its value"
+        else:
+            names = shlex.quote(",".join(f"{n}={_shown(v)}" for n, v in k.key.items()))
+            yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {names}")
     elif k.history.late_problem is not None:
         yield f"  late rows are not known: {k.history.late_problem}"
     else:

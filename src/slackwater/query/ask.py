@@ -26,7 +26,8 @@ def why(pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = N
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = store_at(spec), _texts(key)
     try:
-        return with_history(spec, store, look(spec, store, time.time_ns() // 1000, texts, stage), texts)
+        file = None if isinstance(pipeline, Pipeline) else str(pipeline)
+        return with_history(spec, store, look(spec, store, time.time_ns() // 1000, texts, stage, file), texts)
     finally:
         store.close()
 

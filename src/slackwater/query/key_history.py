@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.local_files import local_name
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
 from slackwater.operators.dead_letters import LATE, group_key
@@ -109,7 +110,7 @@ def _late_rows(pipeline: Pipeline, stage: str, key: str, limit: int) -> tuple[tu
 
 
 def _late_row(letter: Mapping[str, Any]) -> LateRow:
-    place = letter["file"]
+    place = None if letter["file"] is None else local_name(letter["file"])
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
     return LateRow(

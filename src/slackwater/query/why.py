@@ -29,7 +29,7 @@ from slackwater.operators.sessions import Sessions
 from slackwater.operators.windowed import Windowed
 from slackwater.query import inspect
 from slackwater.query.stages import place_of, snapshot_of
-from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Side, Why
+from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Side, Why, start_text
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
@@ -45,9 +45,9 @@ def why(
     now_us: int,
     key: inspect.Texts = (),
     stage: str | None = None,
-    file: str = "FILE",
+    file: str | None = None,
 ) -> Why:
-    """Look into the latest commit. `stage`: tell of this one alone; `file`: its config, as a command names it.
+    """Look into the latest commit. `stage`: tell of this one alone; `file`: its config, as a command names it; None: a Pipeline.
 
     Raises StateError if there is none or it is another window's, StartError for a wrong key, and for a stage that is not there.
     """
@@ -57,10 +57,10 @@ def why(
             begun = (
                 f"{runner} runs and has not committed its first epoch"
                 if runner
-                else f"start it with: slackwater run {file}"
+                else f"start it with: {start_text(file)}"
             )
             raise StateError(f"{pipeline.name}: there is no state yet; {begun}")
-        return why_of(pipeline, snapshot, runner, now_us, key, stage)
+        return replace(why_of(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
 
 def why_of(

@@ -167,7 +167,7 @@ class Why(Printed, OfStage, Shown):
     """The answer, as of one commit. It is about one stage: the one that was asked about, else the last one.
 
     `stages`: the same about each stage, where there are several and none was asked about. `changed_files`: per source how many
-    files changed after they were read, and the last ones.
+    files changed after they were read, and the last ones. `file`: the config, where it is one; None: a Pipeline.
     """
 
     pipeline: str
@@ -178,6 +178,7 @@ class Why(Printed, OfStage, Shown):
     is_published: bool
     changed_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: tuple[OfStage, ...] = ()
+    file: str | None = None
 
     @property
     def told(self) -> tuple[OfStage, ...]:
@@ -185,4 +186,9 @@ class Why(Printed, OfStage, Shown):
         return self.stages or (self,)
 
 
-__all__ = ["Clock", "KeyHistory", "LateRow", "Need", "OfKey", "OfStage", "Open", "Results", "Side", "Why"]
+def start_text(file: str | None) -> str:
+    """How a pipeline is started: by its config, or in Python."""
+    return "slackwater.run(pipeline)" if file is None else f"slackwater run {file}"
+
+
+__all__ = ["Clock", "KeyHistory", "LateRow", "Need", "OfKey", "OfStage", "Open", "Results", "Side", "Why", "start_text"]

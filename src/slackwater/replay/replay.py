@@ -83,6 +83,11 @@ def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
+def late_letters(letters: pl.DataFrame, ledger: Ledger, limit: int | None) -> int:
+    """How many letters of late rows a replay would take on."""
+    return _first(pending(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
+
+
 def _ledger(driver: Driver) -> Ledger:
     return Ledger.of(driver.state, driver.store.read_list)
 

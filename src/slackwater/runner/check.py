@@ -10,6 +10,7 @@ from slackwater.config.connection import PostgresConnection
 from slackwater.config.paths import local
 from slackwater.config.pipeline import Pipeline, resolve
 from slackwater.config.target import Target as TargetSpec
+from slackwater.core.local_files import local_name
 from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import SlackwaterError
 from slackwater.runner.systems import system_of
@@ -65,7 +66,7 @@ def notes(pipeline: Pipeline) -> list[str]:
                     known = changed.ReadFiles()
                     known.add(files.recall(store, read))
                     new = known.changed(None)
-                    names += [files.local_name(e.path) for e in new]
+                    names += [local_name(e.path) for e in new]
                     count += len(new)
                 if count:
                     found.append(changed.text(spec.name, names[-files.CHANGES_SHOWN :], count))

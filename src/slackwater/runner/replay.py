@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from slackwater.config import replayable
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.words import plural
 from slackwater.errors import LockHeldError, StartError
-from slackwater.replay.replay import Outcome
+from slackwater.operators.dead_letters import LATE
+from slackwater.replay.replay import Outcome, late_letters
 from slackwater.replay.replay import replay as apply
 from slackwater.runner import dead_letters, tell
 from slackwater.runner.reporter import Reporter
@@ -47,6 +50,7 @@ def replay(
             )
         if pipeline.dead_letter is None:
             dead_letters.newest(pipeline, dead_letters.Wanted())  # says so, before Spark starts
+        _check_late(pipeline, choose, limit)
         latest = _opened(runner)
         try:
             if latest is None:
@@ -63,6 +67,21 @@ def replay(
             return apply(parts.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()
+
+
+def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None) -> None:
+    """Raise StartError, before Spark starts, if there are letters of late rows and the target cannot be corrected."""
+    why = replayable.late_refusal(pipeline)
+    if why is None:
+        return
+    letters = choose(dead_letters.newest(pipeline, dead_letters.Wanted()))
+    late = late_letters(letters, dead_letters.ledger(pipeline), limit)
+    if late:
+        others = sorted({*letters["reason"].drop_nulls()} - {LATE})
+        way = f"; to replay the others: --reason {others[0]}" if others else ""
+        raise StartError(
+            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {why}; nothing was replayed{way}"
+        )
 
 
 def _opened(runner: Runner) -> Commit | None:

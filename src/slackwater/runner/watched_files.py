@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
+from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FilesRead, Offsets
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Parts
@@ -46,7 +47,7 @@ class WatchedFiles:
         for name in self._sources:
             found = self._read[name].changed(limit)
             if found:
-                names = [files.local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
+                names = [local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(found)))
                 state, count = driver.state, count + len(found)
                 offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), found)

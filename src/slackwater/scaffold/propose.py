@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slackwater.core.text_times import text_time_us
 from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.times import TimeColumn, text_time_us, unit_of
+from slackwater.scaffold.times import NAMED, TimeColumn, unit_of
 from slackwater.scaffold.types import quoted
 
 _KEYS = re.compile(
@@ -49,12 +50,37 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
             yield (name,), values
 
 
+def least_wrong(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
+    """Of the column that looks most like a time, or the one of this name: its name, and the first row whose value is none, with
+    that value. None where no column is named like a time and none holds any."""
+    found = []
+    for path, values in _paths(sample):
+        given = [(row, v) for row, v in enumerate(values) if v is not None]
+        own = ".".join(path)
+        if (name is not None and own != name) or not given:
+            continue
+        fit = sum(_is_time(v) for _, v in given) / len(given)
+        row, value = next(((row, v) for row, v in given if not _is_time(v)), given[0])
+        named = bool(NAMED.search(path[-1]))
+        if name is not None or named or fit:
+            found.append(((named, fit), (own, row, value)))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, str):
+        return text_time_us(value) is not None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return unit_of([value]) is not None
+    return isinstance(value, dt.date)
+
+
 def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn | None:
     given = [v for v in values if v is not None]
     if len(given) < rows / 2 or not given:
         return None
     name = path[0] if len(path) == 1 else ".".join(map(quoted, path))
-    first = given[0]
+    first, absent = given[0], next((row for row, v in enumerate(values) if v is None), None)
     if all(isinstance(v, str) for v in given):
         times = [text_time_us(v) for v in given]
         known = tuple(t for t in times if t is not None)
@@ -62,12 +88,15 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
             0.9 if len(path) == 1 else 1.0
         )  # a field that is no time everywhere stays a text, and its cast is Spark's
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
-        return TimeColumn(name, None, known, rows, zoned) if len(known) >= least * len(given) else None
+        bad = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
+        return TimeColumn(name, None, known, rows, zoned, bad) if len(known) >= least * len(given) else None
     if all(isinstance(v, dt.date) for v in given):
         moments = [v if isinstance(v, dt.datetime) else dt.datetime(v.year, v.month, v.day) for v in given]
         aware = [m if m.tzinfo else m.replace(tzinfo=dt.UTC) for m in moments]
         zero = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-        return TimeColumn(name, None, tuple((m - zero) // dt.timedelta(microseconds=1) for m in aware), rows)
+        return TimeColumn(
+            name, None, tuple((m - zero) // dt.timedelta(microseconds=1) for m in aware), rows, first_bad=absent
+        )
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
         return None
     unit = unit_of(given)
@@ -76,8 +105,8 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
     us = tuple(int(v * _PER_UNIT[unit]) for v in given)
     if any(isinstance(v, float) for v in given):
         plain = ".".join(map(quoted, path))
-        return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows)
-    return TimeColumn(name, unit, us, rows)
+        return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows, first_bad=absent)
+    return TimeColumn(name, unit, us, rows, first_bad=absent)
 
 
 @dataclass(frozen=True)

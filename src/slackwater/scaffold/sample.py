@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ ROWS = 100_000  # at the most
 _CHARACTERS = 64_000_000
 _LINE = 20_000_000  # characters; Spark takes no longer text either
 _SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+_SHOWN = 60  # characters of a value in a message
 _SEPARATORS = (",", "\t", ";", "|", " ")
 
 
@@ -37,6 +38,12 @@ class Sample:
     options: Mapping[str, str] = field(default_factory=dict)
     bad: int = 0  # lines that cannot be decoded
     skipped: tuple[str, ...] = ()  # columns that are not read, with the reason
+    lines: Sequence[int] = ()  # of one file of text: the line of each row, from 1
+    first_bad: str = ""  # the first line that cannot be decoded, for people
+
+    def place(self, row: int) -> str:
+        """Where a row is: its line, or how manieth it is."""
+        return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
 def read(path: Path) -> Sample:
@@ -57,7 +64,8 @@ def read(path: Path) -> Sample:
         raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet")
     if form is None:
         form = "json" if next(line for line in lines if line.strip()).lstrip().startswith(("{", "[")) else "csv"
-    return _json(path, query, lines) if form == "json" else _csv(path, query, lines, len(files) > 1)
+    several = len(files) > 1
+    return _json(path, query, lines, several) if form == "json" else _csv(path, query, lines, several)
 
 
 def _files(path: Path) -> tuple[list[Path], str]:
@@ -99,14 +107,20 @@ def _lines(files: list[Path]) -> Iterator[str]:
                     return
 
 
-def _json(path: Path, query: str, lines: list[str]) -> Sample:
+def shown(value: object) -> str:
+    """A value in one line of bounded length."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if next(line for line in lines if line.strip()).lstrip().startswith("["):
         raise StartError(
             f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
         )
     rows: list[dict[str, Any]] = []
-    bad = 0
-    for line in lines:
+    bad, places, first = 0, [], ""
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -115,11 +129,13 @@ def _json(path: Path, query: str, lines: list[str]) -> Sample:
             row = None
         if isinstance(row, dict):
             rows.append(row)
+            places.append(number)
         else:
             bad += 1
+            first = first or f"{f'line {number:,}' if not several else 'the first'} is {shown(line.strip())}"
     if not rows:
         raise StartError(
-            f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; expected one object per line"
+            f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line"
         )
     seen = Seen()
     for row in rows:
@@ -128,7 +144,18 @@ def _json(path: Path, query: str, lines: list[str]) -> Sample:
     twice = tuple(
         f"{name}: differs from another column by case only" for name in seen.fields if name and name not in names
     )
-    return Sample(path, query, "json", {name: seen.fields[name].ddl() for name in names}, rows, {}, bad, twice)
+    return Sample(
+        path,
+        query,
+        "json",
+        {name: seen.fields[name].ddl() for name in names},
+        rows,
+        {},
+        bad,
+        twice,
+        () if several else places,
+        first,
+    )
 
 
 def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
@@ -137,15 +164,22 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     fit = [(sep, widths[0]) for sep, widths in found if widths[0] > 1 and widths.count(widths[0]) >= 0.95 * len(widths)]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is no table: its lines have no common separator; expected JSON lines, CSV or Parquet"
+            f"--sample: {path}: is no table: its lines have no common separator, the first is {shown(head[0].strip())}; "
+            "expected JSON lines, CSV or Parquet"
         )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
-    table = list(csv.reader((line for line in lines if line.strip()), delimiter=sep))
+    reader = csv.reader(lines, delimiter=sep)
+    numbered = [(reader.line_num, r) for r in reader if len(r) > 1 or (r and r[0].strip())]
+    places, table = [n for n, _ in numbered], [r for _, r in numbered]
     header = _is_header(table[0])
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
+        places = list(range(1, len(table) + 1))  # not told
     names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
-    body = [r for r in table[1 if header else 0 :] if len(r) == width]
+    begins = 1 if header else 0
+    told = list(zip(places[begins:], table[begins:], strict=True))
+    body = [r for _, r in told if len(r) == width]
+    first = next(((n, r) for n, r in told if len(r) != width), None)
     rows = [dict(zip(names, map(cell, r), strict=True)) for r in body]
     if not rows:
         raise StartError(f"--sample: {path}: has a header and no rows")
@@ -160,7 +194,10 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
                 row[name] = spelled[i] or None
     options = ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     bad = len(table) - header - len(rows)
-    return Sample(path, query, "csv", columns, rows, options, bad)
+    at = "the first" if several or first is None else f"line {first[0]:,}"
+    why = "" if first is None else f"{at} has {len(first[1])} cells, expected {width}: {shown(sep.join(first[1]))}"
+    lines_of = () if several else [n for n, r in told if len(r) == width]
+    return Sample(path, query, "csv", columns, rows, options, bad, (), lines_of, why)
 
 
 def _is_header(row: list[str]) -> bool:

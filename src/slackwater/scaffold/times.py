@@ -1,63 +1,20 @@
 """Which column holds the event time, in which unit, and how far its rows are out of order.
 
-Texts are times by the rule of docs/semantics.md: a year of four digits, month and day, then a time of day, then a zone.
-Numbers are times if nearly all lie between 1990 and 2100 in one unit; the ranges of the units do not overlap.
+Texts are times by the rule of `core.text_times`. Numbers are times if nearly all lie between 1990 and 2100 in one unit; the ranges of the units do not overlap.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from zoneinfo import ZoneInfo
 
 UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0}  # unit -> microseconds; of "ns" there are 1000 in one
 _FROM_S, _TO_S = 631_152_000, 4_102_444_800  # 1990, 2100
-_TEXT = re.compile(
-    r"\s*(\d{4})-(\d{1,2})-(\d{1,2})"
-    r"(?:[T ](?:(\d{1,2})(?::(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?\s*([A-Za-z+-][A-Za-z0-9:+/_-]*)?)?)?)?)?\s*"
-)
-_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
-_NAMED = re.compile(r"time|stamp|date|epoch|when|created|occurred|^ts$|_ts$|^ts_|_at$|^at$|^t$", re.IGNORECASE)
+NAMED = re.compile(r"time|stamp|date|epoch|when|created|occurred|^ts$|_ts$|^ts_|_at$|^at$|^t$", re.IGNORECASE)
+ENOUGH = 0.999  # of the rows: a lateness that keeps so many is proposed, the others are late
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
-
-
-@lru_cache(maxsize=64)
-def _zone(name: str) -> dt.tzinfo | None:
-    if name in ("Z", "z", "UTC", "GMT"):
-        return dt.UTC
-    if match := _OFFSET.fullmatch(name):
-        sign, hours, minutes, seconds = match.groups()
-        ahead = dt.timedelta(hours=int(hours), minutes=int(minutes or 0), seconds=int(seconds or 0))
-        if ahead > dt.timedelta(hours=18):
-            return None
-        return dt.timezone(ahead if sign == "+" else -ahead)
-    try:
-        return ZoneInfo(name)
-    except (OSError, ValueError, KeyError):  # no such zone, or no name of one
-        return None
-
-
-def text_time_us(text: str) -> int | None:
-    """Microseconds since 1970 of a text that is a time, one without a zone as UTC; None where it is none."""
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        return None
-    *numbers, fraction, zone = match.groups()
-    year, month, day, hour, minute, second = (int(n or 0) for n in numbers)
-    try:
-        at = dt.datetime(year, month, day, hour, minute, second, int(f"{fraction or 0:0<6}"[:6]))
-    except ValueError:
-        return None
-    of = dt.UTC if zone is None else _zone(zone)
-    if of is None:
-        return None
-    try:
-        return (at.replace(tzinfo=of) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
-    except OverflowError:
-        return None
 
 
 def unit_of(values: Sequence[int | float]) -> str | None:
@@ -78,6 +35,7 @@ class TimeColumn:
     times_us: tuple[int, ...]
     rows: int  # of the sample
     zoned: bool = True  # False: texts without a zone
+    first_bad: int | None = None  # the first row of the sample without a usable time
 
     @property
     def missing(self) -> int:
@@ -91,18 +49,27 @@ class TimeColumn:
         share = in_order / max(1, len(self.times_us) - 1)
         name = self.name.rpartition(".")[2]
         return (
-            2.0 * bool(_NAMED.search(name)) + len(self.times_us) / max(1, self.rows) + share - 0.5 * ("." in self.name)
+            2.0 * bool(NAMED.search(name)) + len(self.times_us) / max(1, self.rows) + share - 0.5 * ("." in self.name)
         )
 
 
 @dataclass(frozen=True)
 class Disorder:
-    """How far rows lie behind the newest one before them, and the lateness that this suggests."""
+    """How far rows lie behind the newest one before them (µs: at the most, and of so many of 1,000 rows at the most), and the
+    lateness that keeps ENOUGH of them."""
 
     most_us: int
     lateness_ms: int
     in_time: float  # the share of the rows that this lateness keeps
     rows: int
+    p50_us: int = 0
+    p99_us: int = 0
+    p999_us: int = 0
+
+    @property
+    def late(self) -> int:
+        """Rows that this lateness does not keep."""
+        return round((1 - self.in_time) * self.rows)
 
 
 def disorder(times_us: Sequence[int]) -> Disorder:
@@ -111,6 +78,12 @@ def disorder(times_us: Sequence[int]) -> Disorder:
         newest = at if newest is None or at > newest else newest
         behind.append(newest - at)
     most = max(behind, default=0)
+    ordered = sorted(behind)
+
+    def quantile(share: float) -> int:
+        """The least distance that so many rows do not exceed."""
+        return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else 0
+
     steps = [1000 * step for step in _STEPS_S]
 
     def kept(ms: int) -> float:
@@ -118,6 +91,5 @@ def disorder(times_us: Sequence[int]) -> Disorder:
 
     lateness = 10_000
     if most:
-        whole = next((ms for ms in steps if ms * 1000 >= most), None)
-        lateness = whole or next((ms for ms in steps if kept(ms) >= 0.99), steps[-1])
-    return Disorder(most, lateness, kept(lateness), len(behind))
+        lateness = next((ms for share in (ENOUGH, 0.99) for ms in steps if kept(ms) >= share), steps[-1])
+    return Disorder(most, lateness, kept(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.scaffold.times import text_time_us
+from slackwater.core.text_times import text_time_us
 
 _MANY_KEYS = 64  # objects with more distinct keys are maps
 _SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

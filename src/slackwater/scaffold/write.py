@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slackwater.core.lateness import percent
 from slackwater.core.time import duration_text
 from slackwater.core.words import plural
 from slackwater.scaffold.sample import Sample
@@ -55,6 +56,7 @@ class Wanted:
     measure: str | None = None
     other_keys: tuple[str, ...] = ()
     drops_bad: str = ""  # why bad rows are dropped, else ""
+    keeps_late: str = ""  # why late rows become dead letters, else ""
 
 
 def q(text: str) -> str:
@@ -78,6 +80,7 @@ def config(wanted: Wanted, sides: Sequence[Side]) -> str:
         _join(wanted, sides) if wanted.kind == "join" else _window(wanted, sides[0]),
         f'[target]\nconnection = "files"\npath = {q("out/" + wanted.name)}           # one file per epoch, each row once\n'
         'format = "parquet"                 # or "json", "csv"\n',
+        _letters(wanted),
         f"[state_store]                      # open windows, positions and watermarks; a restart goes on from here\n"
         f'kind = "files"\npath = {q("state/" + wanted.name)}\n',
     ]
@@ -109,10 +112,15 @@ def _source(side: Side, kafka: bool) -> str:
 
 
 def _transform(wanted: Wanted) -> str:
+    kept = f'on_error = "dlq"                   # bad rows go to [dead_letter], too: {wanted.drops_bad}'
     policy = (
-        f'on_error = "drop"                  # bad rows are counted and logged: {wanted.drops_bad}'
-        if wanted.drops_bad
-        else ('on_error = "fail"                  # a bad row stops the run; "drop" counts and logs them')
+        kept
+        if wanted.drops_bad and wanted.keeps_late
+        else (
+            f'on_error = "drop"                  # bad rows are counted and logged: {wanted.drops_bad}'
+            if wanted.drops_bad
+            else ('on_error = "fail"                  # a bad row stops the run; "drop" counts and logs them')
+        )
     )
     sql = (
         ""
@@ -120,6 +128,24 @@ def _transform(wanted: Wanted) -> str:
         else '# sql = "SELECT * FROM source WHERE …"   # row-wise SQL before the window; keep _event_ts\n'
     )
     return f"[transform]\n{policy}\n{sql}"
+
+
+def _letters(wanted: Wanted) -> str:
+    """[dead_letter], as a comment where nothing would go there."""
+    lines = [
+        "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
+        'connection = "files"',
+        f"path = {q('letters/' + wanted.name)}",
+    ]
+    if not wanted.keeps_late:
+        lines = ['# with late_data = "dlq" or on_error = "dlq":', *(f"# {line}" for line in lines)]
+    return "\n".join(lines) + "\n"
+
+
+def _late_data(wanted: Wanted) -> str:
+    if wanted.keeps_late:
+        return f'late_data = "dlq"                  # {wanted.keeps_late}, to [dead_letter]; "drop" only counts them'
+    return 'late_data = "drop"                 # counted; "dlq" keeps them in [dead_letter], "reopen" corrects windows'
 
 
 def _times(wanted: Wanted, side: Side) -> str:
@@ -146,7 +172,7 @@ def _window(wanted: Wanted, side: Side) -> str:
     )
     text = (
         f'[transform.window]\nkind = "{wanted.kind}"\n{shape}{_times(wanted, side)}group_by = {_list(side.keys)}{others}\n'
-        'late_data = "drop"                 # counted; "dlq" keeps them, "reopen" corrects windows\n\n'
+        f"{_late_data(wanted)}\n\n"
         f"{_columns(wanted.kind, side.keys)}\n"
         '[[transform.window.aggregations]]\nagg = "count"\nas = "events"\n'
     )
@@ -173,7 +199,7 @@ def _join(wanted: Wanted, sides: Sequence[Side]) -> str:
         f"left_source = {q(left.name)}\nright_source = {q(right.name)}\n"
         f"left_keys = {_list(left.keys)}\nright_keys = {_list(right.keys)}\n"
         'time_window = "1h"              # how far apart partners may be, either way\n'
-        f"{_times(wanted, left)}"
+        f"{_times(wanted, left)}" + (f"{_late_data(wanted)}\n" if wanted.keeps_late else "")
     )
 
 
@@ -208,10 +234,27 @@ def lateness_note(seen: Disorder | None) -> str:
     most = span(seen.most_us)
     if seen.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
-    kept = f"rows are out of order by up to {most} in the sample; this keeps {100 * seen.in_time:.4g} % of them"
-    if seen.in_time < 0.5:
-        return f"{kept}: a clock in it may be wrong, see max_jump"
-    return f'{kept}; see also late_data = "reopen"'
+    kept = f"keeps {percent(seen.in_time)} of the sample, where rows are out of order by up to {most}"
+    return f"{kept}: a clock in it may be wrong, see max_jump" if seen.in_time < 0.5 else kept
+
+
+def disorder_lines(seen: Disorder) -> list[str]:
+    """How far the rows of a sample lie behind the newest one before them, for people."""
+    if not seen.most_us:
+        return [lateness_note(seen)]
+    parts = (("p50", seen.p50_us), ("p99", seen.p99_us), ("p99.9", seen.p999_us), ("max", seen.most_us))
+    lines = [f"behind the newest row before: {', '.join(f'{name} {span(us)}' for name, us in parts)}"]
+    lateness = duration_text(seen.lateness_ms)
+    if seen.in_time == 1.0:
+        return [*lines, f"lateness {lateness} keeps all of them"]
+    return [*lines, f"lateness {lateness} {lateness_note(seen)}; {late_rows(seen)}, kept as dead letters"]
+
+
+def late_rows(seen: Disorder | None) -> str:
+    """The rows that the proposed lateness does not keep; an empty text for none."""
+    if seen is None or not seen.late:
+        return ""
+    return f"{plural(seen.late, 'row')} of the sample would be late"
 
 
 def span(us: int) -> str:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from slackwater.config.paths import as_written
 from slackwater.config.source import Source
+from slackwater.core.local_files import local_name
 from slackwater.core.offsets import ChangedFiles, FilesRead
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import footers, letters
@@ -341,8 +342,3 @@ def recall(store: HasLists, offsets: FilesRead) -> list[FileEntry]:
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)
     return list({e.path: e for e in entries}.values())  # one that changed is listed again, as it was then
-
-
-def local_name(uri: str) -> str:
-    """A file's name for people."""
-    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FilesRead
 from slackwater.errors import EpochError, ExhaustedError
 from slackwater.sources import files, listing
@@ -73,7 +74,7 @@ class FilesPlanner:
         assert found is not None, "see `PlannedFiles`"
         self._source, self._listing = source, found
         self._most = source.spec.max_files_per_trigger
-        self._known = {files.local_name(entry.path) for entry in read}  # planned, or not to be read
+        self._known = {local_name(entry.path) for entry in read}  # planned, or not to be read
         self._waiting: list[FileEntry] = []  # found and not planned yet
         self._ended = False
 
@@ -96,9 +97,9 @@ class FilesPlanner:
         return SomeFiles(self._source, entries) if entries else None
 
     def _now(self, entry: FileEntry) -> FileEntry | None:
-        self._known.add(files.local_name(entry.path))
+        self._known.add(local_name(entry.path))
         if (now := entry.now) is None:
-            name = files.local_name(entry.path)
+            name = local_name(entry.path)
             log.warning('source "%s": %s was removed before it was read: nothing of it counts', self._source.name, name)
         return now
 

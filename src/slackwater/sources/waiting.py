@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from slackwater.config.source import Source
+from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FilesRead, KafkaOffsets
 from slackwater.core.words import plural
-from slackwater.sources.files import local_name, located, recall
+from slackwater.sources.files import located, recall
 from slackwater.sources.kafka_broker import Broker
 from slackwater.state.protocol import Snapshot
 

@@ -21,7 +21,6 @@ from slackwater.operators.dead_letters import ORIGIN, letter_columns, unfit_colu
 from slackwater.operators.task import LetterFile
 from slackwater.operators.windowed import Windowed
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.files import local_name
 from slackwater.spark import epoch_sql, undecodable
 from slackwater.spark.rows import Read, StepRows
 from slackwater.spark.statistics import FILE, MARK
@@ -116,15 +115,12 @@ class Aside:
         )
         text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
         parts = (
-            f"substring(to_json(struct({row})), 1, 300) AS row",
-            f"substring({text}, 1, 300) AS text",
+            f"substring(to_json(struct({row})), 1, {undecodable.READ}) AS row",
+            f"substring({text}, 1, {undecodable.READ}) AS text",
             f"length({text}) AS length",
+            f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
         )
         found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
         spec = undecodable.source_of(self.rows.pipeline, name)
-        return [
-            f"{r['__bad']}: {r['row']}"
-            + (f" in {local_name(r['place'])}" if r["place"] else "")
-            + (undecodable.why(spec, r["text"], r["length"]) if spec and r["__bad"] == "undecodable" else "")
-            for r in found
-        ]
+        column = self.rows.pipeline.transform.step.event_time_column
+        return [undecodable.sample(spec, column, r.asDict()) for r in found]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.local_files import local_name
 from slackwater.core.time import iso
 from slackwater.engine.protocol import SourceStats
 from slackwater.errors import EpochError
 from slackwater.operators import fitting
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.sources import connect
-from slackwater.sources.files import MARKS, local_name
+from slackwater.sources.files import MARKS
 from slackwater.watermark import CONFIRMS, Heard, Span
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from slackwater.core.text_times import text_time_us
 from slackwater.core.words import plural
-from slackwater.scaffold.times import text_time_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -11,8 +11,8 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
+from slackwater.core.text_times import text_time_us
 from slackwater.errors import StartError
-from slackwater.scaffold.times import text_time_us
 from slackwater.testing.given import columns_of, micros
 
 Columns = Mapping[str, Field]

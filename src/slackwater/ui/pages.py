@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from slackwater.core.lateness import percent
+from slackwater.core.local_files import local_name
 from slackwater.core.words import plural
 from slackwater.maintenance.hot_keys import HotKey
 from slackwater.query.text import plain
@@ -78,7 +79,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
-    env.filters.update(percent=percent, rate=rate, plural=plural, counted=counted, plain=plain)
+    env.filters.update(percent=percent, rate=rate, plural=plural, counted=counted, plain=plain, path=local_name)
     env.globals.update(
         draw_lanes=in_both(watermark.lanes),
         draw_behind=in_both(watermark.behind),

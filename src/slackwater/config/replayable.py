@@ -1,0 +1,45 @@
+"""Whether letters of late rows can be replayed, as far as a config tells: they correct windows that the target holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slackwater.config.connectors import CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.window import Window
+
+READABLE = ("postgres", "delta", "iceberg")  # targets that windows can be read back from
+EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "merge"'
+
+
+def late_refusal(pipeline: Pipeline) -> str | None:
+    """Why `dlq replay` cannot apply late rows of this pipeline, and what would let it; None if it can."""
+    if len(pipeline.alone) > 1:
+        return "the stages read each other's results, which are not taken back; expected a pipeline of one stage"
+    step = pipeline.transform.step
+    if pipeline.transform.join is not None:
+        return "the rows of a join are final; expected a window"
+    if not isinstance(step, Window):
+        return None
+    targets = [(own.target, _kind(own)) for own in pipeline.by_target.values()]
+    adds = [one for one in targets if not one[0].upserts(one[1], step)]
+    readable = [one for one in targets if one not in adds and one[1] in READABLE]
+    is_marked = step.emit_metadata and len(targets) > 1  # what is written again says so where rows are only added
+    if readable and (is_marked or not adds):
+        return None
+    target, kind = next(iter(adds or targets))
+    what = "only adds rows" if adds else "cannot be read back here"
+    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].place(target)}) {what}; {EXPECTED}"
+
+
+def late_notes(pipeline: Pipeline) -> Iterator[str]:
+    """What to know of `late_data = "dlq"` before the first late row."""
+    if any(own.transform.step.late_data == "dlq" for own in pipeline.alone.values()):
+        why = late_refusal(pipeline)
+        if why is not None:
+            yield f'late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: {why}'
+
+
+def _kind(pipeline: Pipeline) -> str:
+    connection = resolve(pipeline.target.connection, pipeline.connections)
+    return "console" if connection is None else connection.kind

@@ -1,0 +1,50 @@
+"""Texts that are times, by the rule of docs/semantics.md: a year of four digits, month and day, then a time of day, then a zone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+_TEXT = re.compile(
+    r"\s*(\d{4})-(\d{1,2})-(\d{1,2})"
+    r"(?:[T ](?:(\d{1,2})(?::(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?\s*([A-Za-z+-][A-Za-z0-9:+/_-]*)?)?)?)?)?\s*"
+)
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?")
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str) -> dt.tzinfo | None:
+    if name in ("Z", "z", "UTC", "GMT"):
+        return dt.UTC
+    if match := _OFFSET.fullmatch(name):
+        sign, hours, minutes, seconds = match.groups()
+        ahead = dt.timedelta(hours=int(hours), minutes=int(minutes or 0), seconds=int(seconds or 0))
+        if ahead > dt.timedelta(hours=18):
+            return None
+        return dt.timezone(ahead if sign == "+" else -ahead)
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):  # no such zone, or no name of one
+        return None
+
+
+def text_time_us(text: str) -> int | None:
+    """Microseconds since 1970 of a text that is a time, one without a zone as UTC; None where it is none."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        return None
+    *numbers, fraction, zone = match.groups()
+    year, month, day, hour, minute, second = (int(n or 0) for n in numbers)
+    try:
+        at = dt.datetime(year, month, day, hour, minute, second, int(f"{fraction or 0:0<6}"[:6]))
+    except ValueError:
+        return None
+    of = dt.UTC if zone is None else _zone(zone)
+    if of is None:
+        return None
+    try:
+        return (at.replace(tzinfo=of) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    except OverflowError:
+        return None

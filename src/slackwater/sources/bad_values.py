@@ -1,0 +1,188 @@
+"""Which value of a bad row is to blame, and on which line of its file it is; both where the text of the row tells.
+
+    user,ts,amount
+    ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
+
+Pure but for `lines_of`, which reads a file of this machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from slackwater.config import ddl
+from slackwater.config.source import Source
+from slackwater.core.schema import INTEGERS, NUMBERS
+from slackwater.core.text_times import text_time_us
+
+SHOWN = 60  # characters of a value
+MOST_BYTES = 64_000_000  # of a file that is looked through for a line
+_NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+
+
+def told(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
+    """What is wrong with the text of a record that could not be decoded, in a few words; empty where it does not tell.
+
+    `parsed`: what its reader made of it, without NULLs, where that is known.
+    """
+    form = source.format or source.payload_format or "json"
+    if text is None or form not in ("json", "csv"):
+        return ""
+    types = _types(source)
+    if form == "csv":
+        cells = _cells(source, text)
+        if types and len(cells) != len(types):
+            return f"{len(cells)} {'value' if len(cells) == 1 else 'values'}, expected {len(types)}"
+        values: Mapping[str, Any] = {name: c for name, c in zip(types, cells, strict=False) if c != ""}
+    else:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return "no JSON"
+        if not isinstance(found, Mapping):
+            return f"{_shown(found)}, expected a JSON object"
+        values = {name: found[name] for name in types if found.get(name) is not None}
+    lost = [name for name in values if parsed is not None and parsed.get(name) is None]
+    name = next((n for n in (lost or values) if not _fits(values[n], types[n], form)), next(iter(lost), None))
+    return "" if name is None else f'column "{name}" holds {_shown(values[name])}, expected {types[name].upper()}'
+
+
+def time_told(column: str, row: Mapping[str, Any] | None) -> str:
+    """The value of the event time of a row that was decoded; empty where it is no plain column."""
+    if row is None or not re.fullmatch(r"\w+", column) or column.startswith("_"):
+        return ""
+    value = row.get(column)
+    return f'column "{column}" ' + ("is missing or NULL" if value is None else f"holds {_shown(value)}")
+
+
+def _types(source: Source) -> dict[str, str]:
+    try:
+        return ddl.columns(source.schema_ or "")
+    except ddl.DdlError:
+        return {}
+
+
+def _cells(source: Source, text: str) -> list[str]:
+    options = {key.casefold(): value for key, value in source.options.items()}
+    sep = (options.get("sep") or options.get("delimiter") or ",")[:1]
+    quote = (options.get("quote") or '"')[:1]
+    try:
+        return next(csv.reader([text], delimiter=sep, quotechar=quote), [])
+    except csv.Error:
+        return []
+
+
+def _fits(value: Any, type_: str, form: str) -> bool:
+    """Whether a value may be of this type; True where that is not known."""
+    base = type_.partition("(")[0].partition("<")[0].casefold()
+    is_text = isinstance(value, str)
+    if base in INTEGERS:
+        return (
+            bool(_WHOLE.fullmatch(value)) if form == "csv" else isinstance(value, int) and not isinstance(value, bool)
+        )
+    if base in ("double", "float", "decimal"):
+        return _is_number(value) if is_text else isinstance(value, int | float) and not isinstance(value, bool)
+    if base == "boolean":
+        return value.strip().casefold() in ("true", "false") if is_text and form == "csv" else isinstance(value, bool)
+    if base in ("timestamp", "timestamp_ntz", "date"):
+        return text_time_us(value) is not None if is_text else False
+    if base in ("array", "struct", "map"):
+        return form == "csv" or isinstance(value, list if base == "array" else dict)
+    return True
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return bool(_NOT_A_NUMBER.fullmatch(text.strip()))
+    return True
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} characters)"
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record to look for: its text as it stands in the file, or the row that was read of it, without NULLs."""
+
+    text: str | None = None
+    row: Mapping[str, Any] | None = None
+
+    def is_in(self, line: str, source: Source, form: str) -> bool:
+        if self.text is not None:
+            return line.strip() == self.text.strip()
+        if not self.row:
+            return False
+        types = _types(source)
+        if form == "csv":
+            cells = _cells(source, line)
+            if len(cells) != len(types):
+                return False
+            found: Mapping[str, Any] = dict(zip(types, cells, strict=True))
+        else:
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                return False
+            if not isinstance(found, Mapping):
+                return False
+        return bool(types) and all(_same(found.get(n), self.row.get(n), t) for n, t in types.items())
+
+
+def _same(written: Any, read: Any, type_: str) -> bool:
+    """Whether a value of a file was read as this one; False where that cannot be told, as of lists and structs."""
+    if written in (None, "") or read is None:
+        return written in (None, "") and read is None
+    base = type_.partition("(")[0].casefold()
+    if base in NUMBERS:
+        return _is_number(str(written)) and _is_number(str(read)) and float(written) == float(read)
+    if base in ("timestamp", "timestamp_ntz", "date"):
+        at = text_time_us(str(written))
+        return at is not None and at == text_time_us(str(read))
+    return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
+
+
+def lines_of(source: Source, file: str, records: Sequence[Record]) -> list[int | None]:
+    """The lines, from 1, on which these records are in a file of text; None where that is not known.
+
+    Equal records have the line of the first of them. Files of other machines, of several lines per record and of other encodings,
+    and what lies behind MOST_BYTES, are not looked through.
+    """
+    found: list[int | None] = [None] * len(records)
+    options = {key.casefold(): value.casefold() for key, value in source.options.items()}
+    encoding = options.get("encoding") or options.get("charset") or "utf-8"
+    form = source.format or ""
+    if form not in ("json", "csv") or options.get("multiline") == "true" or encoding not in ("utf-8", "utf8"):
+        return found
+    if "linesep" in options or "://" in file:
+        return found
+    left, read = {i for i, r in enumerate(records) if r.text or r.row}, 0
+    try:
+        with Path(file).open("rb") as raw:
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
+            for number, line in enumerate(stream, 1):
+                read += len(line)
+                if not left or read > MOST_BYTES:
+                    break
+                text = line.decode(errors="replace").lstrip("\ufeff")
+                for i in [i for i in left if records[i].is_in(text, source, form)]:
+                    found[i] = number
+                    left.discard(i)
+    except (OSError, EOFError, zlib.error):
+        return found
+    return found

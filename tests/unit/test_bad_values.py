@@ -1,0 +1,119 @@
+"""Which value of a bad row is to blame, and its line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.config.source import Source
+from slackwater.sources.bad_values import Record, lines_of, time_told, told
+
+SCHEMA = "user STRING, n BIGINT, x DOUBLE, ok BOOLEAN, ts TIMESTAMP, tags ARRAY<STRING>"
+
+
+def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
+    return Source(name="s", connection="c", query="in", format=form, schema=schema, options=options)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"user": "a", "ts": "soon"}, 'column "ts" holds "soon", expected TIMESTAMP'),
+        ({"user": "a", "n": "many"}, 'column "n" holds "many", expected BIGINT'),
+        ({"user": "a", "n": 1.5}, 'column "n" holds 1.5, expected BIGINT'),
+        ({"x": "abc"}, 'column "x" holds "abc", expected DOUBLE'),
+        ({"x": "NaN", "ok": 1}, 'column "ok" holds 1, expected BOOLEAN'),
+        ({"tags": {"a": 1}}, 'column "tags" holds {"a": 1}, expected ARRAY<STRING>'),
+        ({"user": "a", "n": None, "other": "x"}, ""),
+        ({"ts": "x" * 10_000}, f'column "ts" holds "{"x" * 59}… (10,002 characters), expected TIMESTAMP'),
+    ],
+)
+def test_of_json(row: dict[str, Any], said: str) -> None:
+    assert told(source(), json.dumps(row)) == said
+
+
+@pytest.mark.parametrize(("text", "said"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")])
+def test_of_what_is_no_object(text: str | None, said: str) -> None:
+    assert told(source(), text) == said
+
+
+def test_the_column_that_the_reader_lost_goes_before_any_guess() -> None:
+    row = {"user": "a", "n": 9, "x": 3}
+    assert told(source(), json.dumps(row), {"user": "a", "x": 3.0}) == 'column "n" holds 9, expected BIGINT'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,1,2.5,true,2024-03-01T09:00:00Z,x", ""),
+        ("a,one,2.5,true,2024-03-01T09:00:00Z,x", 'column "n" holds "one", expected BIGINT'),
+        ('a,,,,"1, 2",', 'column "ts" holds "1, 2", expected TIMESTAMP'),
+        ("a,1", "2 values, expected 6"),
+        ("", "0 values, expected 6"),
+    ],
+)
+def test_of_csv(text: str, said: str) -> None:
+    assert told(source("csv"), text) == said
+    assert told(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
+
+
+def test_what_has_no_text_says_nothing() -> None:
+    assert told(source("parquet"), "PAR1") == ""
+    assert told(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "said"),
+    [
+        ("ts", {"ts": "soon"}, 'column "ts" holds "soon"'),
+        ("ts", {"a": 1}, 'column "ts" is missing or NULL'),
+        ("CAST(a AS TIMESTAMP)", {"a": 1}, ""),
+        ("_event_ts", {"a": 1}, ""),
+        ("ts", None, ""),
+    ],
+)
+def test_of_an_event_time(column: str, row: dict[str, Any] | None, said: str) -> None:
+    assert time_told(column, row) == said
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_lines(tmp_path: Path, name: str) -> None:
+    text = "user,n,ts\nann,1,2024-03-01T09:00:00Z\n\nbob,two,x\nbob,two,x\ncid,,2024-03-01 10:00:00.5Z"
+    file = tmp_path / name
+    file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    given = source("csv", "user STRING, n BIGINT, ts TIMESTAMP", header="true")
+    records = [
+        Record("bob,two,x"),
+        Record(row={"user": "ann", "n": 1, "ts": "2024-03-01T09:00:00.000Z"}),
+        Record(row={"user": "cid", "ts": "2024-03-01T10:00:00.500Z"}),
+        Record(row={"user": "cid", "ts": "2024-03-01T10:00:00.600Z"}),
+        Record("absent"),
+        Record(),
+    ]
+    assert lines_of(given, str(file), records) == [4, 2, 6, None, None, None]
+
+
+def test_lines_of_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')
+    given = source(schema="user STRING, x DOUBLE")
+    assert lines_of(given, str(file), [Record("{broken"), Record(row={"user": "ann", "x": 2})]) == [2, 3]
+    nested = source(schema="user STRING, x DOUBLE, s STRUCT<a: INT>")
+    file.write_text('{"user": "ann", "s": {"a": 1}}\n')
+    assert lines_of(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [None]  # cannot be told
+
+
+@pytest.mark.parametrize(
+    "given",
+    [source(multiLine="true"), source(encoding="utf-16"), source(lineSep=";"), source("parquet", "user STRING")],
+)
+def test_files_that_are_not_looked_through(tmp_path: Path, given: Source) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{broken\n")
+    assert lines_of(given, str(file), [Record("{broken")]) == [None]
+    assert lines_of(source(), str(tmp_path / "gone"), [Record("{broken")]) == [None]
+    assert lines_of(source(), "s3://lake/a.jsonl", [Record("{broken")]) == [None]
