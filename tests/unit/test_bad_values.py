@@ -97,6 +97,17 @@ def test_lines(tmp_path: Path, name: str) -> None:
     assert lines_of(given, str(file), records) == [4, 2, 6, None, None, None]
 
 
+def test_a_record_that_was_written_anew_is_recognised_by_its_values(tmp_path: Path) -> None:
+    """As Spark gives a row back whose time is none: without blanks, numbers and flags in its own spelling."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
+    given = source(schema="user STRING, n BIGINT, ts TIMESTAMP")
+    assert lines_of(given, str(file), [Record('{"user":"bob","ts":"soon"}'), Record('{"user":"cid"}')]) == [2, None]
+    file.write_text("ann,True,1.50,soon\nbob,False,2,soon\n")
+    given = source("csv", "user STRING, ok BOOLEAN, x DOUBLE, ts TIMESTAMP")
+    assert lines_of(given, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
+
+
 def test_lines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')

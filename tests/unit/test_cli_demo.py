@@ -192,7 +192,7 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
     for part in (
         f"2,000 clicks of two sources, out of order by up to 20 seconds, in {home}\n",
         "  demo-sessions: 8 of 8 files\n",
-        f"950 used, 25 late, 15 refused, 10 bad\n  42 windows emitted (2 cap, 40 close), 12 open; results in {home}/out/counts\n",
+        f"950 used, 25 late, 15 refused, 10 bad\n  42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open; results in {home}/out/counts\n",
         "│ u0007 │ 06:00:00 │ 06:05:00 │ 9      │ 3     │ /cart   │",
         "Clicks per 10 minutes, 06:00 to 18:00, at most 9:\n█\n",
         f"  slackwater show {home}/sessions.toml\n",

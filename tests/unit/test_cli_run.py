@@ -103,7 +103,7 @@ def test_the_summary_accounts_for_every_row() -> None:
     assert summary(STATUS, "clicks", '"out"').splitlines() == [
         "clicks: epoch 7, 1,000 rows in",
         "  950 used, 25 late, 15 refused, 10 bad",
-        '  42 windows emitted (2 cap, 40 close), 12 open; results in "out"',
+        '  42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open; results in "out"',
         "  28 dead letters (25 late, 3 no event time)",
     ]
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.words import plural as plural
 from slackwater.engine.status import SourceStatus, Status
+from slackwater.runner.results_text import results_lines
 from slackwater.runner.tell import late_between
 
 
@@ -75,15 +75,6 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"
     c = status.counters
-    emitted = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.emitted.items())) or "none"
-    what, left = "windows", f"{status.windows_active:,} open"
-    if status.buffered:
-        what, left = (
-            "rows",
-            " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " rows buffered",
-        )
-    elif status.window_kind not in KINDS_OF_WINDOW:
-        what, left = "rows", f"{plural(status.groups, 'key')} kept" if status.groups else "no state"
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
         f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",
@@ -94,8 +85,9 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
             if c.rows_in - c.rows_bad != c.rows_sql
             else ""
         ),
-        f"  {plural(c.rows_emitted, what.removesuffix('s'))} emitted ({emitted}), {left}; results in {where}",
     ]
+    *earlier, last = results_lines(status)
+    lines += [*(f"  {line}" for line in earlier), f"  {last}; results in {where}"]
     if status.stages[1:]:
         lines.append(f"  {late_between(status)}")
     if c.letters:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 
 from slackwater import explain
@@ -25,6 +26,7 @@ from slackwater.config.source import Source
 from slackwater.core.words import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
+from slackwater.runner.results_text import results_lines
 from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")
@@ -124,14 +126,12 @@ def end(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     if status is None:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
-    left = f"{status.windows_active:,} open"
-    if status.buffered:
-        left = " and ".join(f"{held.rows:,} {side}" for side, held in status.buffered.items()) + " buffered"
+    came = "; ".join(results_lines(replace(status, of=pipeline), "by flush"))
     between = f"; {late_between(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
-        f"{c.rows_emitted:,} emitted, {left}{between}; results in {explain.target_text(pipeline)}"
+        f"{came}{between}; results in {explain.target_text(pipeline)}"
     )
 
 

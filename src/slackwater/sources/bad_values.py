@@ -118,30 +118,62 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record to look for: its text as it stands in the file, or the row that was read of it, without NULLs."""
+    """A record to look for: its text, or the row that was read of it, without NULLs.
+
+    The text may have been written anew (`{"a":1}` for `{"a": 1}`): then its values are compared.
+    """
 
     text: str | None = None
     row: Mapping[str, Any] | None = None
 
-    def is_in(self, line: str, source: Source, form: str) -> bool:
-        if self.text is not None:
-            return line.strip() == self.text.strip()
-        if not self.row:
+
+class _Search:
+    """A record that is looked for in the lines of a file: first by a part that every line of it has, then by all its values."""
+
+    def __init__(self, source: Source, form: str, record: Record) -> None:
+        self._source, self._form, self._types = source, form, _types(source)
+        self._text = None if record.text is None else record.text.strip()
+        self._row = record.row or {}
+        self._values = None if self._text is None else self._read(self._text)
+        known = self._row if self._text is None else self._values or {}
+        texts = [v for v in known.values() if isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", v)]
+        texts = [v for v in texts if v.casefold() not in ("true", "false") and not _is_number(v)]
+        self._part = max(texts, key=len, default="")
+        self.is_possible = bool(self._text or self._row)
+
+    def is_in(self, line: str) -> bool:
+        if self._text is not None and line.strip() == self._text:
+            return True
+        if self._part not in line or not self._types or (self._text is not None and not self._values):
             return False
-        types = _types(source)
-        if form == "csv":
-            cells = _cells(source, line)
-            if len(cells) != len(types):
-                return False
-            found: Mapping[str, Any] = dict(zip(types, cells, strict=True))
-        else:
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                return False
-            if not isinstance(found, Mapping):
-                return False
-        return bool(types) and all(_same(found.get(n), self.row.get(n), t) for n, t in types.items())
+        found = self._read(line)
+        if not found:
+            return False
+        if self._values is not None:
+            return all(_alike(found.get(n), self._values.get(n)) for n in self._types)
+        return all(_same(found.get(n), self._row.get(n), t) for n, t in self._types.items())
+
+    def _read(self, line: str) -> Mapping[str, Any] | None:
+        """The values of a line by column; None for what is no record."""
+        if self._form == "csv":
+            cells = _cells(self._source, line)
+            return dict(zip(self._types, cells, strict=True)) if len(cells) == len(self._types) else None
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, Mapping) else None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values of a text are the same, however they are spelled."""
+    if one == other or (one in (None, "") and other in (None, "")):
+        return True
+    if not isinstance(one, str) or not isinstance(other, str):
+        return False
+    return one.strip().casefold() == other.strip().casefold() or (
+        _is_number(one) and _is_number(other) and float(one) == float(other)
+    )
 
 
 def _same(written: Any, read: Any, type_: str) -> bool:
@@ -171,7 +203,8 @@ def lines_of(source: Source, file: str, records: Sequence[Record]) -> list[int |
         return found
     if "linesep" in options or "://" in file:
         return found
-    left, read = {i for i, r in enumerate(records) if r.text or r.row}, 0
+    wanted, read = [_Search(source, form, record) for record in records], 0
+    left = {i for i, search in enumerate(wanted) if search.is_possible}
     try:
         with Path(file).open("rb") as raw:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
@@ -180,7 +213,7 @@ def lines_of(source: Source, file: str, records: Sequence[Record]) -> list[int |
                 if not left or read > MOST_BYTES:
                     break
                 text = line.decode(errors="replace").lstrip("\ufeff")
-                for i in [i for i in left if records[i].is_in(text, source, form)]:
+                for i in [i for i in left if wanted[i].is_in(text)]:
                     found[i] = number
                     left.discard(i)
     except (OSError, EOFError, zlib.error):

@@ -112,7 +112,9 @@ def test_it_is_said_what_it_does_and_keeps() -> None:
     )
     assert found.state_bytes is None
     status = replace(STATUS, window_kind="nth", groups=4)
-    assert "42 rows emitted (2 cap, 40 close), 4 keys kept; results in out" in summary(status, "p", "out")
+    assert "42 rows: 40 closed by the watermark, 2 cut at max_session_duration; 4 keys kept; results in out" in summary(
+        status, "p", "out"
+    )
 
 
 def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:

@@ -1,0 +1,83 @@
+"""What came out of a run, in words: how many results, and why each of them came out.
+
+18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 0 open
+96,250 rows: 95,000 pairs, 1,250 without a partner; 812 left and 30 right rows wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.window import KINDS_OF_WINDOW
+from slackwater.core.words import duration, plural
+from slackwater.engine.status import Buffered, StageStatus, Status
+
+FLUSH = "by --flush"  # as the command line calls it
+_TAKEN_BACK = "supersede"
+_WHY = {
+    "close": "closed by the watermark",
+    "cap": "cut at {cap}",
+    "flush": "{flush}",
+    "update": "updates before they closed",
+    "late": "corrected by late rows",
+    "standalone": "of late rows alone",
+    "match": "pairs",
+    "unmatched": "without a partner",
+}
+
+
+def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
+    """A line for the results of the pipeline; of several stages one for each, with its name."""
+    if not status.stages[1:]:
+        yield _line(status.window_kind, status.counters.emitted, _waits(status), _cap(status.of, None), flush)
+        return
+    for stage in status.stages:
+        said = _line(stage.kind, stage.counters.emitted, _waits(stage), _cap(status.of, stage.name), flush)
+        yield f'stage "{stage.name}": {said}'
+
+
+def _line(kind: str, emitted: Mapping[str, int], waits: str, cap: str, flush: str) -> str:
+    """`emitted`: results by reason."""
+    counts = {why: n for why, n in emitted.items() if n and why != _TAKEN_BACK}
+    total = sum(counts.values())
+    noun = "session" if kind == "session" else "window" if kind in KINDS_OF_WINDOW else "row"
+    said = plural(total, noun)
+    if any(why in _WHY for why in counts):  # a step by row or key has one reason, its own name
+        said += ": " + ", ".join(_reason(why, n, cap, flush) for why, n in _ordered(counts))
+    if gone := emitted.get(_TAKEN_BACK, 0):
+        said += f", and {gone:,} taken back"
+    return f"{said}; {waits}"
+
+
+def _ordered(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    order = [*_WHY]
+    return sorted(counts.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+
+
+def _reason(why: str, count: int, cap: str, flush: str) -> str:
+    if why == "match":
+        return plural(count, "pair")
+    return f"{count:,} {_WHY.get(why, why).format(cap=cap, flush=flush)}"
+
+
+def _waits(found: Status | StageStatus) -> str:
+    """What is still in the state."""
+    kind = found.window_kind if isinstance(found, Status) else found.kind
+    buffered: Mapping[str, Buffered] = found.buffered
+    if buffered:
+        return f"{' and '.join(f'{held.rows:,} {side}' for side, held in buffered.items())} rows wait for partners"
+    if kind in KINDS_OF_WINDOW:
+        return f"{found.windows_active if isinstance(found, Status) else found.open:,} open"
+    return f"{plural(found.groups, 'key')} kept" if found.groups else "no state"
+
+
+def _cap(pipeline: Pipeline | None, stage: str | None) -> str:
+    """How long a session may be."""
+    if pipeline is None:
+        return "max_session_duration"
+    own: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)
+    window = own.transform.window
+    cap = None if window is None else window.max_session_duration_ms
+    return "max_session_duration" if cap is None else duration(cap)

@@ -1,0 +1,72 @@
+"""The last lines of a run in words: what came out of it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from tests.support.statuses import COUNTERS, STAGE, STATUS
+
+import slackwater as sw
+from slackwater.engine.status import Buffered, Status
+from slackwater.runner.results_text import results_lines
+
+
+def status(kind: str, emitted: Mapping[str, int], **more: object) -> Status:
+    return replace(STATUS, window_kind=kind, counters=replace(COUNTERS, emitted=emitted), **more)
+
+
+def sessions(cap: str) -> sw.Pipeline:
+    window = sw.Window(
+        kind="session",
+        gap="30m",
+        max_session_duration=cap,
+        group_by=["u"],
+        event_time_column="ts",
+        aggregations=[sw.Aggregation(agg="count", as_="n")],
+    )
+    lake = sw.FilesConnection()
+    source = sw.Source(name="s", connection=lake, query="in", format="json", schema="u STRING, ts TIMESTAMP")
+    store = sw.StateStore(kind="files", path="state")
+    return sw.Pipeline(
+        name="p",
+        sources=[source],
+        transform=sw.Transform(window=window),
+        target=sw.Target(connection=lake, path="out"),
+        state_store=store,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "emitted", "said"),
+    [
+        ("session", {"flush": 761, "cap": 146, "close": 17_428},
+         "18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 12 open"),
+        ("session", {"close": 1}, "1 session: 1 closed by the watermark; 12 open"),
+        ("session", {}, "0 sessions; 12 open"),
+        ("tumbling", {"close": 3, "flush": 0, "late": 2}, "5 windows: 3 closed by the watermark, 2 corrected by late rows; 12 open"),
+        ("hopping", {"close": 3, "supersede": 2}, "3 windows: 3 closed by the watermark, and 2 taken back; 12 open"),
+        ("tumbling", {"update": 9, "close": 1, "standalone": 4},
+         "14 windows: 1 closed by the watermark, 9 updates before they closed, 4 of late rows alone; 12 open"),
+        ("rows", {"row": 5000}, "5,000 rows; no state"),
+    ],
+)  # fmt: skip
+def test_a_stage(kind: str, emitted: Mapping[str, int], said: str) -> None:
+    groups = 0 if kind == "rows" else 11
+    assert list(results_lines(status(kind, emitted, of=sessions("12h"), groups=groups))) == [said]
+
+
+def test_a_join() -> None:
+    found = status("join", {"match": 95_000, "unmatched": 1}, buffered={"left": Buffered(812), "right": Buffered(30)})
+    assert list(results_lines(found)) == [
+        "95,001 rows: 95,000 pairs, 1 without a partner; 812 left and 30 right rows wait for partners"
+    ]
+
+
+def test_stages_have_a_line_each() -> None:
+    day = replace(STAGE, name="day", kind="tumbling", open=2, counters=replace(COUNTERS, emitted={"flush": 3}))
+    assert list(results_lines(replace(STATUS, stages=(STAGE, day)), "by flush")) == [
+        'stage "transform": 42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open',
+        'stage "day": 3 windows: 3 by flush; 2 open',
+    ]
