@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from slackwater.core.words import plural
 from slackwater.errors import StartError
 from slackwater.explain import target_text
 from slackwater.query import selection, text
+from slackwater.query.last_run import failure_text
 from slackwater.query.published import MOST, in_order, published
 from slackwater.query.total import Total
+from slackwater.secrets import masked
 
 POLL_SECONDS = 0.5
 LIMIT = 20  # rows, where none is named
@@ -77,8 +80,11 @@ def show_file(file: Path, view: View, follow: bool, target: str | None = None) -
     view.check(follow)
     pipeline = toml.load(file)
     several = list(pipeline.by_target) if target is None and view.is_plain and not follow else []
+    if follow:
+        _failure(pipeline)
     if len(several) < 2:
         _show(pipeline.one_target(target), file, view, follow)
+        _failure(pipeline)
         return
     for number, (name, own) in enumerate(pipeline.by_target.items()):
         print(f"{chr(10) if number else ''}{plain(name)}: {target_text(own)}", flush=True)
@@ -86,6 +92,19 @@ def show_file(file: Path, view: View, follow: bool, target: str | None = None) -
             _show(own, file, view, follow)
         except StartError as error:
             print(error, file=sys.stderr, flush=True)
+    _failure(pipeline)
+
+
+def _failure(pipeline: Pipeline) -> None:
+    """Say on standard error that the last run failed, so that old results are not taken for new ones."""
+    from slackwater.runner.assemble import store_of
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return
+    with closing(store_of(pipeline)) as store:
+        told = failure_text(store, pipeline.name)
+    if told is not None:
+        print(plain(masked(f"{pipeline.name}: {told}")), file=sys.stderr, flush=True)
 
 
 def _show(pipeline: Pipeline, file: Path, view: View, follow: bool) -> None:
@@ -118,24 +137,25 @@ def _pause() -> None:
 def _nothing_yet(pipeline: Pipeline, file: Path) -> None:
     ask = f"what it waits for: slackwater why {file}"
     try:
-        ran = _has_state(pipeline)
+        ran, failed = _has_state(pipeline)
     except StartError:
-        ran = True
+        ran, failed = True, False
+    todo = ask if ran else f"it has not run: slackwater run {file}; then {ask}"
     print(
-        f"{pipeline.name}: nothing published yet; {ask if ran else f'it has not run: slackwater run {file}; then {ask}'}",
+        f"{pipeline.name}: nothing published yet{'' if failed and not ran else f'; {todo}'}",
         file=sys.stderr,
         flush=True,
     )
 
 
-def _has_state(pipeline: Pipeline) -> bool:
-    """Whether it ever committed."""
+def _has_state(pipeline: Pipeline) -> tuple[bool, bool]:
+    """Whether it ever committed, and whether its last run failed."""
     from slackwater.runner.assemble import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return False
-    with store_of(pipeline).peek() as snapshot:
-        return snapshot is not None
+        return False, False
+    with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+        return snapshot is not None, failure_text(store, pipeline.name) is not None
 
 
 class _Printer:

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.cli.text import ago, plural, size, table
-from slackwater.core.time import iso
+from slackwater.core.time import duration_text, iso
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.text import json_lines, plain
 from slackwater.query.view import StateView
@@ -105,7 +105,11 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         lines += [
             [
                 f"{name}step",
-                "; ".join(f"{k} {_words(v)}" for k, v in stage.fingerprint.items() if v not in (None, {}, [])),
+                "; ".join(
+                    _setting(k, v)
+                    for k, v in stage.fingerprint.items()
+                    if v not in (None, {}, []) and (k, v) != ("offset_ms", 0)
+                ),
             ],
             [f"{name}watermark", _time(stage.watermark_us) or "none yet"],
             [
@@ -123,6 +127,13 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.stored())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
     print("\n".join(table(sources)))
+
+
+def _setting(key: str, value: Any) -> str:
+    """A part of a fingerprint with its name; milliseconds as a text with its unit."""
+    if key.endswith("_ms") and isinstance(value, int):
+        return f"{key.removesuffix('_ms')} {duration_text(value)}"
+    return f"{key.removesuffix('_ms')} {_words(value)}"
 
 
 def _words(value: Any) -> str:

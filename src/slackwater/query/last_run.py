@@ -1,0 +1,25 @@
+"""How the last run of a pipeline ended, where it did not end well."""
+
+from __future__ import annotations
+
+from slackwater.core.time import iso
+from slackwater.errors import SlackwaterError
+from slackwater.state.protocol import StateStore
+
+KILLED = "was killed: it noted no end"
+
+
+def failure_text(store: StateStore, pipeline: str) -> str | None:
+    """The failure of the last run in one line; None where it ended well, where one is up, and where no run is noted."""
+    try:
+        noted = store.runs()
+        if not noted or store.runner() is not None:
+            return None
+    except (SlackwaterError, OSError):  # a history is no reason to show nothing
+        return None
+    run = noted[-1]
+    if run.outcome is None:
+        return f"the last run, begun {iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
+    if run.outcome != "failed" or run.ended_us is None:
+        return None
+    return f"the last run failed at {iso(run.ended_us)}: {(run.error or 'no error is noted').removeprefix(f'{pipeline}: ')}"
