@@ -1,0 +1,108 @@
+"""A server that goes away is an error of ours in one line: nothing of libpq reaches standard error, and no process ends for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.effort import some
+
+SCRIPT = """
+import os, signal, sys, time
+import polars as pl
+import psycopg
+from slackwater.errors import SlackwaterError
+from slackwater.state.postgres import client
+from slackwater.state.postgres.store import PostgresStore
+
+url, how = sys.argv[1], getattr(signal, sys.argv[2])
+
+
+def other():
+    while True:  # the server recovers
+        try:
+            return psycopg.connect(url, autocommit=True)
+        except psycopg.Error:
+            time.sleep(0.1)
+
+
+def end_all():
+    with other() as connection:
+        query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        left = [pid for pid, in connection.execute(query).fetchall()]
+        for pid in left:
+            os.kill(pid, how)
+    while left:  # until it is noticed
+        left = [pid for pid in left if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]]
+        time.sleep(0.05)
+    other().close()
+
+
+def wait_in_pool():
+    with client.arrow_cursor(url) as cursor:
+        cursor.execute("SELECT 1")
+    with client.lent(url, "x") as connection:
+        connection.execute("SELECT 1")
+
+
+with other() as connection:
+    connection.execute("CREATE TABLE t (a bigint)")
+
+wait_in_pool()
+end_all()
+wait_in_pool()  # those that waited are no good: others take their place
+end_all()
+client.close_kept()
+print("waiting ones: ok")
+
+for work in ("query", "ingest", "fetch"):
+    try:
+        with client.arrow_cursor(url) as cursor:
+            cursor.execute("SELECT g, repeat('x', 1000) FROM generate_series(1, 100000) g" if work == "fetch" else "SELECT 1")
+            end_all()
+            if work == "query":
+                cursor.execute("SELECT 2")
+            elif work == "ingest":
+                client.append(cursor, "public", "t", pl.DataFrame({"a": range(100_000)}))
+            else:
+                cursor.fetch_arrow_table()
+    except ConnectionError as error:
+        assert str(error).startswith("Postgres at 127.0.0.1:") and len(str(error).splitlines()) == 1, error
+        print(f"{work}: one line")
+
+store = PostgresStore(url, "public", "p")
+store.open()
+end_all()
+try:
+    store.open()
+except (SlackwaterError, psycopg.Error) as error:
+    print("store: refused")
+store.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """One of its own: where a backend is killed, the server ends all the others."""
+    from slackwater.testing.services import Postgres
+
+    with Postgres.started() as postgres:
+        yield postgres
+
+
+@pytest.mark.parametrize("how", some(["SIGTERM", "SIGKILL", "SIGQUIT"]))
+def test_nothing_of_libpq_reaches_standard_error(server: Any, how: str) -> None:
+    url = server.database(f"gone_{how.lower()}")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, url, how], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[:4] == [
+        "waiting ones: ok",
+        "query: one line",
+        "ingest: one line",
+        "fetch: one line",
+    ]
