@@ -223,7 +223,7 @@ def test_a_wrong_clock_is_told(slackwater: Command) -> None:
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
     said = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
     assert (
-        "keeps 1.0 % of the sample, where rows are out of order by up to 2497 d: a clock in it may be wrong, see max_jump"
+        "keeps 1 % of the sample, where rows are out of order by up to 2497 d: a clock in it may be wrong, see max_jump"
         in said.out
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slackwater.core.lateness import percent
 from slackwater.core.time import duration_text
 from slackwater.core.words import plural
 from slackwater.scaffold.sample import Sample
@@ -234,7 +234,8 @@ def lateness_note(seen: Disorder | None) -> str:
     most = span(seen.most_us)
     if seen.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
-    kept = f"keeps {percent(seen.in_time)} of the sample, where rows are out of order by up to {most}"
+    share = math.floor(seen.in_time * 10_000 + 1e-6) / 100  # never more than it is
+    kept = f"keeps {share:g} % of the sample, where rows are out of order by up to {most}"
     return f"{kept}: a clock in it may be wrong, see max_jump" if seen.in_time < 0.5 else kept
 
 
