@@ -212,6 +212,8 @@ def test_late_rows_and_dead_letters(
     assert "2 dead letters (1 late, 1 undecodable)" in printed[0]
     assert printed[1] == block("text", 0, page)
     assert printed[2] == block("text", 1, page).replace("/data/", f"{tmp_path}/")
+    assert command(monkeypatch, "dlq", "show", "clicks.toml", "--reason", "undecodable") == 0
+    assert capsys.readouterr().out == block("text", 2, page).replace("/data/", f"{tmp_path}/")
 
 
 @pytest.mark.usefixtures("spark")
