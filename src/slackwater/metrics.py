@@ -304,7 +304,7 @@ def _lateness(found: Iterable[Status]) -> Metric:
     """Cumulative like the buckets of a histogram, of which OpenTelemetry knows none that can be handed on; so, counters."""
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
-        "Late rows that so many seconds (le) more of lateness would have kept, since the sources have their present one.",
+        "Late rows that `le` more seconds of lateness would have kept, counted since the lateness last changed.",
         labels=["pipeline", "le"],
     )
     for status in found:

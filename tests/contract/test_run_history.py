@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from slackwater.runner import run_history
 from slackwater.runner.run_history import noted
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
@@ -125,7 +124,6 @@ def test_one_line_is_short_and_whole() -> None:
     assert one_line(" a\n b\t c ") == "a b c"
     assert len(one_line("x" * 9999)) == MOST_TEXT
     assert with_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"
-    assert run_history.log.name == "slackwater"
 
 
 def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.support.command import GOOD, Command
 
-from slackwater.cli import main as cli
 from slackwater.config import toml
 from slackwater.errors import BadRowError
 from slackwater.runner.assemble import store_of
 from slackwater.runner.run_history import noted
 
-CONFIG = """name = "clicks"
-[connections.lake]
-kind = "files"
-[[sources]]
-name = "events"
-connection = "lake"
-query = "in/*.jsonl"
-format = "json"
-schema = "user STRING, ts TIMESTAMP"
-[transform.window]
-kind = "tumbling"
-duration = "1m"
-event_time_column = "ts"
-group_by = ["user"]
-[[transform.window.aggregations]]
-agg = "count"
-as = "n"
-[target]
-connection = "lake"
-path = "out"
-[state_store]
-"""
+CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]
 
 
 @pytest.fixture(params=["files", "postgres"])
-def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def config(request: pytest.FixtureRequest, slackwater: Command) -> Path:
+    """The name of a config in the directory of the command."""
     store = 'kind = "files"\npath = "state"\n'
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"shown_{abs(hash(request.node.name)):x}")
@@ -68,49 +46,31 @@ def ended(config: Path, error: BaseException | None, is_killed: bool = False) ->
         store.close()
 
 
-def said(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str
-) -> tuple[str, str]:
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["slackwater", "show", str(config), *more])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    out = capsys.readouterr()
-    return out.out, out.err
-
-
-def test_the_failure_is_one_line_behind_the_results(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "it has not run: slackwater run p.toml" in said(config, monkeypatch, capsys)[1]
+def test_the_failure_is_one_line_behind_the_results(config: Path, slackwater: Command) -> None:
+    assert "it has not run: slackwater run p.toml" in slackwater("show", str(config)).err
     ended(config, BadRowError("clicks: epoch 0: 1 bad row\nof many"))
-    nothing, failed = said(config, monkeypatch, capsys)[1].splitlines()
+    nothing, failed = slackwater("show", str(config)).err.splitlines()
     assert nothing == "clicks: nothing published yet"
     assert failed.startswith("clicks: the last run failed at 2")
     assert failed.endswith("Z: epoch 0: 1 bad row of many")
     Path("out").mkdir(exist_ok=True)
     pl.DataFrame({"user": ["a"], "n": [1]}).write_parquet("out/clicks-000000000.parquet")
-    out, err = said(config, monkeypatch, capsys, "--json")
-    assert (out, err) == ('{"user": "a", "n": 1}\n', f"{failed}\n")
+    shown = slackwater("show", str(config), "--json")
+    assert (shown.code, shown.out, shown.err) == (0, '{"user": "a", "n": 1}\n', f"{failed}\n")
 
 
-def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
     ended(config, None, is_killed=True)
-    assert "was killed: it noted no end" in said(config, monkeypatch, capsys)[1]
+    assert "was killed: it noted no end" in slackwater("show", str(config)).err
     ended(config, None)
-    assert "the last run" not in said(config, monkeypatch, capsys)[1]
+    assert "the last run" not in slackwater("show", str(config)).err
 
 
-def test_while_another_run_is_up_nothing_is_told(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_while_another_run_is_up_nothing_is_told(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
     store = store_of(toml.load(config))
     store.open()
-    assert "the last run" not in said(config, monkeypatch, capsys)[1]
+    assert "the last run" not in slackwater("show", str(config)).err
     store.close()
-    assert "the last run failed" in said(config, monkeypatch, capsys)[1]
+    assert "the last run failed" in slackwater("show", str(config)).err

@@ -82,8 +82,9 @@ def port() -> int:
     return serve(StateView(FilesStore(home, "law")), 0).port
 
 
-def asked(path: str) -> tuple[int, bytes]:
-    client = http.client.HTTPConnection("127.0.0.1", port(), timeout=30)
+def asked(path: str, at: int) -> tuple[int, bytes]:
+    """The status and the body of an answer of the server on a port."""
+    client = http.client.HTTPConnection("127.0.0.1", at, timeout=30)
     try:
         client.request("GET", path)
         answer = client.getresponse()
@@ -142,7 +143,7 @@ def case(rng: random.Random) -> str:
                 found += part
         except (ConnectionResetError, BrokenPipeError):
             pass
-    status, body = asked("/fetch?key=k=u49")
+    status, body = asked("/fetch?key=k=u49", port())
     assert status == 200, "the next question is not answered"
     assert [r["k"] for r in json.loads(body)] == ["u49"], f"the next answer is wrong: {body[:200]!r}"
     if not found:

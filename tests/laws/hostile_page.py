@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import http.client
 import json
 import random
 import re
@@ -82,16 +81,6 @@ def drawn(rng: random.Random) -> str:
     return base + path
 
 
-def asked(path: str) -> tuple[int, bytes]:
-    client = http.client.HTTPConnection("127.0.0.1", port(), timeout=30)
-    try:
-        client.request("GET", path)
-        answer = client.getresponse()
-        return answer.status, answer.read()
-    finally:
-        client.close()
-
-
 def case(rng: random.Random) -> str:
     sent, found, is_stream = hostile_http.request(rng, drawn), b"", False
     with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
@@ -105,7 +94,7 @@ def case(rng: random.Random) -> str:
                     break  # it has no end of its own
         except (ConnectionResetError, BrokenPipeError):
             pass
-    status, body = asked("/p/law/ui/top.json")
+    status, body = hostile_http.asked("/p/law/ui/top.json", port())
     assert status == 200, "the next question is not answered"
     assert json.loads(body)["pipeline"] == "law", f"the next answer is wrong: {body[:200]!r}"
     if not found:

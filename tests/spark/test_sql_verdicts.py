@@ -135,3 +135,4 @@ def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: P
     assert not alarms
     assert not unlike
     assert accepted
+    assert ran or not RUNS

@@ -73,4 +73,4 @@ def test_all_options_of_real_numbers_are_held_by_the_test_before() -> None:
         for p in command.params
         if "float" in str(p.type_descriptor.annotation)
     }
-    assert floats <= {"--status-every", "--tolerance"}
+    assert floats == {"--status-every", "--tolerance"}

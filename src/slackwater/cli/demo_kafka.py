@@ -148,7 +148,7 @@ def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path,
     """Run the pipeline, kill it twice on the way unless it has read all by then, and run it to the end."""
     rows = producer.total
     again = "kill -9: the runner is dead in the middle of its work; starting it again"
-    for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 once more")):
+    for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):
         runner = _start(file, home, environment)
         try:
             _watch(say, url, runner, producer, home, until)

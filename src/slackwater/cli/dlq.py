@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.letter_places import seen
+from slackwater.cli.letter_places import locate_letters
 from slackwater.cli.text import ago, plural
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
@@ -64,7 +64,7 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
     letters = judged(pipeline, found).to_dicts()
-    for n, (letter, (line, why)) in enumerate(zip(letters, seen(pipeline, letters), strict=True)):
+    for n, (letter, (line, why)) in enumerate(zip(letters, locate_letters(pipeline, letters), strict=True)):
         if n:
             print()
         print("\n".join(describe(letter, line, why)))

@@ -1,8 +1,7 @@
-"""Of dead letters: the line of its file, and the value to blame, as far as the text of a letter and the config tell."""
+"""The line of a dead letter in its file, and the value to blame, as far as its text and the config tell."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +14,14 @@ from slackwater.sources import bad_values
 UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
-def seen(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """Of each letter its line and the value to blame; each file is read once."""
+def locate_letters(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
+    """Return the line of each letter, None where it is not known, and the value to blame."""
     sources = {s.name: s for s in pipeline.sources}
-    found: list[tuple[int | None, str]] = [(None, _why(pipeline, sources.get(one["source"]), one)) for one in letters]
-    files: dict[tuple[str, str], list[int]] = {}
-    for n, one in enumerate(letters):
-        if one["file"] and one["source"] in sources:
-            files.setdefault((one["source"], local_name(one["file"])), []).append(n)
-    for (name, file), numbers in files.items():
-        lines = bad_values.lines_of(sources[name], file, [_record(letters[n]) for n in numbers])
-        for n, line in zip(numbers, lines, strict=True):
-            found[n] = line, found[n][1]
-    return found
+    places = [
+        (sources.get(one["source"]), local_name(one["file"]) if one["file"] else None, _record(one)) for one in letters
+    ]
+    causes = [_why(pipeline, sources.get(one["source"]), one) for one in letters]
+    return list(zip(bad_values.find_lines(places), causes, strict=True))
 
 
 def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -> str:
@@ -40,7 +34,7 @@ def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -
         own = next(
             (one for one in pipeline.alone.values() if any(s.name == source.name for s in one.sources)), pipeline
         )
-        return bad_values.time_told(own.transform.step.event_time_column, _object(text))
+        return bad_values.time_told(own.transform.step.event_time_column, bad_values.parse_object(text))
     return ""
 
 
@@ -48,7 +42,11 @@ def _record(letter: Mapping[str, Any]) -> bad_values.Record:
     text = _text(letter["value"])
     if text is None:
         return bad_values.Record()
-    return bad_values.Record(text) if letter["reason"] == UNDECODABLE else bad_values.Record(row=_object(text))
+    return (
+        bad_values.Record(text)
+        if letter["reason"] == UNDECODABLE
+        else bad_values.Record(row=bad_values.parse_object(text))
+    )
 
 
 def _text(value: bytes | None) -> str | None:
@@ -56,11 +54,3 @@ def _text(value: bytes | None) -> str | None:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -80,7 +80,7 @@ def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int,
 def _vacuum(store: PostgresStore, stages: int) -> None:
     t = store.tables
     names = [name for n in range(stages) for name in (t.of(n).state, t.of(n).staged)]
-    names += [t.outputs, t.lists, t.offsets, t.runs, t.pipelines]
+    names += t.of_all
     try:
         with closing(client.connect(store.url, "state store")) as db:
             for name in names:

@@ -105,7 +105,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state is gone, and its target is not",
         STATE,
-        "There is no state under the name of the config, and its target holds results that it wrote: the directory, bucket or table of "
+        "The target holds results of this pipeline, and its state does not exist: the directory, bucket or table of "
         "the state was removed or emptied, or `[state_store]` names another place.",
         "Restore the state, or start over with `--rebuild`: exact as far as the sources still hold the input.",
         ("the state was removed or emptied",),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from slackwater.core.time import iso
 from slackwater.errors import SlackwaterError
 from slackwater.state.protocol import StateStore
-
-KILLED = "was killed: it noted no end"
+from slackwater.state.runs import KILLED
 
 
 def failure_text(store: StateStore, pipeline: str) -> str | None:

@@ -61,8 +61,8 @@ def question(pipeline: Pipeline, store: StateStore) -> StateError | None:
     for mark, target in _own_results(pipeline):
         return StateError(
             f"{name}: there is no state of {name}, and {target} holds its results up to epoch {mark.epoch}: the state was removed or "
-            "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Do one of: restore "
-            f"the state; start over with --rebuild; begin with --keep-output, which is the same here; nothing was changed"
+            "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Restore "
+            "the state, or start over with --rebuild. Nothing was changed"
         )
     for other, target in _writers(pipeline):
         return StateError(

@@ -42,7 +42,7 @@ class Sample:
     first_bad: str = ""  # the first line that cannot be decoded, for people
 
     def place(self, row: int) -> str:
-        """Where a row is: its line, or how manieth it is."""
+        """Return where a row is: its line in the file, or its number."""
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
@@ -164,7 +164,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     fit = [(sep, widths[0]) for sep, widths in found if widths[0] > 1 and widths.count(widths[0]) >= 0.95 * len(widths)]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is no table: its lines have no common separator, the first is {shown(head[0].strip())}; "
+            f"--sample: {path}: is not a table: its lines have no common separator, the first is {shown(head[0].strip())}; "
             "expected JSON lines, CSV or Parquet"
         )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
@@ -174,7 +174,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     header = _is_header(table[0])
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
-        places = list(range(1, len(table) + 1))  # not told
+        places = list(range(1, len(table) + 1))  # of several files no line is named
     names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
     begins = 1 if header else 0
     told = list(zip(places[begins:], table[begins:], strict=True))

@@ -24,7 +24,7 @@ from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.text_times import text_time_us
 
 SHOWN = 60  # characters of a value
-MOST_BYTES = 64_000_000  # of a file that is looked through for a line
+MOST_BYTES = 64_000_000  # of a file that a command looks through for a line
 _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
@@ -62,6 +62,15 @@ def time_told(column: str, row: Mapping[str, Any] | None) -> str:
         return ""
     value = row.get(column)
     return f'column "{column}" ' + ("is missing or NULL" if value is None else f"holds {_shown(value)}")
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The object that a text of JSON holds; None for any other text, as of one that was cut."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _types(source: Source) -> dict[str, str]:
@@ -158,11 +167,7 @@ class _Search:
         if self._form == "csv":
             cells = _cells(self._source, line)
             return dict(zip(self._types, cells, strict=True)) if len(cells) == len(self._types) else None
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        return found if isinstance(found, Mapping) else None
+        return parse_object(line)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -189,11 +194,26 @@ def _same(written: Any, read: Any, type_: str) -> bool:
     return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
 
 
-def lines_of(source: Source, file: str, records: Sequence[Record]) -> list[int | None]:
+def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most: int = MOST_BYTES) -> list[int | None]:
+    """The line of each record in its file, see `lines_of`; None without a source or file. Each file is read once."""
+    lines: list[int | None] = [None] * len(places)
+    files: dict[tuple[str, str], list[int]] = {}
+    for number, (source, file, _) in enumerate(places):
+        if source is not None and file:
+            files.setdefault((source.name, file), []).append(number)
+    for (_, file), numbers in files.items():
+        source = places[numbers[0]][0]
+        assert source is not None
+        for number, line in zip(numbers, lines_of(source, file, [places[n][2] for n in numbers], most), strict=True):
+            lines[number] = line
+    return lines
+
+
+def lines_of(source: Source, file: str, records: Sequence[Record], most: int = MOST_BYTES) -> list[int | None]:
     """The lines, from 1, on which these records are in a file of text; None where that is not known.
 
     Equal records have the line of the first of them. Files of other machines, of several lines per record and of other encodings,
-    and what lies behind MOST_BYTES, are not looked through.
+    and what lies behind `most` bytes, are not looked through.
     """
     found: list[int | None] = [None] * len(records)
     options = {key.casefold(): value.casefold() for key, value in source.options.items()}
@@ -210,7 +230,7 @@ def lines_of(source: Source, file: str, records: Sequence[Record]) -> list[int |
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
             for number, line in enumerate(stream, 1):
                 read += len(line)
-                if not left or read > MOST_BYTES:
+                if not left or read > most:
                     break
                 text = line.decode(errors="replace").lstrip("\ufeff")
                 for i in [i for i in left if wanted[i].is_in(text)]:

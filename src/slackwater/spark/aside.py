@@ -123,4 +123,4 @@ class Aside:
         found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
         spec = undecodable.source_of(self.rows.pipeline, name)
         column = self.rows.pipeline.transform.step.event_time_column
-        return [undecodable.sample(spec, column, r.asDict()) for r in found]
+        return undecodable.describe_samples(spec, column, [r.asDict() for r in found])

@@ -49,9 +49,7 @@ def of_json(text: str) -> Node:
         return Node(
             kind,
             tuple(node() for _ in range(fields["num-children"])),
-            str(fields.get("joinType", {}).get("object", fields.get("joinType", ""))).rsplit(".", 1)[-1].strip("$")
-            if isinstance(fields.get("joinType"), dict)
-            else str(fields.get("joinType", "")),
+            _join_kind(fields.get("joinType", "")),
             str(identifier.get("table", "")) if temporary else "",
             str(fields.get("identifier", {}).get("name", "")) if kind == "SubqueryAlias" else "",
             int(fields.get("cteId", fields.get("id", -1))) if kind.startswith("CTERelation") else -1,
@@ -114,6 +112,11 @@ def arguments(expressions: Sequence[Mapping[str, Any]], at: int) -> list[tuple[M
 def name(fields: Mapping[str, Any]) -> str:
     """The name of the class of a node or an expression."""
     return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
+
+
+def _join_kind(value: Any) -> str:
+    """The kind of a join: Spark writes an object (`{"object": "….LeftOuter$"}`) or a text."""
+    return str(value.get("object", "") if isinstance(value, dict) else value).rsplit(".", 1)[-1].strip("$")
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:

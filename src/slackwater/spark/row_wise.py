@@ -13,7 +13,7 @@ Connect: it gives that plan as text, where a literal may look like an expression
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,6 @@ _NODES = {
     "UnionLoopRef": "WITH RECURSIVE",
     "AsOfJoin": "ASOF JOIN",
 }
-_GROUPS = frozenset({AGGREGATE, WINDOW, "DISTINCT"})
 _INNER = ("Inner", "Cross")
 _OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
 _SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
@@ -143,7 +142,7 @@ def beyond(frame: DataFrame, sql: str, rows: DataFrame, bounds: Bounds = ROW_BY_
 class _Reader:
     """Goes through a plan. `found`: what looks beyond the row; `groups`: it puts rows together, by a bound of their window."""
 
-    is_by_bound: Any
+    is_by_bound: Callable[[Node], bool]
     found: set[str] = field(default_factory=set)
     groups: bool = False
     _defined: dict[int, Node] = field(default_factory=dict)
@@ -169,7 +168,8 @@ class _Reader:
             if plan_nodes.name(expression) == "AesEncrypt":
                 self._encryption(plan_nodes.arguments(node.expressions, at))
         if node.kind == "WithCTE":
-            return any(list(map(self._reads, (c for c in node.children if c.kind != "CTERelationDef"))))
+            (query,) = (c for c in node.children if c.kind != "CTERelationDef")
+            return self._reads(query)
         if node.kind == "CTERelationRef":
             defined = self._defined.get(node.cte)
             return defined is not None and self._reads(defined)
@@ -225,6 +225,6 @@ class _Reader:
         if kind in expressions.CHANGING:
             self.found.add(expressions.CHANGING[kind])
         elif kind not in expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
-            self.found.add(f"{kind} of Spark's expressions, which is not known to say the same of a row always")
+            self.found.add(f"{kind} of Spark's expressions, which is not known to give the same value for the same row")
         elif fields.get("udfDeterministic") is False:
             self.found.add(_UNDETERMINED)

@@ -6,8 +6,7 @@ What to do: of a header that is read as a row, of a text longer than the reader 
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
@@ -18,6 +17,7 @@ from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
 READ = 20_000  # of a row or a text that is looked into
+LOOKED_THROUGH = 4_000_000  # bytes of a file, in an epoch
 LONGEST = 20_000_000  # characters of one text in JSON, unless the reader's option maxStringLen says more
 
 
@@ -38,36 +38,50 @@ def why(source: Source, text: str | None, length: int | None) -> str:
     return ""
 
 
-def sample(source: Source | None, column: str, bad: Mapping[str, Any]) -> str:
-    """A bad row in words: why, its value, the row as JSON, and where it is. `column`: that of the event time.
+def describe_samples(source: Source | None, column: str, samples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Bad rows in words: why, the value, the row as JSON, and where it is. `column`: that of the event time.
 
-    `bad`: `__bad`, `row` and `text` (both of bounded length), `length` of the whole text, `place`, and `of_file`.
+    A sample has `__bad`, `row` and `text` (both of bounded length), `length` of the whole text, `place`, and `of_file`.
     """
-    text = bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
-    row = _object(bad["row"])
-    parsed = {k: v for k, v in row.items() if k != CORRUPT} if row is not None else None
-    if bad["__bad"] == "undecodable":
-        told = bad_values.told(source, text, parsed) if source is not None else ""
-        advice = why(source, bad["text"], bad["length"]) if source is not None else ""
-        record = bad_values.Record(text=text)
-    else:
-        told, advice = bad_values.time_told(column, parsed), ""
-        record = bad_values.Record(row=parsed)
-    place = local_name(bad["place"]) if bad["place"] else ""
-    if place and bad["of_file"] and source is not None:
-        (line,) = bad_values.lines_of(source, place, [record])
-        place += "" if line is None else f", line {line:,}"
-    said = f"{bad['__bad']}: " + (f"{told}: " if told else "")
-    return f"{said}{bad['row'][:SHOWN]}" + (f" in {place}" if place else "") + advice
+    parsed = [_row(bad) for bad in samples]
+    names = [local_name(bad["place"]) if bad["place"] else "" for bad in samples]
+    places = [
+        (source, name if bad["of_file"] else None, _record(bad, row))
+        for bad, row, name in zip(samples, parsed, names, strict=True)
+    ]
+    lines = bad_values.find_lines(places, LOOKED_THROUGH)
+    said = []
+    for bad, row, name, line in zip(samples, parsed, names, lines, strict=True):
+        told, advice = _cause(source, column, bad, row)
+        place = f" in {name}" + ("" if line is None else f", line {line:,}") if name else ""
+        said.append(f"{bad['__bad']}: {f'{told}: ' if told else ''}{bad['row'][:SHOWN]}{place}{advice}")
+    return said
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    """A row as it was shown; None if it was cut."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row as its reader made it, without the text of the record; None if it was cut."""
+    row = bad_values.parse_object(bad["row"])
+    return None if row is None else {k: v for k, v in row.items() if k != CORRUPT}
+
+
+def _text(bad: Mapping[str, Any]) -> str | None:
+    """The text of a record that could not be decoded; None if it was cut."""
+    return bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
+
+
+def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_values.Record:
+    return bad_values.Record(text=_text(bad)) if bad["__bad"] == "undecodable" else bad_values.Record(row=row)
+
+
+def _cause(
+    source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
+) -> tuple[str, str]:
+    """The value to blame, and advice."""
+    if bad["__bad"] != "undecodable":
+        return bad_values.time_told(column, row), ""
+    if source is None:
+        return "", ""
+    return bad_values.told(source, _text(bad), row), why(source, bad["text"], bad["length"])
 
 
 def source_of(pipeline: Pipeline, name: str) -> Source | None:

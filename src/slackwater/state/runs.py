@@ -18,6 +18,7 @@ from slackwater.state.record_fields import Amount, Time
 
 MOST_RUNS = 50  # that are noted; the oldest go
 MOST_TEXT = 500  # characters of an error
+KILLED = "was killed: it noted no end"  # what a run without an end says, where nobody runs
 
 Outcome = Literal["finished", "stopped", "restarted", "failed"]
 Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]

@@ -25,7 +25,7 @@ def run(
     allow_host: AllowHost = None,
     status_every: Annotated[
         float,
-        typer.Option(parser=parse_amount, metavar="SECONDS", help="At most one status line per so many seconds."),
+        typer.Option(parser=parse_amount, metavar="SECONDS", help="The least time between two status lines."),
     ] = 1.0,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")

@@ -50,7 +50,7 @@ class Flock:
 
 
 def take(path: Path) -> Flock:
-    """Lock this file and its directory, and write into it who holds it, until it is closed. Raises LockHeldError, StateError, is_forbidden."""
+    """Lock this file and its directory until the lock is closed; the file says who holds it. Raises LockHeldError, StateError."""
     file = _opened(path)
     end = time.monotonic() + LOCK_S
     if not _locked(file.fileno(), end):
@@ -60,23 +60,23 @@ def take(path: Path) -> Flock:
         raise LockHeldError(
             f"pipeline is already running: {who} holds {path}; stop it first, one runner per pipeline"
         ) from None
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    directory = _opened_directory(path.parent)
     try:
-        if not _locked(directory, end):
+        if directory is not None and not _locked(directory, end):
             os.close(directory)
             file.close()
             raise LockHeldError(
                 f"pipeline is already running: another process holds {path.parent}, and its file {path.name} was removed; stop "
                 "it first, one runner per pipeline"
             )
-        held: int | None = directory
     except OSError:  # a network file system that locks no directories
+        assert directory is not None
         os.close(directory)
-        held = None
+        directory = None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
-    return Flock(path, file, held)
+    return Flock(path, file, directory)
 
 
 def holder(path: Path) -> str | None:
@@ -91,9 +91,8 @@ def holder(path: Path) -> str | None:
         raise ExhaustedError.of(error) or StateError(
             f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
         ) from error
-    try:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
+    directory = _opened_directory(path.parent)
+    if directory is None:
         return None
     try:
         return None if _is_free(directory) else "another process"
@@ -101,6 +100,14 @@ def holder(path: Path) -> str | None:
         return None  # a network file system that locks no directories
     finally:
         os.close(directory)
+
+
+def _opened_directory(path: Path) -> int | None:
+    """Return a descriptor of a directory; None where this user may not read it."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
 
 
 def _locked(descriptor: int, end: float) -> bool:

@@ -26,7 +26,7 @@ from slackwater.joins.logic import JoinLogic, Side
 from slackwater.joins.match import Run
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
-from slackwater.state.postgres import client, sound
+from slackwater.state.postgres import client, validation
 from slackwater.state.postgres.tables import Tables
 
 PLACE = ("side", "key_hash", "event_time", "row_id")
@@ -137,12 +137,12 @@ class PostgresBuffers:
             parts.append(f"SELECT {columns} FROM {self.table.staged} r WHERE token IN {tokens} AND {condition}")
         frame = self._query(" UNION ALL ".join(parts), side.schema)
         required = [c for c in names if c in ("__kh", "__ts", "__id", *(k.name for k in side.keys))]
-        sound.check(frame, self.table.state, {c: names[c] for c in required})
+        validation.check_rows(frame, self.table.state, {c: names[c] for c in required})
         return frame
 
     def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
-        with sound.read(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
+        with validation.reading(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
             frame = client.fetch(cursor, query, times)
         return frame.with_columns(frame["__ts"].dt.timestamp("us")) if "__ts" in schema else frame
 

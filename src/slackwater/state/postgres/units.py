@@ -20,7 +20,7 @@ from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import checksum, encoded
-from slackwater.state.postgres import buffers, client, copies, sound
+from slackwater.state.postgres import buffers, client, copies, validation
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.recent import Recent
 from slackwater.state.postgres.tables import TIMES, Tables
@@ -221,10 +221,13 @@ class PostgresReader:
         return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
 
     def _ask(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-        with sound.read(self.state.tables.state), client.arrow_cursor(self.state.url, self.state.snapshot) as cursor:
+        with (
+            validation.reading(self.state.tables.state),
+            client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
+        ):
             frame = client.fetch(cursor, query, schema)
         if self.state.trusts_copies:  # else who asks looks at everything, and names all of it
-            sound.check(frame, self.state.tables.state, self._required)
+            validation.check_rows(frame, self.state.tables.state, self._required)
         if "__rev" in schema:  # rows written while windows were not revised
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.state.runs import Run
+from slackwater.state.runs import KILLED, Run
 
 OUTCOMES = {
     "finished": "read its sources to the end",
     "stopped": "was stopped",
-    "restarted": "started anew for new columns",
+    "restarted": "started again for new columns",
     "failed": "failed",
-    "killed": "was killed: it noted no end",
+    "killed": KILLED,
     "running": "is running",
 }
 

@@ -1,11 +1,11 @@
-"""Rows of a state as a frame, or one refusal: what others wrote into a table must not end in an error of some library.
+"""Checks rows of a state that are read from a table: what somebody else wrote there ends in one refusal, not in an error of a library.
 
 table ─▶ columns of the expected types ─▶ no NULL where a state has none, kinds that there are ─▶ what a step reads
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import polars as pl
@@ -24,7 +24,7 @@ _WAYS = (
 
 
 @contextmanager
-def read(table: str) -> Iterator[None]:
+def reading(table: str) -> Iterator[None]:
     """While rows of a table are fetched: raise EpochError if the database does not answer, StateError if they do not fit."""
     try:
         yield
@@ -37,9 +37,8 @@ def read(table: str) -> Iterator[None]:
         ) from None
 
 
-def check(frame: pl.DataFrame, table: str, required: Mapping[str, str] | Collection[str]) -> None:
-    """Raise StateError for NULL in a column that is `required` (with its name in the table), or a kind that no row has."""
-    names = required if isinstance(required, Mapping) else {c: c for c in required}
+def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
+    """Raise StateError for NULL in one of these columns (with their names in the table), a time beyond the calendar, or an unknown kind."""
     for column, name in names.items():
         if column in frame.columns and (count := frame[column].null_count()):
             raise StateError(
