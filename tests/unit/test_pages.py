@@ -60,7 +60,7 @@ def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:
 
 
 def test_the_page_begins_with_what_a_newcomer_types() -> None:
-    first, second, _install, third, *_ = blocks("")
+    first, second, third, *_ = blocks("")
     assert [line.split("#")[0].split() for line in first.splitlines()][:2] == [["make", "demo"], ["make", "test"]]
     assert second == "source .venv/bin/activate\n"
     assert (ROOT / third.split()[1] / "sessions.toml").exists()
