@@ -12,6 +12,7 @@ from tests.support.effort import some
 
 SCRIPT = """
 import os, signal, sys, time
+from contextlib import suppress
 import polars as pl
 import psycopg
 from slackwater.errors import SlackwaterError
@@ -34,7 +35,8 @@ def end_all():
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
         left = [pid for pid, in connection.execute(query).fetchall()]
         for pid in left:
-            os.kill(pid, how)
+            with suppress(ProcessLookupError):  # the server ends the others itself where one was killed
+                os.kill(pid, how)
     while left:  # until it is noticed
         left = [pid for pid in left if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]]
         time.sleep(0.05)

@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 
+ROOT = Path(__file__).parents[2]
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 CONFIG = """
@@ -38,7 +40,7 @@ format = "json"
 schema = "user STRING, ts TIMESTAMP, wait BIGINT"
 
 [transform]
-sql = "SELECT * FROM source WHERE wait IS NULL OR reflect('java.lang.Thread', 'sleep', wait) IS NOT NULL"
+sql = "SELECT * FROM source"
 
 [transform.window]
 kind = "session"
@@ -50,6 +52,11 @@ group_by = ["user"]
 [[transform.window.aggregations]]
 agg = "count"
 as = "n"
+
+[[transform.window.aggregations]]
+agg = "tests.support.waiting:Waiting"
+columns = { wait = "wait" }
+as = "waited"
 
 [target]
 connection = "lake"
@@ -81,7 +88,7 @@ class Child:
     def __init__(self, home: Path, *command: str, program: str = sys.executable, **more: str) -> None:
         self.home, self.log = home, home / "said"
         with self.log.open("ab") as log:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+            environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT), **more}
             self.process = subprocess.Popen([program, *command], stdout=log, stderr=log, cwd=home, env=environment)
 
     def said(self) -> str:

@@ -134,7 +134,7 @@ def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixt
         run([Rows({"a": at(*range(200), 2 * DAY)})])
     (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
     assert 'source "a" jumps from 1970-01-01T00:03:19Z to 1970-01-03T00:00:00Z' in line
-    assert "max_jump_ms (1h): held back from its watermark until it is followed by 100, of which 1 came" in line
+    assert "max_jump (1h): held back from its watermark until it is followed by 100, of which 1 came" in line
 
 
 def test_a_newest_time_that_makes_the_rest_late_is_told_as_soon_as_it_does(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ def test_a_changed_pipeline_goes_on(runner: Runner) -> None:
     whole = len(events(0, 45) + events(70, 95))
     assert found.select("n", "users").rows() == [(whole + 2, 2)]
     told = [line.partition(":")[0] for level, line in runner.notices if level == "info" and "config has" in line]
-    assert told == ["gap_ms", 'aggregation "users"', "shards"]
+    assert told == ["gap", 'aggregation "users"', "shards"]
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         assert (snapshot.commit.shards, snapshot.commit.stages[0].fingerprint["gap_ms"]) == (3, 40_000)

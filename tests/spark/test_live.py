@@ -78,12 +78,13 @@ def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner
     events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s of quiet on both the watermark runs on
     more     ●●  ··········  ○ ○ ○ ○ ○ ○
     """
-    slow = "SELECT * FROM source WHERE i = 1 OR reflect('java.lang.Thread', 'sleep', bigint(10000)) IS NOT NULL"
+    slow = sw.Aggregation(agg="tests.support.waiting:Waiting", columns={"wait": "wait"}, as_="waited")
+    sql = "SELECT *, CASE WHEN i > 1 THEN 10000L END AS wait FROM source"
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
     runner.write("0.jsonl", events(0, 10))
     runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
-    window = simple(gap_ms="1s", source_idleness_ms="6s", idle_close_ms="6s")
-    live = Live(runner, sources=sources, window=window, transform_sql=slow, idle_pause_ms=100)
+    window = simple(gap_ms="1s", source_idleness_ms="6s", idle_close_ms="6s", aggregations=[slow])
+    live = Live(runner, sources=sources, window=window, transform_sql=sql, idle_pause_ms=100)
     live.wait_for(lambda: bool(runner.statuses) and runner.statuses[-1].counters.rows_in == 4)
     runner.write("1.jsonl", [e | {"i": 2} for e in events(100, 101)])
     live.wait_for(lambda: runner.statuses[-1].counters.rows_in == 5)

@@ -86,7 +86,7 @@ ROW_WISE = frozenset(
 )
 # refused, and how users know them
 CHANGING = {
-    "CallMethodViaReflection": "reflect(), which is java_method(),",
+    "CallMethodViaReflection": "reflect() or java_method()",
     "TryReflect": "try_reflect()",
     "Rand": "rand()",
     "Randn": "randn()",

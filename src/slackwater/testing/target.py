@@ -95,7 +95,8 @@ def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
     if rows.is_empty():
         return []
     columns = [c.cast(pl.Int64) if c.dtype in _TIMES else c for c in rows.get_columns()]  # in µs
-    return [{**r, "_epoch": epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
+    name = "__epoch" if "_epoch" in rows.columns else "_epoch"  # as of the views of a state
+    return [{**r, name: epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
 
 
 __all__ = ["MemoryTarget"]
