@@ -25,6 +25,7 @@ from slackwater.testing.pipeline import LocalPipeline
 MS = 1000
 SCHEMA = {"k": "string", "v": "bigint"}
 SOURCES = ("a", "b", "c")
+IDLE_CLOSE_MS = 3000
 Row = dict[str, Any]
 COUNTED = [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="v", as_="v")]
 
@@ -62,7 +63,7 @@ def window(rng: random.Random, is_read: bool, lateness_ms: int, near_cap: bool) 
         emit=emit,
         lateness_ms=lateness_ms,
         source_idleness_ms=1000,
-        idle_close_ms=rng.choice([None, None, None, 3000]),
+        idle_close_ms=rng.choice([None, None, None, IDLE_CLOSE_MS]),
     )
 
 
@@ -186,7 +187,8 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
     names = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
     awake, was_changed, was_behind = set(names), False, is_late
-    shards = rng.choice([1, 2, 3])
+    closes_idle = any(s.window is not None and s.window.idle_close_ms is not None for s in stages)
+    shards, quiet_ms = rng.choice([1, 2, 3]), 0
     with LocalPipeline(spec, SCHEMA, shards=shards, store=store, listen=False, watch=watched) as test:
         for _ in range(rng.randrange(5, 25)):
             if rng.random() < 0.3:
@@ -203,8 +205,11 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
             test.pipe(given)
             if rng.random() < 0.4:
-                test.quiet(rng.choice([600, 1100]))
-                was_behind = was_behind or awake != set(names)
+                quiet = rng.choice([600, 1100])
+                test.quiet(quiet)
+                quiet_ms += quiet
+                # the watermark runs on while all sources are silent for `idle_close_ms`: what they send after that is late
+                was_behind = was_behind or awake != set(names) or (closes_idle and quiet_ms >= IDLE_CLOSE_MS)
             if rng.random() < 0.1:
                 test.restart(shards=rng.choice([1, 2, 4]))
             if may_flush and rng.random() < 0.1:

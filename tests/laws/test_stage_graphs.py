@@ -34,6 +34,11 @@ def test_seeded_graphs(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+def test_graphs_that_failed() -> None:
+    for seed in (1259, 3959):
+        check(seed)
+
+
 def tumbling(duration: str, **more: Any) -> sw.Window:
     return sw.Window(
         kind="tumbling", duration_ms=duration, group_by=["user"], max_groups_per_window=1000, aggregations=COUNT, **more
@@ -109,6 +114,35 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         assert counted(test, "hours") == test.target("of-visits").held.height == 3
         ended = test.target("of-visits").held.filter(user="u")["window_end"].to_list()
         assert ended[0].strftime("%H:%M") == "12:50"
+
+
+def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> None:
+    """
+    u     269              287        302  311    gap 15, cap 33: two sessions
+    w                        289                  the watermark is at 289 minutes
+    u            278                              joins the first one, and not both, since 311 - 269 >= cap
+    u     [269 ── 278 ──────)[287 ── 302 ── 311   the first one ends at 287
+    w                             294             and closes at 293, before its start + cap = 302
+    """
+    spec = pipeline(
+        sw.Stage(name="visits", window=session("15m", "33m").model_copy(update={"lateness_ms": 15 * 60_000})),
+        sw.Stage(name="quarters", window=tumbling("1m")),
+    )
+    with LocalPipeline(spec, USER, listen=False) as test:
+        test.pipe([at(269)])
+        test.pipe([at(287), at(299, "w")])
+        assert states(test)["visits"].watermark_us == 284 * MINUTE
+        test.pipe([at(302), at(278), at(311)])
+        for minute in (308, 309, 315, 316, 318, 330):
+            test.pipe([at(minute, "w")])
+            visits, quarters = states(test)["visits"], states(test)["quarters"]
+            assert quarters.watermark_us <= visits.promised_us
+        test.flush()
+        first = test.target("of-visits").held.filter(user="u").sort("window_start").row(0, named=True)
+        assert (first["window_end"].strftime("%H:%M"), first["n"]) == ("04:47", 2)
+        assert late(test) == {"visits": {}, "quarters": {}}
+        assert counted(test, "quarters") == test.target("of-visits").held.height
+        assert test.result().counters.late_between_stages == 0
 
 
 def test_one_that_closes_by_its_gap_holds_no_longer() -> None:

@@ -131,8 +131,9 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     unit = chosen(whole, held)
     now = arranged(logic, unit)
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
-    over = np.where(is_cut, watermark >= start + cap, watermark > reach)
-    gone = np.where(is_cut, over, horizon > reach)
+    # one that a late row kept whole may be cut before start + cap, see `walk_places`; it closes by its gap then
+    over = watermark >= np.where(is_cut, np.minimum(start + cap, reach + 1), reach + 1)
+    gone = np.where(is_cut, watermark >= start + cap if logic.revises else over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
