@@ -21,7 +21,7 @@ from benchmarks.cases import Join, Window
 from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SCHEMA, SIDES
 from benchmarks.systems import decoded
 from benchmarks.topics import Topic
-from slackwater.spark.folding import FOLDS
+from slackwater.spark.preaggregation import FOLDS
 
 if TYPE_CHECKING:
     import pyarrow as pa

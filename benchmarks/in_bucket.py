@@ -24,7 +24,7 @@ from benchmarks.data import generate
 from benchmarks.figures import summarised
 from benchmarks.process import run_worker
 from benchmarks.systems import RESULTS, STATE
-from slackwater.testing.objects import S3, Door
+from slackwater.testing.object_store import S3, FaultyProxy
 
 GOAL = 0.7
 _SHOWN = ("median_s", "fastest_s", "cpu_s", "phases_s")
@@ -44,7 +44,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root,
         S3.started() as s3,
-        Door.before(s3.port) as door,
+        FaultyProxy.before(s3.port) as door,
     ):
         data = generate(stream, Path(root) / "data")
         os.environ["SLACKWATER_CACHE_DIR"] = f"{root}/cache"

@@ -18,9 +18,9 @@ import polars as pl
 from slackwater.config.connection import KafkaConnection
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.operators.base import Operator, ShardTask
-from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
-from slackwater.sources.kafka_broker import Broker
+from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.merging import merge_plan
 
@@ -54,7 +54,7 @@ class Meter:
 
 
 @dataclass(frozen=True)
-class PaperBroker(Broker):
+class PaperBroker(KafkaBroker):
     """A topic of so many partitions, each of which has got so many records since it was asked."""
 
     meter: Meter = field(default_factory=Meter)

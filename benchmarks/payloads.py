@@ -77,13 +77,13 @@ def main() -> None:
     import pyspark
 
     from slackwater.config.source import Source
-    from slackwater.sources.payloads.base import Undecoded
-    from slackwater.sources.payloads.formats import payload_of
+    from slackwater.sources.payloads.base import RawRecords
+    from slackwater.sources.payloads.registry import payload_of
     from slackwater.spark import packages, session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = ",".join(map(str, packages.avro(pyspark.__version__)))
-    spark = session.start({"spark.master": "local[1]", "spark.jars": jars})
+    jars = ",".join(map(str, packages.avro_connector(pyspark.__version__)))
+    spark = session.start_session({"spark.master": "local[1]", "spark.jars": jars})
     given = rows()
     bodies = {"json": [json.dumps(r).encode() for r in given], "avro": as_avro(given), "protobuf": as_protobuf(given)}
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def main() -> None:
         for _ in range(TURNS + 1):
             for kind, seconds in taken.items():
                 spec = Source(name="s", connection="c", query="t", payload_format=kind, **keys[kind])
-                payload = payload_of(Undecoded(spark, spec))
+                payload = payload_of(RawRecords(spark, spec))
                 began, before = time.perf_counter(), spent()
                 found = payload.decode(spark.read.parquet(str(home / f"{kind}.parquet")), [])
                 found.write.format("noop").mode("overwrite").save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from slackwater.ui.svg import Markup, el, line, path, text
+from slackwater.ui.svg import Markup, element, line, path, text
 
 _WIDTH, _LEFT = 1000, 80
 _STYLE = (
@@ -39,9 +39,9 @@ class Sizes:
 
 def drawn(label: str, panels: Sequence[Panel], sizes: Sizes) -> str:
     """The file's text."""
-    whole = el(
+    whole = element(
         "svg",
-        el("style", Markup(_STYLE)),
+        element("style", Markup(_STYLE)),
         *(part for number, panel in enumerate(panels) for part in _panel(number, panel, sizes)),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {_WIDTH} {len(panels) * (sizes.height + sizes.gap) + 10}",

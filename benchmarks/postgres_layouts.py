@@ -95,12 +95,12 @@ class Upsert:
 
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
-            return client.fetch(cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({listed(hashes)})", SCHEMA)
+            return client.fetch_frame(cursor, f"SELECT {LISTED} FROM s WHERE unit = ANY({listed(hashes)})", SCHEMA)
 
     def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
         token = uuid.uuid4().hex
         with client.arrow_cursor(self.url) as cursor:
-            client.append(
+            client.append_frame(
                 cursor,
                 "public",
                 "staged",
@@ -140,7 +140,7 @@ class Slots(Upsert):
 
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
-            rows = client.fetch(
+            rows = client.fetch_frame(
                 cursor, f"SELECT {LISTED}, epoch, slot FROM s WHERE unit = ANY({listed(hashes)}) AND epoch <= {committed}",
                 {**SCHEMA, "epoch": pl.Int64(), "slot": pl.Int16()},
             )  # fmt: skip
@@ -190,7 +190,7 @@ class Versions(Upsert):
 
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         with client.arrow_cursor(self.url) as cursor:
-            rows = client.fetch(
+            rows = client.fetch_frame(
                 cursor, f"SELECT {LISTED}, epoch, (ctid::text::point)[0]::bigint AS page, (ctid::text::point)[1]::int AS line FROM s WHERE unit = ANY({listed(hashes)})"
                 f" AND epoch <= {committed}", {**SCHEMA, "epoch": pl.Int64(), "page": pl.Int64(), "line": pl.Int32()},
             )  # fmt: skip
@@ -200,7 +200,7 @@ class Versions(Upsert):
         frame = rows.select(*COLUMNS, pl.lit(0, pl.Int32).alias("ordinal"), pl.lit(epoch, pl.Int64).alias("epoch"))
         with client.arrow_cursor(self.url) as cursor:
             cursor.execute("SET synchronous_commit = off")
-            client.append(cursor, "public", "s", frame)
+            client.append_frame(cursor, "public", "s", frame)
         if before is None:
             return []
         return [np.char.add(np.char.add(np.char.mod("(%d", before["page"]), ","), np.char.mod("%d)", before["line"]))]
@@ -249,7 +249,7 @@ class Log(Upsert):
     def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
         part = int(uuid.uuid4().int >> 66)
         with client.arrow_cursor(self.url) as cursor:
-            client.append(
+            client.append_frame(
                 cursor,
                 "public",
                 "log",

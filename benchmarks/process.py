@@ -24,7 +24,7 @@ from benchmarks import joins
 from benchmarks.cases import NATIVE, Join, Window
 from benchmarks.data import FILES_PER_EPOCH, SIDES
 from benchmarks.topics import Topic
-from slackwater.spark import memory
+from slackwater.spark import worker_memory
 
 _SAMPLE_S = 0.1
 _TAIL = 3000
@@ -127,7 +127,7 @@ def _epochs(batches: list[dict[str, Any]], data: Path | Topic, usage: Usage) -> 
 
 def environment() -> dict[str, str]:
     """What `slackwater run` sets as well: Spark's workers run this Python, and Polars in them one thread each."""
-    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | memory.ENVIRONMENT
+    return os.environ | {"PYSPARK_PYTHON": sys.executable, "POLARS_MAX_THREADS": "1"} | worker_memory.ENVIRONMENT
 
 
 def clean_up_when_ended() -> None:

@@ -26,16 +26,16 @@ from benchmarks.data import generate
 from benchmarks.figures import machine, summarised
 from benchmarks.process import run_worker
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.stage import Stage
+from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.stage import StageRunner
 from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.console import ConsoleTarget
-from slackwater.testing.kit import pipeline_for
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import pipeline_for
 
 S = 1_000_000
 PER_SECOND = 20
@@ -56,8 +56,8 @@ def million(directory: str, sessions: int) -> None:
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
     ((name, own),) = pipeline.alone.items()
-    hooks = Hooks(lambda: clock)
-    stage = Stage(name, own, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
+    hooks = Callbacks(lambda: clock)
+    stage = StageRunner(name, own, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
     driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)

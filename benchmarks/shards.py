@@ -69,14 +69,14 @@ class _Run:
     def __init__(self, home: Path, shards: int, partitions: int) -> None:
         import slackwater as sw
         from slackwater.core.schema import Field
-        from slackwater.engine.driver import Driver, Hooks
+        from slackwater.engine.driver import Callbacks, Driver
         from slackwater.engine.protocol import SourceStats
-        from slackwater.engine.stage import Stage
+        from slackwater.engine.stage import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.compile import compile_window
         from slackwater.sources.kafka import KafkaSource
         from slackwater.sources.kafka_planner import KafkaPlanner
-        from slackwater.spark.statistics import stats_of
+        from slackwater.spark.source_statistics import stats_of
         from slackwater.state.files.store import FilesStore
 
         class Source(KafkaSource):
@@ -130,9 +130,9 @@ class _Run:
 
         engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()
-        hooks = Hooks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
+        hooks = Callbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
         ((name, own),) = pipeline.alone.items()
-        stage = Stage(name, own, operator, self.store, engine, hooks.faults.in_worker)
+        stage = StageRunner(name, own, operator, self.store, engine, hooks.faults.in_worker)
         (target,) = pipeline.by_target
         self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")

@@ -1,7 +1,7 @@
 """`python -m benchmarks.step`: the step of one shard alone, without Spark: an Arrow table of rows in, segments out.
 
 The present step of sessions and the former one (whole arrays, `tests/support/former_step.py`) take turns on the same rows, each
-with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.memory`).
+with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.worker_memory`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
-from slackwater.spark import columns, memory
+from slackwater.spark import shard_columns, worker_memory
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.directory import Directory
-from slackwater.state.files.units import FilesShard
+from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.segments import FilesShard
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_step
 
@@ -44,7 +44,7 @@ CASES = {
     "sessions-200k": (100_000, 10),
     "sessions-1m": (500_000, 50),
 }  # rows and seconds per epoch, of one of two shards
-STEPS = {"former": former_step.ingest, "present": session_step.ingest}
+STEPS = {"former": former_step.ingest, "present": session_step.ingest_intervals}
 FIGURES = ("seconds", "processor", "faults")
 
 
@@ -63,11 +63,11 @@ class Shard:
 
     def ingest(self, epoch: int, table: pa.Table) -> None:
         """As a worker does it."""
-        state = FilesShard(Directory(str(self.root)), 0, epoch, self.metas)
+        state = FilesShard(LocalStorage(str(self.root)), 0, epoch, self.metas)
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         task = ShardTask(self.operator, state, 0, self.watermark, self.watermark)
-        self.metas = self.operator.ingest(task, columns.typed(self.operator, rows)).segments
+        self.metas = self.operator.ingest(task, shard_columns.typed_rows(self.operator, rows)).segments
 
     def advance(self, table: pa.Table) -> None:
         self.watermark = max(self.watermark, int(table["__ts"].to_numpy().max()) - LATENESS_US)
@@ -116,7 +116,7 @@ def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
         for epoch in range(epochs):
             table = batch(rng, epoch, rows, seconds)
             for name in STEPS if epoch % 2 else reversed(STEPS):
-                session_step.ingest = STEPS[name]
+                session_step.ingest_intervals = STEPS[name]
                 before = _spent()
                 shards[name].ingest(epoch, table)
                 if epoch >= WARM_UP:
@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         if options.child == "kept":
-            memory.keep_pages()
+            worker_memory.keep_pages()
         print(json.dumps(measured(options.case, options.epochs)))
         return
     rows, _ = CASES[options.case]
@@ -149,7 +149,11 @@ def main() -> None:
     )
     print(f"{'memory':<10}{'step':<10}{'seconds':>9}{'processor':>11}{'page faults':>13}")
     for child in ("plain", "kept"):
-        environment = {**os.environ, "POLARS_MAX_THREADS": "1", **(memory.ENVIRONMENT if child == "kept" else {})}
+        environment = {
+            **os.environ,
+            "POLARS_MAX_THREADS": "1",
+            **(worker_memory.ENVIRONMENT if child == "kept" else {}),
+        }
         command = [
             sys.executable,
             "-m",

@@ -15,7 +15,7 @@ from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
-from slackwater.targets.folder import folder_at
+from slackwater.targets.output_directory import folder_at
 
 STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
 RESULTS = "SLACKWATER_BENCH_RESULTS"  # likewise

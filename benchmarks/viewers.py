@@ -31,16 +31,16 @@ import psutil
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
+from slackwater.engine.callbacks import Callbacks
+from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Driver
-from slackwater.engine.far_dates import FarDates
-from slackwater.engine.hooks import Hooks
-from slackwater.engine.stage import Stage
+from slackwater.engine.stage import StageRunner
 from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.described import pipeline_for
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.pipeline_builder import pipeline_for
 from slackwater.testing.target import MemoryTarget
 
 TENTHS = 10
@@ -68,9 +68,13 @@ class Pipeline:
         store = FilesStore(home, "watched")
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
         ((name, own),) = pipeline.alone.items()
-        stage = Stage(name, own, logic, store, engine, lambda epoch: None, far_dates=FarDates(own))
+        stage = StageRunner(name, own, logic, store, engine, lambda epoch: None, far_dates=ClockSkewWarnings(own))
         self.driver = Driver(
-            pipeline, [stage], store, dict.fromkeys(pipeline.by_target, target), Hooks(lambda: time.time_ns() // 1000)
+            pipeline,
+            [stage],
+            store,
+            dict.fromkeys(pipeline.by_target, target),
+            Callbacks(lambda: time.time_ns() // 1000),
         )
         self.driver.start(store.open(), 2, {}, uuid.uuid4().hex)
         self._dice, self._id, self._number, self._at = np.random.default_rng(1), uuid.uuid4().hex, 0, BEGIN

@@ -30,7 +30,7 @@ from benchmarks.systems import PROVIDER, run_native, run_slackwater
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
 from slackwater.spark.packages import kafka_connector
-from slackwater.spark.session import start
+from slackwater.spark.session import start_session
 
 POSTGRES_URL = "SLACKWATER_BENCH_POSTGRES"
 _REPORTED_WITHIN_S = 60
@@ -83,7 +83,7 @@ def session(job: dict[str, Any]) -> SparkSession:
     `own_start`: Slackwater starts it itself, as `slackwater run` does."""
     if job.get("own_start") and job["system"] == SLACKWATER:
         settings = {"spark.master": "local[2]", "spark.driver.memory": job["driver_memory"]}
-        return start({**_SESSION, **settings})
+        return start_session({**_SESSION, **settings})
     builder = SparkSession.builder.master("local[2]").appName("slackwater-bench")
     for key, value in _SESSION.items():
         builder = builder.config(key, value)

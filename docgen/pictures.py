@@ -17,17 +17,17 @@ from typing import Any
 from markupsafe import Markup
 
 from docgen.sources import ROOT
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, pipeline_for, run_local
 from slackwater.ui.axis import Axis
-from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.draw import account, closing, key, watermark
-from slackwater.ui.notebook import styles
-from slackwater.ui.seen import Seen, Watched, key_at, look_at
-from slackwater.ui.svg import WIDTH, el, picture, rect, text, time_axis, title
+from slackwater.ui.blocks.key import KeyView
+from slackwater.ui.draw import key, row_accounting, upcoming_closes, watermark
+from slackwater.ui.notebook import drawing_styles
+from slackwater.ui.page_model import PageModel, PageSource, key_at, look_at
+from slackwater.ui.svg import WIDTH, element, picture, rect, text, time_axis, title
 
 EVENTS = ROOT / "docs" / "learn" / "clicks.jsonl"
 CLOCK = 1_709_299_800_000_000  # 2024-03-01T13:30:00Z
@@ -59,14 +59,16 @@ def reopening() -> Window:
 
 
 @cache
-def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[Seen, OneKey, list[dict[str, Any]]]:
+def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageModel, KeyView, list[dict[str, Any]]]:
     """The page of all, the page of a user, and what was emitted, once so many events were read."""
     step = reopening() if corrected else window()
     with tempfile.TemporaryDirectory() as home:
-        script = [Rows({"clicks": [event]}) for event in events()[:after]]
+        script = [RowsInput({"clicks": [event]}) for event in events()[:after]]
         schema = {"user": "string", "page": "string"}
         found = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
-        watched = Watched(pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), lines)
+        watched = PageSource(
+            pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
+        )
         return look_at(watched, CLOCK), key_at(watched, {"user": user}, CLOCK), found.rows
 
 
@@ -86,7 +88,7 @@ def arrivals() -> Markup:
         near = any(abs(x - other) < 12 for other in taken.setdefault(e["user"], []))
         taken[e["user"]].append(x)
         about = title(f"{n}: {e['user']} {e['page']}")
-        parts.append(el("circle", about, cx=x, cy=y, r=4.5, class_="newest busy"))
+        parts.append(element("circle", about, cx=x, cy=y, r=4.5, class_="newest busy"))
         parts.append(text(x, y + (20 if near else -9), str(n), "tick", "middle"))
     return picture(
         "Ten clicks of three users in event time, numbered in the order in which they arrive", bottom + 26, *parts
@@ -102,7 +104,10 @@ def out_of_order() -> Markup:
     step = (right - left) / len(found)
     parts: list[Markup] = []
     for y, name, _ in up.times(5):
-        parts += [el("line", x1=left, y1=y, x2=right, y2=y, class_="grid"), text(left - 8, y + 4, name, "tick", "end")]
+        parts += [
+            element("line", x1=left, y1=y, x2=right, y2=y, class_="grid"),
+            text(left - 8, y + 4, name, "tick", "end"),
+        ]
     newest: int | None = None
     for n, e in enumerate(found):
         x = left + step * (n + 0.5)
@@ -112,7 +117,7 @@ def out_of_order() -> Markup:
         is_late = newest is not None and e["ts"] + 1_800_000_000 < newest - lateness
         about = title(f"{n + 1}: {e['user']} {e['page']}" + (", late" if is_late else ""))
         parts.append(
-            el("circle", about, cx=x, cy=up.at(e["ts"]), r=5, class_="part late" if is_late else "newest busy")
+            element("circle", about, cx=x, cy=up.at(e["ts"]), r=5, class_="part late" if is_late else "newest busy")
         )
         parts.append(text(x, bottom + 16, str(n + 1), "tick", "middle"))
         newest = e["ts"] if newest is None else max(newest, e["ts"])
@@ -121,7 +126,7 @@ def out_of_order() -> Markup:
 
 def _file(drawn: Markup) -> str:
     """A drawing as a file of its own, with the styles of the page that it needs."""
-    style = styles()
+    style = drawing_styles()
     style += (
         "svg { background: var(--card); font-family: system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif; }"
     )
@@ -138,16 +143,16 @@ def _file(drawn: Markup) -> str:
 
 
 def _of_key(after: int, corrected: bool, user: str) -> Markup:
-    return key.timeline(state(after, corrected, user)[1])
+    return key.draw_key_timeline(state(after, corrected, user)[1])
 
 
 _DRAWN: Mapping[str, Callable[[], Markup]] = {
     "events.svg": arrivals,
     "order.svg": out_of_order,
-    "watermark.svg": lambda: watermark.lanes(state(5)[0].watermark),
+    "watermark.svg": lambda: watermark.draw_lanes(state(5)[0].watermark),
     "session.svg": partial(_of_key, 5, False, "u1"),
-    "closing.svg": lambda: closing.bins(_there(state(5)[0].closing), None),
-    "rows.svg": lambda: account.total(state(10)[0].rows.total),
+    "closing.svg": lambda: upcoming_closes.draw_closes(_there(state(5)[0].closing), None),
+    "rows.svg": lambda: row_accounting.draw_total(state(10)[0].rows.total),
     "corrected.svg": partial(_of_key, 8, True, "u1"),
 }
 

@@ -15,10 +15,10 @@ import typer
 import slackwater
 from docgen.sources import ROOT, Message, messages, mistakes
 from slackwater.cli.main import app
-from slackwater.config import documented
+from slackwater.config import key_docs
 from slackwater.config.spec import Spec, with_units
 from slackwater.config.transform import Transform
-from slackwater.engine.status import Buffered, Counters, StageStatus, Status
+from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
 from slackwater.messages import FAMILIES, WARNING
 from slackwater.metrics import PREFIX, Metrics
 
@@ -78,7 +78,7 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
     "ddl": "sources",
     "keyed": "transform",
     **{
-        step.__module__.rpartition(".")[2]: documented.place_of(step).partition("#")[2]
+        step.__module__.rpartition(".")[2]: key_docs.place_of(step).partition("#")[2]
         for step in Transform.STEPS.values()
     },
     "join_checks": "joins",
@@ -137,7 +137,7 @@ def keys_page() -> str:
         "be `${NAME}` or `${NAME:-default}`, from the environment. A duration is a text with its unit (`250ms`, `30s`, `5m`, `2h`, `30d`); each such",
         "key also exists with `_ms` at its end, as in `gap_ms = 1800000`, which takes a number of milliseconds too.",
     ]
-    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *documented.TEXTS)}
+    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *key_docs.TEXTS)}
     for name, table in _TABLES.items():
         spec: type[Spec] = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]
@@ -152,10 +152,10 @@ def keys_page() -> str:
         for key, of in shape["properties"].items():
             if key in units.values():
                 continue
-            text = of["description"] if of.get("deprecated") else documented.text_of(spec, units.get(key, key))
+            text = of["description"] if of.get("deprecated") else key_docs.text_of(spec, units.get(key, key))
             default = _code(json.dumps(of["default"])) if "default" in of else ""
             lines.append(f"| `{key}` | {_values(of)} | {default} | {_cell(text)} |")
-        page, _, anchor = documented.place_of(spec).removeprefix("docs/").partition("#")
+        page, _, anchor = key_docs.place_of(spec).removeprefix("docs/").partition("#")
         lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
     return "\n".join(lines) + "\n"
 
@@ -249,7 +249,9 @@ _OF_A_JOIN = Status(
     watermark_us=None,
     sources=(),
     counters=Counters(),
-    stages=(StageStatus("s", "join", None, 0, 0, 0, 0, Counters(), {"left": Buffered(0), "right": Buffered(0)}),),
+    stages=(
+        StageStatus("s", "join", None, 0, 0, 0, 0, Counters(), {"left": BufferCounts(0), "right": BufferCounts(0)}),
+    ),
     **_NO_TIME,
 )
 

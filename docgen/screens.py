@@ -26,8 +26,8 @@ from tests.support.ui_states import config, drawn, ran, watched
 
 from docgen.sources import ROOT
 from slackwater.cli.ui import watched_at
-from slackwater.ui.seen import Watched
-from slackwater.ui.server import serve
+from slackwater.ui.page_model import PageSource
+from slackwater.ui.server import serve_pages
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, MARGIN = 1180, 16
@@ -69,7 +69,7 @@ path = "state"
 """
 
 
-def clicks(home: Path) -> Watched:
+def clicks(home: Path) -> PageSource:
     file = config("session", home)
     logging.disable(logging.WARNING)
     ran(file, drawn(4, epochs=14, rows=300))
@@ -77,7 +77,7 @@ def clicks(home: Path) -> Watched:
     return replace(found, pipeline=found.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
 
 
-def paid_orders(home: Path) -> Watched:
+def paid_orders(home: Path) -> PageSource:
     dice, at = random.Random(1), START
     for n in range(EPOCHS):
         at += dt.timedelta(seconds=dice.choice([10, 20, 30]))
@@ -102,8 +102,8 @@ def paid_orders(home: Path) -> Watched:
 
 
 @contextmanager
-def page(browser: Browser, shown: Watched, dark: bool) -> Iterator[None]:
-    running = serve([shown], 0)
+def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
+    running = serve_pages([shown], 0)
     try:
         browser.dark(dark)
         browser.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=900, deviceScaleFactor=1, mobile=False)

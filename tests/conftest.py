@@ -74,7 +74,7 @@ def secrets_of_this_test() -> Iterator[None]:
     from slackwater import secrets
 
     yield
-    secrets.forget()
+    secrets.forget_secrets()
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +86,9 @@ def spark() -> Iterator[Any]:
 
         from slackwater.spark import packages, session
 
-        jars = [*packages.kafka_connector(pyspark.__version__)[0], *packages.avro(pyspark.__version__)]
+        jars = [*packages.kafka_connector(pyspark.__version__)[0], *packages.avro_connector(pyspark.__version__)]
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
-        active = session.start({"spark.master": "local[2]", **settings})
+        active = session.start_session({"spark.master": "local[2]", **settings})
     yield active
     code = active.sparkContext._gateway.proc.poll()
     if code is None:
@@ -122,7 +122,7 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
     """The one S3 server of a test run; every test takes a bucket of its own."""
-    from slackwater.testing.objects import S3
+    from slackwater.testing.object_store import S3
 
     with S3.started() as server:
         yield server
@@ -150,7 +150,7 @@ def schema_registry() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def rest_catalog() -> Iterator[Any]:
     """The one Iceberg REST catalog of a test run; every test takes a namespace of its own."""
-    from slackwater.testing.lakehouse import RestCatalog
+    from slackwater.testing.iceberg_rest import RestCatalog
 
     with RestCatalog.started() as server:
         yield server

@@ -44,7 +44,7 @@ _OPENED = (
 
 def installed() -> Path:
     """Flink's jars, fetched once into an environment beside Slackwater's other downloads."""
-    home = packages.cache() / "peers" / f"flink-{VERSION}"
+    home = packages.cache_directory() / "peers" / f"flink-{VERSION}"
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
         print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True)
@@ -104,7 +104,7 @@ FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) 
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs it to its end, and what its environment needs beside ours."""
     jars = installed()
-    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module(*module)]
+    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module_jar(*module)]
     home.mkdir(parents=True)
     told = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
     (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))

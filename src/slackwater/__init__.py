@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from slackwater.errors import SlackwaterError as SlackwaterError
     from slackwater.explain import Plan as Plan
     from slackwater.explain import describe as describe
-    from slackwater.query.ask import why as why
     from slackwater.query.view import StateView as StateView
     from slackwater.query.view import open_state as open_state
-    from slackwater.query.why_values import Why as Why
+    from slackwater.query.why_api import why as why
+    from slackwater.query.why_report import WhyReport as WhyReport
     from slackwater.runner.background import Handle as Handle
     from slackwater.runner.batch import batch as batch
     from slackwater.runner.batch import batch_join as batch_join
@@ -80,7 +80,7 @@ _HOMES = {
     "Target": "config.target",
     "Stage": "config.transform",
     "Transform": "config.transform",
-    "Why": "query.why_values",
+    "WhyReport": "query.why_report",
     "Window": "config.window",
     "describe": "explain",
     "load": "config.toml",
@@ -92,7 +92,7 @@ _HOMES = {
     "run_streaming_pipeline": "api",
     "streaming_pipeline": "api",
     "to_toml": "config.toml",
-    "why": "query.ask",
+    "why": "query.why_api",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

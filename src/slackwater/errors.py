@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Sequence
 
 from slackwater import messages
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 
 class SlackwaterError(Exception):
@@ -36,12 +36,12 @@ class SlackwaterError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(masked(a) if isinstance(a, str) else a for a in args))
+        super().__init__(*(mask_secrets(a) if isinstance(a, str) else a for a in args))
 
     @property
     def documented(self) -> str | None:
         """The page and heading about it, as in `docs/messages.md#the-config-is-wrong`."""
-        return messages.place([c.__name__ for c in type(self).__mro__], str(self))
+        return messages.find_page([c.__name__ for c in type(self).__mro__], str(self))
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in the place of a stack trace."""
@@ -59,7 +59,7 @@ class ConfigError(SlackwaterError):
     further: Sequence[str] = ()
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = tuple(map(masked, problems))
+        self.problems: tuple[str, ...] = tuple(map(mask_secrets, problems))
         super().__init__("\n".join(self.problems))
 
 

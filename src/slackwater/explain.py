@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from slackwater.config import state_size
 from slackwater.config.bare_milliseconds import bare_milliseconds
 from slackwater.config.connection import Connection, PostgresConnection
-from slackwater.config.connectors import CONNECTORS, absolute
+from slackwater.config.connector_info import CONNECTORS, absolute_path
 from slackwater.config.join import SIDES, Join
-from slackwater.config.paths import local
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.lineage import InputPath
+from slackwater.config.paths import is_local
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.replayable import late_notes
-from slackwater.config.rows import Rows
 from slackwater.config.source import Lookup, Source
-from slackwater.config.step import Step
+from slackwater.config.stateless_step import StatelessStep
+from slackwater.config.step_spec import StepSpec
 from slackwater.config.target import Target
-from slackwater.config.ways import Way
 from slackwater.config.window import Window, allowed_ms
-from slackwater.core.notebook import Printed, Shown
+from slackwater.core.humanize import plural
+from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
 from slackwater.core.time import duration_text
-from slackwater.core.words import plural
 
 
 @dataclass(frozen=True)
-class Stage:
+class ExplainedStage:
     """One step of a row's way: what happens, where, and the details."""
 
     name: str
@@ -39,14 +39,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan(Printed, Shown):
+class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and what its state may grow to.
 
     `state_bytes` is None where that is up to the sources: a join keeps what they bring in a time, a step by key all their keys; 0
     without state. `kept`: what the state of each stage holds, a text, or the bytes and the groups of a window.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ExplainedStage, ...]
     guarantee: str
     state_bytes: int | None
     notes: tuple[str, ...]
@@ -54,10 +54,10 @@ class Plan(Printed, Shown):
     kept: tuple[str | tuple[int, int], ...] = ()
 
 
-def build(pipeline: Pipeline) -> Plan:
+def build_plan(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
     last = list(pipeline.alone.values())[-1].transform.step
-    stages: list[Stage] = [_read(pipeline)]
+    stages: list[ExplainedStage] = [_read(pipeline)]
     for name, own in pipeline.alone.items():
         read = [s.name for s in own.sources if s.of_stage]
         stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
@@ -66,18 +66,22 @@ def build(pipeline: Pipeline) -> Plan:
         stages += [_sql(own), *_middle(own.transform.step, own)]
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
-        guarantee(pipeline),
-        state_size.projected_bytes(last) if isinstance(last, Window) else 0 if isinstance(last, Rows) else None,
-        (*warnings(pipeline), *late_notes(pipeline), *state_size.warnings(last)),
+        delivery_guarantee(pipeline),
+        state_size.projected_bytes(last)
+        if isinstance(last, Window)
+        else 0
+        if isinstance(last, StatelessStep)
+        else None,
+        (*plan_warnings(pipeline), *late_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
         tuple(kept for own in pipeline.alone.values() for kept in _kept(own.transform.step, own)),
     )
 
 
-describe = build  # its name in `slackwater`
+describe = build_plan  # its name in `slackwater`
 
 
-def _kept(step: Step, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
+def _kept(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     if isinstance(step, Join):
         return kept_text(step, pipeline)
     if isinstance(step, Window):
@@ -85,17 +89,17 @@ def _kept(step: Step, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     return [step.told().keeps]
 
 
-def _middle(step: Step, pipeline: Pipeline) -> tuple[Stage, ...]:
-    if isinstance(step, Rows):
-        return (Stage("emit", "Spark", step.told().does, ("no state but offsets",)),)
+def _middle(step: StepSpec, pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
+    if isinstance(step, StatelessStep):
+        return (ExplainedStage("emit", "Spark", step.told().does, ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
     if not isinstance(step, Window):
-        return (Stage("step", "shards", step.told().does, (f"kept: {step.told().keeps}",)),)
+        return (ExplainedStage("step", "shards", step.told().does, (f"kept: {step.told().keeps}",)),)
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
-def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
+def _hand_over(before: str, former: Pipeline, name: str) -> ExplainedStage:
     """What a stage emits becomes the input of the next one, within the epoch."""
     behind = (
         f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
@@ -104,7 +108,7 @@ def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
         behind = "_event_ts is that of each row; its watermark is that of the stage before"
     if former.transform.window is not None:
         behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
-    return Stage(
+    return ExplainedStage(
         "next stage",
         "driver",
         f'"{name}" reads what "{before}" emits, in the same epoch and the same commit',
@@ -112,9 +116,9 @@ def _hand_over(before: str, former: Pipeline, name: str) -> Stage:
     )
 
 
-def _read(pipeline: Pipeline) -> Stage:
-    lines = [_source(s, resolve(s.connection, pipeline.connections)) for s in pipeline.sources]
-    return Stage(
+def _read(pipeline: Pipeline) -> ExplainedStage:
+    lines = [_source(s, resolve_connection(s.connection, pipeline.connections)) for s in pipeline.sources]
+    return ExplainedStage(
         "read",
         "Spark",
         f"read {plural(len(pipeline.sources), 'source')}",
@@ -130,11 +134,11 @@ def _source(s: Source, connection: Connection | None) -> str:
     return f'"{s.name}": {known.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
 
 
-def _event_time(pipeline: Pipeline) -> Stage:
+def _event_time(pipeline: Pipeline) -> ExplainedStage:
     w = pipeline.transform.step
     if w.time_mode == "processing":
         time = "the epoch's clock"
-    elif isinstance(w, Rows):
+    elif isinstance(w, StatelessStep):
         return _untimed(pipeline)
     elif w.event_time_column == "_event_ts":
         time = "the time of each record"
@@ -145,7 +149,7 @@ def _event_time(pipeline: Pipeline) -> Stage:
         for s in pipeline.sources
         if not s.of_stage
     )
-    return Stage(
+    return ExplainedStage(
         "event time",
         "Spark",
         f"_event_ts = {time}",
@@ -160,14 +164,14 @@ def _event_time(pipeline: Pipeline) -> Stage:
     )
 
 
-def _untimed(pipeline: Pipeline) -> Stage:
+def _untimed(pipeline: Pipeline) -> ExplainedStage:
     """Of rows that wait for no time."""
     title = "_event_ts where the source brings it, else the epoch's clock"
     lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
-    return Stage("event time", "Spark", title, lines)
+    return ExplainedStage("event time", "Spark", title, lines)
 
 
-def _sql(pipeline: Pipeline) -> Stage:
+def _sql(pipeline: Pipeline) -> ExplainedStage:
     lookups = tuple(
         f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
         for n, x in _lookups(pipeline).items()
@@ -176,11 +180,11 @@ def _sql(pipeline: Pipeline) -> Stage:
     lines = [_chain(pipeline, w) for w in pipeline.ways]
     if join is not None:
         sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _of(pipeline, n)]
-        return Stage("sql", "Spark", sides[0], (*sides[1:], *lookups))
+        return ExplainedStage("sql", "Spark", sides[0], (*sides[1:], *lookups))
     if len(set(lines)) == 1:
-        return Stage("sql", "Spark", lines[0], lookups)
+        return ExplainedStage("sql", "Spark", lines[0], lookups)
     named = [f"{w.key}: {line}" for w, line in zip(pipeline.ways, lines, strict=True)]
-    return Stage("sql", "Spark", named[0], (*named[1:], *lookups))
+    return ExplainedStage("sql", "Spark", named[0], (*named[1:], *lookups))
 
 
 def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
@@ -193,7 +197,7 @@ def _of(pipeline: Pipeline, name: str) -> list[str]:
     return [_chain(pipeline, w) for w in pipeline.ways if w.name == name]
 
 
-def _chain(pipeline: Pipeline, way: Way) -> str:
+def _chain(pipeline: Pipeline, way: InputPath) -> str:
     """The SQL on a way, one after the other."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
 
@@ -202,19 +206,19 @@ def _sql_text(sql: str | None) -> str:
     return " ".join((sql or "").split()) or "no SQL: rows go on as they are"
 
 
-def _lift(window: Window) -> Stage:
+def _lift(window: Window) -> ExplainedStage:
     aggregates = tuple(f"{a.as_} = {a.call}" for a in window.aggregations)
     if window.kind == "session":
-        return Stage("lift", "Spark", "one interval per row", aggregates)
+        return ExplainedStage("lift", "Spark", "one interval per row", aggregates)
     whole = [a.as_ for a in window.aggregations if not a.in_sql]
     if whole:
         title = f"rows go to the shards one by one: {', '.join(whole)} cannot be aggregated in Spark"
-        return Stage("lift", "shards", title, aggregates)
+        return ExplainedStage("lift", "shards", title, aggregates)
     pane = math.gcd(window.duration_ms or 0, window.hop_ms or window.duration_ms or 0)
-    return Stage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
+    return ExplainedStage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
 
 
-def _shuffle(window: Window) -> Stage:
+def _shuffle(window: Window) -> ExplainedStage:
     keys = ", ".join(window.group_by) or "(no key: one shard)"
     in_sql = all(a.in_sql for a in window.aggregations)
     extra = (
@@ -222,16 +226,16 @@ def _shuffle(window: Window) -> Stage:
         if window.kind == "session" or not in_sql
         else ("before it, partial aggregates are combined per key and pane",)
     )
-    return Stage("shuffle", "Spark", f"by hash of {keys}", extra)
+    return ExplainedStage("shuffle", "Spark", f"by hash of {keys}", extra)
 
 
-def _step(window: Window) -> Stage:
+def _step(window: Window) -> ExplainedStage:
     if window.kind == "session":
         title = f"merge sessions by gap {window.gap_ms if isinstance(window.gap_ms, str) else duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
     else:
         title = "merge panes"
     bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"
-    return Stage("step", "shards", title, (f"late rows: {_late(window)}", bound))
+    return ExplainedStage("step", "shards", title, (f"late rows: {_late(window)}", bound))
 
 
 def _late(window: Window) -> str:
@@ -241,7 +245,7 @@ def _late(window: Window) -> str:
     return f"dlq, one letter for each; their bytes are {cost}"
 
 
-def _emit(window: Window) -> Stage:
+def _emit(window: Window) -> ExplainedStage:
     length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
     hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
     at_most = f", at most every {duration_text(window.emit_interval_ms)}" if window.emit_interval_ms else ""
@@ -250,7 +254,7 @@ def _emit(window: Window) -> Stage:
         "updates": f"in every epoch that changes them{at_most}",
     }.get(window.emit, "when the watermark closes them")
     kept = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
-    return Stage(
+    return ExplainedStage(
         "emit",
         "shards",
         f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + f", {when}",
@@ -258,9 +262,9 @@ def _emit(window: Window) -> Stage:
     )
 
 
-def _shuffle_sides(join: Join) -> Stage:
+def _shuffle_sides(join: Join) -> ExplainedStage:
     keys = (", ".join(names) for names in (join.left_keys, join.right_keys))
-    return Stage("shuffle", "Spark", "both sides by hash of their keys: {} and {}".format(*keys))
+    return ExplainedStage("shuffle", "Spark", "both sides by hash of their keys: {} and {}".format(*keys))
 
 
 def join_text(join: Join) -> str:
@@ -279,7 +283,7 @@ def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     )
 
 
-def _join(join: Join, pipeline: Pipeline) -> Stage:
+def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
     lower, upper = map(duration_text, join.bounds_ms)
     keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
     late = "dlq, one letter for each" if pipeline.keeps_late else "drop"
@@ -287,20 +291,20 @@ def _join(join: Join, pipeline: Pipeline) -> Stage:
         late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
     title = f"{join_text(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
-    return Stage("step", "shards", title, (f"late rows: {late}", bound))
+    return ExplainedStage("step", "shards", title, (f"late rows: {late}", bound))
 
 
-def _emit_pairs(join: Join) -> Stage:
+def _emit_pairs(join: Join) -> ExplainedStage:
     alone = " and ".join(side for side, outer in zip(SIDES, join.outer, strict=True) if outer)
     when = "each pair once, in the epoch that brings its second row"
     time = "the later of the two" if join.event_time == "later" else f"that of the {join.event_time} row"
     lines = [f"{alone} rows without a partner come out when they leave the state"] if alone else []
-    return Stage("emit", "shards", when, (*lines, f"_event_ts = {time}"))
+    return ExplainedStage("emit", "shards", when, (*lines, f"_event_ts = {time}"))
 
 
-def _commit(pipeline: Pipeline) -> Stage:
+def _commit(pipeline: Pipeline) -> ExplainedStage:
     title = "one record per epoch: state, staged output, offsets, watermarks, counters"
-    return Stage("commit", "driver", f"{title} ({state_text(pipeline)})")
+    return ExplainedStage("commit", "driver", f"{title} ({state_text(pipeline)})")
 
 
 def state_text(pipeline: Pipeline) -> str:
@@ -309,22 +313,22 @@ def state_text(pipeline: Pipeline) -> str:
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
     if store.kind == "files":
-        return f'state in {"files" if local(store.path or "") else "objects"} at "{absolute(store.path)}"'
+        return f'state in {"files" if is_local(store.path or "") else "objects"} at "{absolute_path(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'
 
 
-def _publish(pipeline: Pipeline) -> Stage:
+def _publish(pipeline: Pipeline) -> ExplainedStage:
     letters = pipeline.dead_letter
     lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
     several = pipeline.by_target
     if len(several) < 2:
-        return Stage("publish", "driver", _target(pipeline.target, pipeline), lines)
+        return ExplainedStage("publish", "driver", _target(pipeline.target, pipeline), lines)
     staged = len(pipeline.alone) > 1
     each = [
         f"{name}{f', of {own.target.from_}' if staged and name != own.target.from_ else ''}: {_target(own.target, own)}"
         for name, own in several.items()
     ]
-    return Stage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
+    return ExplainedStage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
 
 
 def target_text(pipeline: Pipeline) -> str:
@@ -342,14 +346,14 @@ def _target(t: Target, pipeline: Pipeline) -> str:
 
 
 def kind_of(t: Target, pipeline: Pipeline) -> str:
-    connection = resolve(t.connection, pipeline.connections)
+    connection = resolve_connection(t.connection, pipeline.connections)
     return connection.kind if connection is not None else "console"
 
 
 def shares_transaction(pipeline: Pipeline) -> bool:
     """Whether state and output lie in one Postgres database, as far as the config tells."""
     store = pipeline.state_store
-    connection = resolve(pipeline.target.connection, pipeline.connections)
+    connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     return (
         store is not None
         and store.kind == "postgres"
@@ -358,10 +362,10 @@ def shares_transaction(pipeline: Pipeline) -> bool:
     )
 
 
-def guarantee(pipeline: Pipeline) -> str:
+def delivery_guarantee(pipeline: Pipeline) -> str:
     """What the pair of store and target delivers; of several each, where they differ."""
     if len(pipeline.targets) > 1:
-        each = {name: guarantee(own) for name, own in pipeline.by_target.items()}
+        each = {name: delivery_guarantee(own) for name, own in pipeline.by_target.items()}
         if len(set(each.values())) > 1:
             return "; ".join(f"{name}: {what}" for name, what in each.items())
         return next(iter(each.values()))
@@ -375,7 +379,7 @@ def guarantee(pipeline: Pipeline) -> str:
     return known.once
 
 
-def warnings(pipeline: Pipeline) -> tuple[str, ...]:
+def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
     """What a user should know before the pipeline runs."""
     store = pipeline.state_store
     found = []

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.time import iso
-from slackwater.engine.observer import Observer, Waiting
+from slackwater.core.time import format_iso
+from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 
 LIVE, READY = "/healthz", "/readyz"
@@ -44,7 +44,7 @@ class Health(Observer):
         self._pipeline = pipeline.name
         self._is("starting")
 
-    def waiting(self, epoch: Waiting | None) -> None:
+    def waiting(self, epoch: PendingPublish | None) -> None:
         if self._phase in ("starting", "publishing"):
             self._is("starting" if epoch is None else "publishing")
 
@@ -75,7 +75,7 @@ class Health(Observer):
         else:
             return None
         told: dict[str, Any] = {"pipeline": self._pipeline, "phase": phase, "doing": _DOING[phase]}
-        told |= {"since": iso(self._since), "epoch": self._epoch}
+        told |= {"since": format_iso(self._since), "epoch": self._epoch}
         return 200 if good else 503, json.dumps(told, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 

@@ -19,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.lateness import EDGES
-from slackwater.engine.observer import Observer, Waiting
+from slackwater.core.lateness_histogram import EDGES
+from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Counters, StageStatus, Status
 from slackwater.health import Health
 
@@ -44,7 +44,7 @@ class Metrics(Collector, Observer):
         self._clock = clock
         self._pipeline = ""  # whose run is observed
         self._started: dict[str, float] = {}
-        self._waiting: dict[str, Waiting | None] = {}  # an epoch that is not published
+        self._waiting: dict[str, PendingPublish | None] = {}  # an epoch that is not published
         self._failures: Counter[tuple[str, str]] = Counter()  # by pipeline and target
         self.registry = CollectorRegistry(auto_describe=False)
         self._latest: dict[str, Status] = {}
@@ -59,7 +59,7 @@ class Metrics(Collector, Observer):
             self._started[pipeline.name] = self._clock()
             self._waiting[pipeline.name] = None
 
-    def waiting(self, epoch: Waiting | None) -> None:
+    def waiting(self, epoch: PendingPublish | None) -> None:
         with self._lock:
             self._waiting[self._pipeline] = epoch
             if epoch is not None and epoch.failed is not None:
@@ -106,7 +106,7 @@ class Metrics(Collector, Observer):
             unpublished.add_metric([pipeline], self._age(epoch))
         yield from (started, unpublished)
 
-    def _age(self, epoch: Waiting | None) -> float:
+    def _age(self, epoch: PendingPublish | None) -> float:
         return 0.0 if epoch is None else max(self._clock() - epoch.committed_us / 1e6, 0.0)
 
     def _targets(self, found: Iterable[Status]) -> Iterator[Metric]:
@@ -316,14 +316,14 @@ def _lateness(found: Iterable[Status]) -> Metric:
     return family
 
 
-def serve(
+def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: Health | None = None
 ) -> HttpServer:
     """Serve `/metrics` until `stop` is called, and what `health` answers; port 0 takes a free one. `names`: see `web.guard`.
 
     Raises StartError.
     """
-    from slackwater.web.server import start
+    from slackwater.web.server import start_server
 
     exposed = make_asgi_app(metrics.registry)
 
@@ -337,4 +337,4 @@ def serve(
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    return start(app, port, host, what="metrics", option="--metrics-port", names=names, most=CONNECTIONS)
+    return start_server(app, port, host, what="metrics", option="--metrics-port", names=names, most=CONNECTIONS)

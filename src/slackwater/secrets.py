@@ -42,7 +42,7 @@ _known: dict[str, str] = {}  # value -> what is shown for it
 _pattern: re.Pattern[str] | None = None
 
 
-def remember(value: str, shown: str = HIDDEN) -> None:
+def remember_secret(value: str, shown: str = HIDDEN) -> None:
     """Show `shown` in the place of a value from now on; of one of several lines also for each of them."""
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
@@ -63,19 +63,19 @@ def remember_url(url: str) -> None:
     for part in found:
         for spelled in {part, unquote(part)}:
             if spelled and spelled not in _known:
-                remember(spelled) if "://" not in spelled else None
+                remember_secret(spelled) if "://" not in spelled else None
 
 
 def remember_settings(settings: Mapping[str, object]) -> None:
     """The values of settings whose name says that they are secret."""
     for name, value in settings.items():
         if isinstance(value, str) and any(part in name.lower() for part in NAMED):
-            remember(value, getattr(value, "raw", HIDDEN))
+            remember_secret(value, getattr(value, "raw", HIDDEN))
             for quoted in re.findall(r"(?i)password\s*=\s*[\"']([^\"']*)", value):  # of a JAAS line
-                remember(quoted)
+                remember_secret(quoted)
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """A text without the values that are known."""
     global _pattern
     if not _known:
@@ -95,7 +95,7 @@ def any_known() -> bool:
     return bool(_known)
 
 
-def forget() -> None:
+def forget_secrets() -> None:
     """Begin anew, for tests."""
     global _pattern
     _known.clear()

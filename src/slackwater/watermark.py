@@ -59,7 +59,7 @@ class SourceClock:
             return ()
         return self.spans[1:] if is_confirmed(self.spans) else self.spans
 
-    def asks(self, heard: Heard) -> bool:
+    def asks(self, heard: SourceActivity) -> bool:
         """Whether more than the newest time must be known of these rows: there may be a jump among them."""
         if self.jump_us is None or heard.max_event_us is None:
             return False
@@ -75,7 +75,7 @@ class SourceClock:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
 
-    def followed(self, heard: Heard) -> SourceClock:
+    def followed(self, heard: SourceActivity) -> SourceClock:
         """With the newest time of these rows, as far as it is believed."""
         if heard.max_event_us is None:
             return self
@@ -83,7 +83,7 @@ class SourceClock:
             newest = heard.max_event_us if self.max_event_us is None else max(self.max_event_us, heard.max_event_us)
             return replace(self, max_event_us=newest, spans=())
         found = heard.spans or ((heard.max_event_us, heard.max_event_us, 1),)
-        spans = merged((*self._known_spans, *found), self.jump_us)
+        spans = merge_spans((*self._known_spans, *found), self.jump_us)
         times = [t for t in (self.max_event_us, spans[0][1] if is_confirmed(spans) else None) if t is not None]
         return replace(self, max_event_us=max(times, default=None), spans=spans)
 
@@ -122,7 +122,7 @@ class SourceClock:
 
 
 @dataclass(frozen=True)
-class Heard:
+class SourceActivity:
     """What a source delivered in one epoch: rows read, and the largest usable event time among them.
 
     `partitions`: the same for every partition there is.
@@ -130,11 +130,11 @@ class Heard:
 
     rows: int
     max_event_us: int | None
-    partitions: Mapping[str, Heard] = field(default_factory=dict)
+    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()  # of the newest rows, where a clock `asks` for them
 
 
-def merged(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
+def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
     """Spans joined where they are at most `jump_us` apart, from the one that holds the `CONFIRMS`-th newest row on."""
     found: list[Span] = []
     for low, high, count in sorted(spans):
@@ -157,15 +157,15 @@ def is_confirmed(spans: Sequence[Span]) -> bool:
     return bool(spans) and spans[0][2] >= CONFIRMS
 
 
-def listen(clock: SourceClock, heard: Heard, quiet_us: int) -> SourceClock:
+def advance_clock(clock: SourceClock, heard: SourceActivity, quiet_us: int) -> SourceClock:
     """Fold one epoch, or one idle tick (`heard.rows == 0`), into a source's clock.
 
     `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
-    silent = Heard(0, None)
+    silent = SourceActivity(0, None)
     partitions = {
-        name: listen(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
+        name: advance_clock(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
         for name in sorted(heard.partitions or clock.partitions)  # one that is not listed any more is gone
     }
     if heard.rows == 0:
@@ -192,7 +192,7 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
     return max(promised, min(watermark, hold))
 
 
-def run_on(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
+def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
     """Where the global watermark is after a silence of all sources: `max_i(wm_i) + quiet time`, at least `watermark`.
 
     Unchanged without `idle_close_us`, before that much quiet, and while no source has had an event. The order in which the

@@ -13,10 +13,10 @@ from tests.laws.changed import MS, SCHEMA, Config
 from tests.support.effort import some
 
 from slackwater.errors import EpochError
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.state.postgres import commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import Crash, Restart, Rows, run_local
+from slackwater.testing.script import Crash, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "4"))
 Make = Callable[[], PostgresStore]
@@ -44,8 +44,8 @@ def made(url: str, schema: str = "public", name: str = "law") -> Make:
     return make
 
 
-def rows(*times: int) -> Rows:
-    return Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0} for t in times]})
+def rows(*times: int) -> RowsInput:
+    return RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0} for t in times]})
 
 
 def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
@@ -123,8 +123,8 @@ def test_sessions_whose_rows_bring_their_gap_go_on_by_another_expression(url: st
     def by(gap: str) -> Any:
         return BEFORE.window.model_copy(update={"gap_ms": gap, "max_session_duration_ms": 500})
 
-    def row(t: int, g: int, h: int) -> Rows:
-        return Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
+    def row(t: int, g: int, h: int) -> RowsInput:
+        return RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
 
     schema, script = (
         SCHEMA | {"g": "bigint", "h": "bigint"},

@@ -27,16 +27,16 @@ from tests.support.topics import messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Callbacks, Driver
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import Table, Target
+from slackwater.targets.base import TargetTable, TargetWriter
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.kit import Died, pipeline_for
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import SimulatedCrash, pipeline_for
 
 FIELDS = (
     Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),
@@ -72,16 +72,16 @@ def plain(found: dict[Key, int]) -> list[tuple[str, ...]]:
 class Place:
     """A target and the table it leaves; `target` opens it anew, as a restart does."""
 
-    target: Callable[[], Target]
+    target: Callable[[], TargetWriter]
     content: Callable[[], list[tuple[str, ...]]]
 
 
 @pytest.fixture(params=some(["postgres", "delta", "iceberg", "kafka", "kafka by session_id"], keep=4))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
-    table, opened = Table(name, FIELDS, IDENTITY), list[Target]()
+    table, opened = TargetTable(name, FIELDS, IDENTITY), list[TargetWriter]()
 
-    def made(target: Target) -> Target:
+    def made(target: TargetWriter) -> TargetWriter:
         target.open()
         opened.append(target)
         return target
@@ -218,7 +218,7 @@ class Dying:
     def hit(self, step: str, epoch: int) -> None:
         if step == self.step:
             self.step = None
-            raise Died(step)
+            raise SimulatedCrash(step)
 
     def in_worker(self, epoch: int) -> None:
         return None
@@ -234,10 +234,10 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
     logic = compile_window(pipeline, {"user": Field("user", "string")})
 
     def start() -> Driver:
-        target = PostgresTarget(url, "public.out", Table("p", tuple(logic.output), logic.identity, "s"))
+        target = PostgresTarget(url, "public.out", TargetTable("p", tuple(logic.output), logic.identity, "s"))
         target.open()
         store = PostgresStore(url, "public", "p")
-        run = driver_of(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Hooks(lambda: 0, faults=faults))
+        run = driver_of(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Callbacks(lambda: 0, faults=faults))
         run.start(store.open(), 1, {}, "s")
         return run
 
@@ -267,7 +267,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
     assert content() == [(100, 3), (300, 4)]
     for step in ("write.before", "write.after"):
         faults.step = step
-        with pytest.raises(Died):
+        with pytest.raises(SimulatedCrash):
             run._commit(record(run, (100, 8, "late"), (300, None, "supersede")))
         assert content() == [(100, 3), (300, 4)]
         stop(run)

@@ -20,7 +20,7 @@ from slackwater.maintenance.verify_postgres import verify_postgres
 from slackwater.state.postgres.client import close_kept
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
-from slackwater.testing.result import Died
+from slackwater.testing.result import SimulatedCrash
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"k": "string", "v": "bigint"}
@@ -228,7 +228,7 @@ NEVER_NULL = ("unit", "key_hash", "kind", "window_start", "last_event", "closes_
 def test_a_damaged_output_is_named(url: str, cut: str) -> None:
     with begun(url) as test:
         test._faults.step = "write.before"
-        with pytest.raises(Died):
+        with pytest.raises(SimulatedCrash):
             test._driver.flush()
         test._faults.step = None
         test._stop()

@@ -19,15 +19,15 @@ import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.query.compare import compare
-from slackwater.query.outputs import Output, output_at
+from slackwater.query.compare import compare_outputs
+from slackwater.query.outputs import ResultOutput, output_at
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 FIELDS = (
     Field("user", "string"),
@@ -73,7 +73,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 
     def write(kind: str, frame: pl.DataFrame) -> str:
         path = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
-        table = Table("p", FIELDS, ("user", "window_start"), "s")
+        table = TargetTable("p", FIELDS, ("user", "window_start"), "s")
         where = str(path)
         if kind == "delta":
             target: Any = DeltaTarget(where, "merge", table)
@@ -111,7 +111,7 @@ def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: 
     given = (
         rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
     )  # JSON has no NaN
-    found = compare(output_at(place(kind, given)), output_at(place(other, given)), ["user", "window_start"])
+    found = compare_outputs(output_at(place(kind, given)), output_at(place(other, given)), ["user", "window_start"])
     assert (found.same, found.equal, found.repeated) == (True, 7, (0, 0))
 
 
@@ -123,7 +123,7 @@ def test_what_differs_is_found(place: Place, kind: str) -> None:
     )
     finite = pl.col("total").fill_nan(7)  # JSON has no NaN
     one, other = rows().head(6).with_columns(finite), changed.tail(-1).with_columns(finite)
-    found = compare(output_at(place("parquet", one)), output_at(place(kind, other)), ["user", "window_start"])
+    found = compare_outputs(output_at(place("parquet", one)), output_at(place(kind, other)), ["user", "window_start"])
     assert (found.rows, found.equal, found.only, found.different) == ((6, 6), 4, (1, 1), 1)
     assert found.columns == {"n": 1, "small": 1}
     assert found.only_examples[0]["user"].to_list() == [None]
@@ -204,9 +204,9 @@ def test_columns_of_one_side_alone_do_not_go_unsaid(
 
 def test_rows_that_repeat_an_identity_pair_up() -> None:
     twice = sessions({"user": "a", "window_start": START, "n": 9, "total": 0.0})
-    found = compare(Output("a", twice), Output("b", twice.reverse()), ["user"])
+    found = compare_outputs(ResultOutput("a", twice), ResultOutput("b", twice.reverse()), ["user"])
     assert (found.same, found.equal, found.repeated) == (True, 4, (1, 1))
-    found = compare(Output("a", twice), Output("b", sessions()), ["user"])
+    found = compare_outputs(ResultOutput("a", twice), ResultOutput("b", sessions()), ["user"])
     assert (found.equal, found.only, found.repeated) == (3, (1, 0), (1, 0))
 
 
@@ -221,7 +221,9 @@ def test_of_revisions_the_newest_counts() -> None:
     ]
     every = pl.DataFrame(told, schema=["user", "_revision", "_emit_reason", "n"], orient="row")
     newest = pl.DataFrame([("a", 2), ("a", 1)], schema=["user", "n"], orient="row")
-    found = compare(Output("a", every), Output("b", newest), ["user"], ignore=["_revision", "_emit_reason"])
+    found = compare_outputs(
+        ResultOutput("a", every), ResultOutput("b", newest), ["user"], ignore=["_revision", "_emit_reason"]
+    )
     assert (found.same, found.equal) == (True, 2)
 
 
@@ -232,8 +234,8 @@ WINDOW = sw.Window(
 SCHEMA = {"user": "string", "page": "string"}
 
 
-def events(*seconds: int, user: str | None = "a") -> Rows:
-    return Rows({"a": [{"ts": 1_000_000 * s, "user": user, "page": f"/{s}"} for s in seconds]})
+def events(*seconds: int, user: str | None = "a") -> RowsInput:
+    return RowsInput({"a": [{"ts": 1_000_000 * s, "user": user, "page": f"/{s}"} for s in seconds]})
 
 
 @pytest.fixture(params=["files", "postgres"])
@@ -386,7 +388,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
 
 
 def test_identities_that_do_not_fit() -> None:
-    one, other = Output("A", sessions(), ("user",)), Output("B", sessions(), ("user", "window_start"))
+    one, other = ResultOutput("A", sessions(), ("user",)), ResultOutput("B", sessions(), ("user", "window_start"))
     with pytest.raises(StartError, match="A tells rows apart by user, B by user, window_start; name the columns: --by"):
-        compare(one, other)
-    assert compare(one, Output("B", sessions())).by == ("user",)
+        compare_outputs(one, other)
+    assert compare_outputs(one, ResultOutput("B", sessions())).by == ("user",)

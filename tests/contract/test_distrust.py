@@ -15,20 +15,20 @@ import pytest
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.verify import verify_state
 from slackwater.state.files import fork as files_fork
-from slackwater.state.files.arrow import checksum
+from slackwater.state.files.arrow import file_checksum
 from slackwater.state.files.store import FilesStore
-from slackwater.state.fork import fork
+from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 SECOND = 1_000_000
 SESSION = Window(
     kind="session", gap_ms=1000, max_session_duration_ms=100_000, group_by=["k"], aggregations=[Aggregation(agg="count", as_="n")]
 )  # fmt: skip
 SCHEMA = {"k": "string"}
-SCRIPT = [Rows({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
+SCRIPT = [RowsInput({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
 
 
 def made(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
@@ -45,7 +45,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     record = json.loads(path.read_text().splitlines()[0])
     change(record)
     text = json.dumps(record)
-    path.write_text(f"{text}\n{checksum(text.encode())}\n")
+    path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
     rewrite(latest(store), LIES[lie])
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(SlackwaterError) as raised:
-        run_local(SESSION, [Rows({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
+        run_local(SESSION, [RowsInput({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
     assert len(str(raised.value).splitlines()) == 1
     told = ("damaged", "the commit says", "does not know", "no migration from it is registered")
     assert any(words in str(raised.value) for words in told)
@@ -136,9 +136,9 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
 )
 def test_verify_compares_a_commit_with_its_segments(lie: Any, told: str, tmp_path: Path) -> None:
     store = made(tmp_path)
-    assert verify(store).problems == []
+    assert verify_state(store).problems == []
     rewrite(latest(store), lie)
-    assert told in "\n".join(map(str, verify(store).problems))
+    assert told in "\n".join(map(str, verify_state(store).problems))
 
 
 def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
@@ -162,7 +162,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
         changed = json.loads(json.dumps(record))
         changed["stages"][0]["fingerprint"]["gap_ms"] = 5
         db.execute("UPDATE slackwater_pipelines SET record = %s", (json.dumps(changed),))
-        assert "differ in gap_ms" in "\n".join(map(str, verify(store()).problems))
+        assert "differ in gap_ms" in "\n".join(map(str, verify_state(store()).problems))
 
 
 def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
@@ -217,12 +217,12 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     assert list((tmp_path / "other" / "segments").iterdir())
     with pytest.raises(StateError, match="holds a fork that was cut off; repeat it"):
         FilesStore(tmp_path, "other").open()
-    found = fork(store, "other")
+    found = fork_store(store, "other")
     assert (found.pipeline, found.epoch) == ("other", store.epochs()[-1])
     assert not (tmp_path / "other" / "forking").exists()
-    assert verify(FilesStore(tmp_path, "other")).problems == []
+    assert verify_state(FilesStore(tmp_path, "other")).problems == []
     with pytest.raises(StateError, match="has a state already"):
-        fork(store, "other")
+        fork_store(store, "other")
 
 
 def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -
     other.mkdir(parents=True)
     (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
     with pytest.raises(StateError, match="holds no manifest"):
-        fork(store, "other")
+        fork_store(store, "other")
     assert [p.name for p in other.iterdir()] == ["000000007-000-aaaaaaaaaaaa.arrow"]
     assert files_fork.ATTEMPTS
     with pytest.raises(StartError, match="a name of 300 characters, expected at most 200"):
-        fork(store, "a" * 300)
+        fork_store(store, "a" * 300)
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
@@ -244,13 +244,13 @@ def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) 
     window = (
         SESSION if kind == "session" else Window(kind=kind, group_by=["k"], aggregations=SESSION.aggregations, **shape)
     )
-    script = [Rows({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
-    script += [Rows({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
+    script = [RowsInput({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
+    script += [RowsInput({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
     found = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
     store = FilesStore(tmp_path, "law")
     commit = store.open()
     store.close()
     assert commit is not None
     assert sum(m.rows for m in commit.metas) < 10
-    assert verify(store).problems == []
+    assert verify_state(store).problems == []
     assert len(found.rows) == 2002

@@ -23,11 +23,11 @@ from slackwater.config import toml
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.evolution import restore
+from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
-from slackwater.replay.tries import Ledger, applied_lines, identified
-from slackwater.runner.assemble import letters_of, store_of
-from slackwater.runner.dead_letters import Wanted, newest, summary
+from slackwater.replay.attempts import AttemptLedger, applied_lines, with_ids
+from slackwater.runner.components import letters_of, store_of
+from slackwater.runner.dead_letter_reader import LetterFilter, letter_summary, newest_letters
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -127,18 +127,18 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 @pytest.mark.parametrize("place", PLACES)
 def test_letters_come_back_as_they_were_published(config: Make, place: str) -> None:
     file = config(place)
-    assert summary(toml.load(file)).is_empty(), "nothing was published yet"
+    assert letter_summary(toml.load(file)).is_empty(), "nothing was published yet"
     publish(file, 3, LATE, BAD)
     publish(config(place, "other"), 0, letter(pipeline="other"))
     publish(file, 4, IDLE)
     publish(file, 5, NULL)
     pipeline = toml.load(file)
-    found = newest(pipeline, Wanted()).to_dicts()
+    found = newest_letters(pipeline, LetterFilter()).to_dicts()
     assert found == [NULL, IDLE, LATE, BAD]
-    assert newest(pipeline, Wanted(limit=2)).to_dicts() == [NULL, IDLE]
-    assert newest(pipeline, Wanted(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
-    assert newest(pipeline, Wanted(source="payments")).is_empty()
-    assert summary(pipeline).rows() == [
+    assert newest_letters(pipeline, LetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
+    assert newest_letters(pipeline, LetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
+    assert newest_letters(pipeline, LetterFilter(source="payments")).is_empty()
+    assert letter_summary(pipeline).rows() == [
         ("future", "orders", 1, 1, 0, 0, AT, AT),
         ("late", "orders", 2, 2, 0, 0, AT, AT),
         ("undecodable", "orders", 1, 1, 0, 0, None, None),
@@ -165,22 +165,22 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     publish(file, 3, LATE, BAD)
     publish(file, 4, IDLE, twice, twice)
     pipeline = toml.load(file)
-    letters = newest(pipeline, Wanted())
+    letters = newest_letters(pipeline, LetterFilter())
     store = store_of(pipeline)
     fields = {"user": Field("user", "string")}
     logic = compile_window(pipeline, fields)
     assert store.open() is None
     store.prepare(logic)
-    first = restore.first_commit(["transform"], [logic], 1, 0, "state")
+    first = commit_from_config.first_commit(["transform"], [logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
-    applied = identified(letters).filter(pl.col("reason") == "late")
-    one_of_two = identified(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
-    tried = identified(letters).filter(pl.col("offset") == 19)
+    applied = with_ids(letters).filter(pl.col("reason") == "late")
+    one_of_two = with_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
+    tried = with_ids(letters).filter(pl.col("offset") == 19)
     record = store.write_list(0, applied_lines(pl.concat([applied, one_of_two])))
-    lines = Ledger.of(None, lambda name: []).with_tries(tried, [])
+    lines = AttemptLedger.of(None, lambda name: []).with_tries(tried, [])
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
-    assert summary(pipeline).drop("first", "last").rows() == [
+    assert letter_summary(pipeline).drop("first", "last").rows() == [
         ("late", "orders", 2, 0, 2, 0),
         ("undecodable", "orders", 3, 2, 1, 7),
     ]
@@ -254,7 +254,7 @@ def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres
         with psycopg.connect(postgres.url) as db:
             for f in LETTER[12:]:
                 db.execute(f'ALTER TABLE {table} DROP COLUMN "{f.name}"')
-    assert newest(toml.load(file), Wanted()).to_dicts() == [BAD]
+    assert newest_letters(toml.load(file), LetterFilter()).to_dicts() == [BAD]
 
 
 def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
@@ -262,7 +262,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
-    (found,) = newest(toml.load(file), Wanted()).to_dicts()
+    (found,) = newest_letters(toml.load(file), LetterFilter()).to_dicts()
     assert (found["reason"], json.loads(found["headers"])) == ("late", first)
 
 
@@ -270,27 +270,27 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     with pytest.raises(
         StartError, match="p: dead letters go to the console, which keeps none; name another connection"
     ):
-        summary(toml.load(config("console")))
+        letter_summary(toml.load(config("console")))
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(StartError, match=r"p: the config has no \[dead_letter\], so no letters are kept; set on_error"):
-        summary(toml.load(file))
+        letter_summary(toml.load(file))
     file = config("parquet")
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(StartError, match=r"p-letters-000000000\.parquet cannot be read as letters \(.*; move it away"):
-        summary(toml.load(file))
+        letter_summary(toml.load(file))
     (tmp_path / "letters" / "_delta_log").mkdir()
     (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")
     with pytest.raises(StartError, match=r"Delta table .*/letters cannot be read \(.*\); check the path"):
-        summary(toml.load(config("delta")))
+        letter_summary(toml.load(config("delta")))
     file = config("postgres")
     with psycopg.connect(postgres.url) as db:
         db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
     with pytest.raises(
         StartError, match=r"table public\.t\w+: column .* does not exist; expected a table of dead letters"
     ):
-        summary(toml.load(file))
+        letter_summary(toml.load(file))
 
 
 def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
@@ -299,19 +299,19 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
 
     file = config("kafka")
     publish(file, 0, LATE)
-    from slackwater.runner.systems import kafka as system
+    from slackwater.runner.connectors import kafka as system
 
     monkeypatch.setattr(system, "_SECONDS", -1.0)
     with pytest.raises(
         StartError, match=r'dead_letter: topic "t\w+" at .* gave nothing for -1 s \(.*\); check that the'
     ):
-        summary(toml.load(file))
+        letter_summary(toml.load(file))
 
 
 def test_content_that_is_no_json_object_stays_as_it_came() -> None:
-    assert command.content(b"1e400") == ["1e400"]
-    assert command.content(b"a\nb\tc") == ["a", r"b\tc"]
-    assert command.content(b"") == [""]
+    assert command.readable_content(b"1e400") == ["1e400"]
+    assert command.readable_content(b"a\nb\tc") == ["a", r"b\tc"]
+    assert command.readable_content(b"") == [""]
 
 
 def test_looking_needs_no_spark(config: Make) -> None:
@@ -334,9 +334,9 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
     other = letter(group_key='{"user":null}', offset=21)
     publish(file, 3, LATE, BAD, other)
     publish(file, 4, letter(epoch=4, offset=22))
-    found = newest(toml.load(file), Wanted(group_keys={'{"user":"u1"}'}))
+    found = newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
     assert found["offset"].to_list() == [22, 17]
-    assert newest(toml.load(file), Wanted(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
+    assert newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
 
 
 @pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
@@ -344,10 +344,10 @@ def test_a_table_of_letters_without_the_key_gets_the_column(
     config: Make, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version created it; letters that are there stay."""
-    from slackwater.runner import assemble
+    from slackwater.runner import components
 
     file = config(place)
-    monkeypatch.setattr(assemble, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
+    monkeypatch.setattr(components, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
     target = letters_of(toml.load(file), "state")
     assert target is not None
     target.open()
@@ -355,4 +355,4 @@ def test_a_table_of_letters_without_the_key_gets_the_column(
     target.close()
     monkeypatch.undo()
     publish(file, 4, letter(epoch=4, offset=22))
-    assert newest(toml.load(file), Wanted())["group_key"].to_list() == ['{"user":"u1"}', None]
+    assert newest_letters(toml.load(file), LetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]

@@ -21,9 +21,9 @@ from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.state import fork as forking
 from slackwater.state.commit import FORMAT, OutputMeta, SourceRecord
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
-from slackwater.state.fork import fork
+from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import LocalResult
+from slackwater.testing.script import LocalResult
 
 Make = Callable[[str], Any]
 
@@ -55,7 +55,7 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     """On the same rows, into two targets; the fork is made beside nobody and begins with the same epoch."""
     of, story = KINDS[kind], KINDS[kind].story
     states.first_half(of, lambda: make("law"))
-    made = fork(make("law"), "other")
+    made = fork_store(make("law"), "other")
     before = make("law").written().record
     assert (made.pipeline, made.epoch, made.output) == ("other", before["epoch"], ())
     assert made.state_id not in ("", before["state_id"])
@@ -75,7 +75,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
     found = []
     for made in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
         old = made("law")
-        fork(old, "other")
+        fork_store(old, "other")
         assert old.written().version == 1
         old.close()
         done = states.run(of, lambda make=made: make("other"), of.story[of.half :], of.clock_us, flush=True)
@@ -94,7 +94,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     source = {"offsets": {"segments": [listed], "count": 2}, "rows": 2}
     named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
     done = store.commit(commit(1, segments=latest(make("p")).stages[0].segments, **named))
-    made = fork(make("p"), "q")
+    made = fork_store(make("p"), "q")
     assert make("q").epochs() == [1]
     last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
     for _ in range(KEPT_EPOCHS + 3):
@@ -127,7 +127,7 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     def copy() -> None:
         while not stop.is_set():
             try:
-                made.append(fork(make("p"), f"f{len(made)}"))
+                made.append(fork_store(make("p"), f"f{len(made)}"))
             except BaseException as error:
                 wrong.append(error)
                 return
@@ -153,42 +153,42 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
     go_on(store, go_on(store, go_on(store, None, "a"), "b"), "c")
     store.close()
     if isinstance(store, FilesStore):
-        assert fork(make("p"), "q", 1).epoch == 1
+        assert fork_store(make("p"), "q", 1).epoch == 1
         with make("q").peek() as snapshot:
             assert users(snapshot) == ["b"]
         message = "epoch 7 is not kept in .*; there is epochs 0 to 2"
     else:
         message = "epoch 7 is not kept in the tables .*, which hold the latest; there is epoch 2"
     with pytest.raises(StateError, match=message):
-        fork(make("p"), "r", 7)
+        fork_store(make("p"), "r", 7)
     assert make("r").written() is None
 
 
 def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "PATIENCE_S", 0.2)
     with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; there is no state yet"):
-        fork(make("p"), "q")
+        fork_store(make("p"), "q")
     store = running(lambda: make("p"))
     done = go_on(store, None, "a")
     for name in ("p", "taken"):
         if name == "taken":
-            fork(make("p"), "taken")
+            fork_store(make("p"), "taken")
         with pytest.raises(StateError, match=f'"{name}" has a state already, epoch 0 in .*; choose another name'):
-            fork(make("p"), name)
+            fork_store(make("p"), name)
     with pytest.raises(StartError, match=r'found the name "../q", expected letters, digits'):
-        fork(make("p"), "../q")
+        fork_store(make("p"), "../q")
     other = make("busy")
     other.open()
     with pytest.raises(LockHeldError, match=r"already running: process .* holds"):
-        fork(make("p"), "busy")
+        fork_store(make("p"), "busy")
     other.close()
     waits = store.shard(0, 1, 1, ()).write_output(users_frame())
     store.commit(done.model_copy(update={"epoch": 1, "output": (waits,)}))
     with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
-        fork(make("p"), "q")
+        fork_store(make("p"), "q")
     assert make("q").written() is None
     store.note_published(1)
-    assert fork(make("p"), "q").output == ()
+    assert fork_store(make("p"), "q").output == ()
     store.close()
 
 
@@ -204,7 +204,7 @@ def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
     store.commit(commit(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
     timer = threading.Timer(0.3, store.note_published, [0])
     timer.start()
-    assert fork(make("p"), "q").epoch == 0
+    assert fork_store(make("p"), "q").epoch == 0
     timer.join()
     store.close()
 
@@ -215,23 +215,23 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
     done = go_on(store, None, "a")
     store.close()
     path = tmp_path / "p" / done.stages[0].segments[0][0].file
-    fork(store, "q")
+    fork_store(store, "q")
     assert path.samefile(tmp_path / "q" / done.stages[0].segments[0][0].file)
 
     def refuse(self: Path, to: Path) -> None:
         raise OSError(1, "no links here")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
-    fork(store, "r")
+    fork_store(store, "r")
     assert not path.samefile(tmp_path / "r" / done.stages[0].segments[0][0].file)
     with monkeypatch.context() as full:
         full.setattr(shutil, "copyfile", lambda *paths: refuse(*paths))
         with pytest.raises(StateError, match=r"state file .* cannot be copied to .* \(no links here\); make room"):
-            fork(store, "s")
+            fork_store(store, "s")
     due = (10_006).to_bytes(8, "little")
     path.write_bytes(path.read_bytes().replace(due, (10_007).to_bytes(8, "little")))
     with pytest.raises(StateError, match=f"state file .*{path.name} does not hold what was written; restore"):
-        fork(store, "s")
+        fork_store(store, "s")
     assert not (tmp_path / "s").exists()
 
 
@@ -248,7 +248,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
             db.execute("DELETE FROM slackwater_lists")
         message = "a list that the state refers to is missing in .*slackwater_lists.*; restore it"
     with pytest.raises(StateError, match=message):
-        fork(make("p"), "q")
+        fork_store(make("p"), "q")
     assert make("q").written() is None
 
 
@@ -259,7 +259,7 @@ def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
     with psycopg.connect(url) as db:
         db.execute("DROP TABLE slackwater_state_p CASCADE")
     with pytest.raises(StateError, match=r"table .*slackwater_state_p.* is missing; restore it from a backup"):
-        fork(store, "q")
+        fork_store(store, "q")
     store.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 import slackwater as sw
 from slackwater.errors import SlackwaterError
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.folder import Directory
+from slackwater.targets.output_directory import LocalDirectory
 from slackwater.testing import LocalPipeline
 
 USERS = 3000
@@ -91,7 +91,7 @@ def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Pat
 
 @pytest.mark.parametrize("size", [0, 10])
 def test_a_target_in_a_folder_keeps_no_half_written_file(size: int, tmp_path: Path) -> None:
-    folder = Directory(tmp_path)
+    folder = LocalDirectory(tmp_path)
     folder.mark("_slackwater/marker.json", b"{}")
     before = files(tmp_path)
     with room(size):

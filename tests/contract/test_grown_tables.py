@@ -17,7 +17,7 @@ from tests.support.lakes import Lake, sql
 
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.postgres import PostgresTarget
 
@@ -28,7 +28,7 @@ NEW = (
     Field("seen", "timestamp"),
     Field("tags", "array<string>"),
 )
-TABLE = Table("p", BEFORE, ("k",), "s")
+TABLE = TargetTable("p", BEFORE, ("k",), "s")
 MORE = replace(TABLE, fields=(*BEFORE, *NEW), new=tuple(f.name for f in NEW))
 
 
@@ -36,12 +36,12 @@ class Place:
     """A table of one of the systems: `open` gives a target on it, `content` its rows, `files` how many data files it has."""
 
     def __init__(
-        self, open_: Callable[[Table], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]
+        self, open_: Callable[[TargetTable], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]
     ) -> None:
         self.made, self.content, self.files = open_, content, files
 
     @contextmanager
-    def open(self, table: Table) -> Iterator[Any]:
+    def open(self, table: TargetTable) -> Iterator[Any]:
         target = self.made(table)
         target.open()
         yield target
@@ -80,7 +80,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> Plac
     return made
 
 
-def frame(table: Table, **values: Any) -> pl.DataFrame:
+def frame(table: TargetTable, **values: Any) -> pl.DataFrame:
     return pl.DataFrame([values], schema={f.name: f.polars for f in table.fields})
 
 

@@ -15,8 +15,8 @@ from tests.support.real_targets import Real
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.lakehouse import RestCatalog
-from slackwater.testing.objects import Door, Fault
+from slackwater.testing.iceberg_rest import RestCatalog
+from slackwater.testing.object_store import Fault, FaultyProxy
 
 S = 1_000_000
 HOURS = 6 * 3_600 * S
@@ -72,7 +72,7 @@ def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCat
     seed = random.randrange(10**6)
     rng, lake, other = random.Random(seed), *(Lake("rest", rest_catalog.options()) for _ in range(2))
     count = len(KILL_POINTS) + 2
-    with Door.before(rest_catalog.port) as door:
+    with FaultyProxy.before(rest_catalog.port) as door:
         door.judge = faulty(rng)
         pipeline = described(lake, other, door.port)
         store = lambda: FilesStore(str(tmp_path / "state"), "lakes")  # noqa: E731

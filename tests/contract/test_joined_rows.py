@@ -20,7 +20,7 @@ from tests.support.lakes import sql
 from tests.support.topics import messages
 
 from slackwater.core.schema import Field
-from slackwater.targets.base import Table, Target
+from slackwater.targets.base import TargetTable, TargetWriter
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
@@ -30,7 +30,7 @@ FIELDS = (Field("left_id", "bigint"), Field("right_note", "string"), Field("_eve
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)
 
 Row = tuple[int | None, str | None]
-Place = tuple[Callable[[], Target], Callable[[], Counter[Row]]]
+Place = tuple[Callable[[], TargetWriter], Callable[[], Counter[Row]]]
 
 
 def frame(*rows: Row) -> pl.DataFrame:
@@ -41,8 +41,8 @@ def frame(*rows: Row) -> pl.DataFrame:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A way to open the target anew, and its rows with how many there are of each."""
     name = f"j-{uuid.uuid4().hex[:8]}"
-    table, opened = Table(name, FIELDS, None, "s"), list[Target]()
-    make: Callable[[], Target]
+    table, opened = TargetTable(name, FIELDS, None, "s"), list[TargetWriter]()
+    make: Callable[[], TargetWriter]
     read: Callable[[], Counter[Row]]
     match request.param:
         case "files":
@@ -66,7 +66,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             make = partial(KafkaTarget, settings, name, table, delivery="exactly_once")
             read = partial(in_kafka, kafka, name)
 
-    def made() -> Target:
+    def made() -> TargetWriter:
         for former in opened:
             former.close()
         opened[:] = [make()]

@@ -23,7 +23,7 @@ from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import START_US, LocalResult, Rows
+from slackwater.testing.script import START_US, LocalResult, RowsInput
 
 FORMATS = range(1, FORMAT + 1)
 # each format with each kind; the first of them have every kind and every format once
@@ -135,7 +135,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     assert "committed as epoch 4, in format 3; earlier versions of slackwater cannot read it" in capsys.readouterr().out
     after = store().written()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
-    wanted = Commit.model_validate(migrations.forward(before.record, number, "state"))
+    wanted = Commit.model_validate(migrations.migrate_record(before.record, number, "state"))
     same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
     assert after.record == json.loads(wanted.model_dump_json()) | {k: after.record[k] for k in same}
     ask(monkeypatch, "migrate", *where(store()))
@@ -175,7 +175,7 @@ def test_tables_of_format_1_become_those_of_today_at_the_start(
     assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_state_law') == [(1,)]
     rest(KINDS[kind], lambda: PostgresStore(url, kind, NAME))
     make.run(
-        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (Rows({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
+        KINDS[kind], lambda: PostgresStore(url, kind, NAME), (RowsInput({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
         KINDS[kind].clock_us, flush=False,
     )  # fmt: skip
     assert ask(f'SELECT state_version FROM "{kind}".slackwater_state_law WHERE epoch > 3 LIMIT 1') == [(FORMAT,)]

@@ -11,20 +11,20 @@ from tests.laws import keyed
 from tests.support import nth
 from tests.support.nth import Nth, NthOfKey, WithNth
 
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
-from slackwater.evolution.change import COMPATIBLE, REBUILD
-from slackwater.evolution.compare import compare
-from slackwater.evolution.description import logic_in, step_in
-from slackwater.maintenance.compact import compact
+from slackwater.evolution.compare import compare_config
+from slackwater.evolution.difference import COMPATIBLE, REBUILD
+from slackwater.evolution.operator_from_state import logic_in, step_in
+from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import hot_keys
-from slackwater.maintenance.verify import verify
-from slackwater.query import described
+from slackwater.maintenance.verify import verify_state
+from slackwater.query import pipeline_from_state
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import Restart, Rows, pipeline_for, run_local
+from slackwater.testing.script import Restart, RowsInput, pipeline_for, run_local
 
 NAME = "law"
 SCHEMA = {"user": "string", "page": "string"}
@@ -69,7 +69,7 @@ def run(make: Make, *items: Any, step: Nth = BY_USER) -> Any:
     return run_local(step, items, SCHEMA, store=make, of=WithNth)
 
 
-SOME = Rows({"a": [row("x"), row("y", 5), row("x", 9), row(None), row("x", 7)]})
+SOME = RowsInput({"a": [row("x"), row("y", 5), row("x", 9), row(None), row("x", 7)]})
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -78,9 +78,9 @@ def test_it_counts_in_both_stores_as_a_loop_does(seed: int, make: Make) -> None:
 
 
 def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(make: Make) -> None:
-    run(make, SOME, Rows({"a": [row("x", 3)]}), Restart(shards=3), Rows({"a": [row("z")]}))
+    run(make, SOME, RowsInput({"a": [row("x", 3)]}), Restart(shards=3), RowsInput({"a": [row("z")]}))
     assert kept(make) == {"x": 4, "y": 1, "z": 1, None: 1}
-    report = verify(make())
+    report = verify_state(make())
     assert (report.problems, report.rows >= 4) == ([], True)
     store = make()
     with store.peek() as snapshot:
@@ -88,9 +88,9 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
         assert sorted(str(k.key["user"]) for k in found) == ["None", "x", "y", "z"]
         with pytest.raises(StateError, match="is of a nth; only windows can be looked into"):
             logic_in(snapshot.commit)
-    compact(make())
+    compact_state(make())
     assert kept(make) == {"x": 4, "y": 1, "z": 1, None: 1}
-    assert verify(make()).problems == []
+    assert verify_state(make()).problems == []
 
 
 def test_rows_that_are_gone_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,10 @@ def test_rows_that_are_gone_are_noticed(make: Make, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         NthOfKey, "ingested", lambda self, before, reports: whole(self, whole(self, before, reports), reports)
     )
-    run(make, Rows({"a": [row("new")]}))
-    assert [p for p in verify(make()).problems if "the commit says" in str(p)], "a key more is counted than is there"
+    run(make, RowsInput({"a": [row("new")]}))
+    assert [p for p in verify_state(make()).problems if "the commit says" in str(p)], (
+        "a key more is counted than is there"
+    )
 
 
 def test_what_a_changed_config_means_for_it(make: Make) -> None:
@@ -109,7 +111,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 
         def changed(step: Nth, **more: Any) -> list[tuple[str, str]]:
             pipeline = pipeline_for(step, ["a"], of=WithNth, name=NAME)
-            return [(c.what, c.verdict) for c in compare(pipeline, snapshot.commit, **more).changes]
+            return [(c.what, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
         assert changed(Nth(every=3, key=["user"])) == [("every", COMPATIBLE)]
@@ -117,7 +119,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
         other = NthOfKey(NAME, (Field("user", "bigint"),), (Field("user", "bigint"),), 2)
         assert changed(BY_USER, steps=[other]) == [("keys", REBUILD)], "its type is another"
     with pytest.raises(StateError, match=r"written for another nth \(key: state has user, config has page"):
-        run(make, Rows({"a": [row("x")]}), step=Nth(every=2, key=["page"]))
+        run(make, RowsInput({"a": [row("x")]}), step=Nth(every=2, key=["page"]))
 
 
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +127,12 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
     pipeline = pipeline_for(BY_USER, ["a"], of=WithNth, name=NAME)
     found = why(pipeline, make(), 1)
     assert (found.kind, found.open_keys, found.open_windows) == ("nth", 3, 0)
-    assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(lines(found, "x.toml"))
-    monkeypatch.setattr(described, "Transform", WithNth)
+    assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(
+        report_lines(found, "x.toml")
+    )
+    monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)
     with make().peek() as snapshot:
-        assert described.pipeline_in(snapshot.commit).transform.step == BY_USER, "the state alone tells it"
+        assert pipeline_from_state.pipeline_in(snapshot.commit).transform.step == BY_USER, "the state alone tells it"
     with pytest.raises(
         StartError, match="--key: no row waits, they come out in the epoch that reads them; leave it out"
     ):

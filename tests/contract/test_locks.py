@@ -14,7 +14,7 @@ import pytest
 from tests.support.stores import go_on, running, users
 
 from slackwater.errors import FencedError, LockHeldError
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.verify import verify_state
 from slackwater.state.files.store import FilesStore
 
 
@@ -50,7 +50,7 @@ def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore],
     assert make().runner() is None
     again = make()
     assert again.open() == done
-    assert verify(make()).problems == []
+    assert verify_state(make()).problems == []
     again.close()
 
 
@@ -88,5 +88,5 @@ def test_where_no_directory_can_be_locked_the_former_runner_stops(
         go_on(first, done, "c")
     go_on(second, done, "b")
     first.close()
-    assert verify(make()).problems == []
+    assert verify_state(make()).problems == []
     second.close()

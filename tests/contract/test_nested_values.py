@@ -25,13 +25,13 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka_rows import KafkaRows, avro_schema
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
 NAN, INF = float("nan"), float("inf")
@@ -53,7 +53,7 @@ VALUES: dict[str, list[Any]] = {
 ARRAYS = tuple(Field(f"a_{t.split('(')[0]}", f"array<{t}>") for t in VALUES)
 COUNTS = tuple(Field(f"s_{t.split('(')[0]}", f"array<struct<value:{t},count:bigint>>") for t in VALUES)
 FIELDS = (Field("key", "int"), *ARRAYS, *COUNTS, Field("pair", "struct<low:double,when:timestamp,tags:array<string>>"))
-TABLE = Table("p", FIELDS, ("key",))
+TABLE = TargetTable("p", FIELDS, ("key",))
 
 
 def frame() -> pl.DataFrame:
@@ -133,7 +133,7 @@ def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, u
     if kind == "hopping":
         shape = {"kind": "hopping", "duration_ms": 12, "hop_ms": 4, "max_groups_per_window": 99}
     window = Window(group_by=["u"], aggregations=stored(types), **shape)
-    script = [Rows({"a": rows[n : n + 9]}) for n in range(0, 60, 9)]
+    script = [RowsInput({"a": rows[n : n + 9]}) for n in range(0, 60, 9)]
     schema = {"u": "string", **types}
     expected = run_local(window, script, schema).rows
     got = run_local(window, script, schema, store=lambda: PostgresStore(url, "public", "law"), reshard_after=3).rows
@@ -175,7 +175,7 @@ def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> No
         lake.opened(TABLE).publish(epoch, frame())
     stored = lake.content().select(pl.col(f.name).cast(f.polars) for f in FIELDS)
     assert stored.sort("key").equals(frame())
-    other = Table("p", (FIELDS[0], Field("a_int", "array<bigint>"), *FIELDS[1:4], *FIELDS[5:]), ("key",))
+    other = TargetTable("p", (FIELDS[0], Field("a_int", "array<bigint>"), *FIELDS[1:4], *FIELDS[5:]), ("key",))
     for elsewhere in (DeltaTarget(str(tmp_path / "delta"), "merge", other), lake.target(other)):
         with pytest.raises(StartError, match=r'column "a_int" is array<int>, expected array<bigint>; change'):
             elsewhere.open()
@@ -271,7 +271,7 @@ def mapped() -> pl.DataFrame:
 
 def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     """Objects in JSON where the keys are texts, else entries; maps in Parquet, Delta and Avro; jsonb in Postgres."""
-    table, text = Table("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
+    table, text = TargetTable("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
     expected = [
         {
             "key": 1,

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
-from slackwater.maintenance.sizes import sizes
-from slackwater.maintenance.verify import verify
-from slackwater.state.files import lease, object_client, objects, place
+from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.files import lease, object_client, objects, storage
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.objects import S3, Door
+from slackwater.testing.object_store import S3, FaultyProxy
 
 Make = Callable[[], Any]
 
@@ -36,13 +36,13 @@ def make(bucket: str) -> Make:
 
 
 @pytest.fixture
-def door(s3: S3) -> Iterator[Door]:
-    with Door.before(s3.port) as found:
+def door(s3: S3) -> Iterator[FaultyProxy]:
+    with FaultyProxy.before(s3.port) as found:
         yield found
 
 
 @pytest.fixture
-def behind(bucket: str, s3: S3, door: Door) -> Make:
+def behind(bucket: str, s3: S3, door: FaultyProxy) -> Make:
     """A store whose requests go through the door; shorter waits, as nobody learns from long ones."""
     return lambda: FilesStore(bucket, "p", {**s3.options(door.port), "timeout": "2s", "connect_timeout": "2s"})
 
@@ -138,10 +138,10 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
     """It was about to put its commit when it stalled; meanwhile another went on, and its epoch was cleaned up."""
     first = make()
     done = go_on(first, first.open(), "a")
-    create = objects.Objects.create
+    create = objects.ObjectStorage.create
     second: list[Any] = []
 
-    def stalls(self: objects.Objects, file: str, content: bytes) -> bool:
+    def stalls(self: objects.ObjectStorage, file: str, content: bytes) -> bool:
         if not second:
             elsewhere(monkeypatch)
             monkeypatch.setattr(lease, "_is_over", lambda content: True)
@@ -152,13 +152,13 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
             first._lock._until = 0.0  # as much time has passed
         return create(self, file, content)
 
-    monkeypatch.setattr(objects.Objects, "create", stalls)
+    monkeypatch.setattr(objects.ObjectStorage, "create", stalls)
     with pytest.raises(FencedError, match=r"must not go on from epoch 1: process .* took over"):
         first.commit(done.model_copy(update={"epoch": 1}))
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]
     second[0].collect_garbage()
-    assert verify(make()).problems == []
+    assert verify_state(make()).problems == []
     second[0].close()
 
 
@@ -220,7 +220,7 @@ FAULTS = ("503", "dropped", "lost", "slow", "hangs")
     ),
 )
 def test_a_fault_is_survived_and_changes_nothing(
-    fault: str, method: str, part: str, behind: Make, make: Make, door: Door
+    fault: str, method: str, part: str, behind: Make, make: Make, door: FaultyProxy
 ) -> None:
     """A put that was done and whose answer was lost is known as one's own."""
     door.judge = once(fault, method, part)
@@ -235,7 +235,7 @@ def test_a_fault_is_survived_and_changes_nothing(
     store.close()
     assert [f for _, _, f in door.faults] == [fault]
     door.judge = lambda method, path: ""
-    assert verify(make()).problems == []
+    assert verify_state(make()).problems == []
     again = make()
     assert again.open() == done and again.published() == 9
     again.close()
@@ -244,7 +244,7 @@ def test_a_fault_is_survived_and_changes_nothing(
 
 @pytest.mark.parametrize("part", ["/segments/", "/manifests/000000001"])
 def test_a_request_that_is_never_answered_is_repeated_by_default(
-    part: str, bucket: str, s3: S3, door: Door, monkeypatch: pytest.MonkeyPatch
+    part: str, bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no `timeout` in the options one such request takes a part of what a runner waits in all."""
     assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
@@ -258,7 +258,7 @@ def test_a_request_that_is_never_answered_is_repeated_by_default(
 
 
 def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
-    bucket: str, s3: S3, door: Door, monkeypatch: pytest.MonkeyPatch
+    bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert lease.RENEW_S + 2 * lease.ANSWER_S < lease.LEASE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1e5)
@@ -274,7 +274,7 @@ def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
 
 
 def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
-    behind: Make, make: Make, door: Door, monkeypatch: pytest.MonkeyPatch
+    behind: Make, make: Make, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer is lost, and from then on the store cannot be reached: it ends, in one line; the next start finds the commit."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
@@ -313,26 +313,26 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
     class Killed(BaseException):
         pass
 
-    def dies(self: objects.Objects) -> None:
+    def dies(self: objects.ObjectStorage) -> None:
         self.delete([f for f in self.client.sizes("") if f.startswith("manifests/")])
         raise Killed
 
     with monkeypatch.context() as dying:
-        dying.setattr(objects.Objects, "_clear", dies)
+        dying.setattr(objects.ObjectStorage, "_clear", dies)
         with pytest.raises(Killed):
             make().start_over()
     again = make()
     assert again.open() is None
     assert set(again.place.sizes("")) == {"lock"}
     again.close()
-    aside = next(n for n in objects.names(again.place.url, {}) if ".before-" in n)
+    aside = next(n for n in objects.pipeline_names(again.place.url, {}) if ".before-" in n)
     assert FilesStore(again.place.url, aside).epochs() == [0]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_takes_few_requests(behind: Make, door: Door) -> None:
+def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
     """As the server counts them: of a shard the files it writes, of the driver one per commit, one that says it is published."""
     store = running(behind)
     go_on(store, None, "a")
@@ -365,7 +365,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: Door) -> None:
     of_shards = asked[("PUT", "segments")] + asked[("PUT", "outputs")]
     assert of_shards / epochs / shards <= 2.5  # a segment, an output, now and then a merged segment
     assert (sum(asked.values()) - of_shards) / epochs < 4
-    found = sizes(behind()).requests
+    found = measure_sizes(behind()).requests
     assert found is not None and leases < 10
     assert found.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
     assert found.per_commit <= 4
@@ -410,7 +410,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     done = go_on(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
-    copy = store.place.held(place.wanted(file))
+    copy = store.place.held(storage.file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
     monkeypatch.setattr(objects, "_clients", {})
     with make().peek() as snapshot:
@@ -437,7 +437,7 @@ def test_a_damaged_segment_is_told_by_its_url(
     monkeypatch.setattr(objects, "_clients", {})
     with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
         pass
-    assert [p.what for p in verify(make()).problems] == [message]
+    assert [p.what for p in verify_state(make()).problems] == [message]
     if message != "does not hold what was written":  # which is found when it is fetched
         with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}"):
             make().open()
@@ -469,7 +469,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
         path.write_bytes(b"x" * 100)
         os.utime(path, (n, n))
     monkeypatch.setenv("SLACKWATER_CACHE_BYTES", "250")
-    cache.trim(tmp_path)
+    cache.trim_cache(tmp_path)
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["2", "3"]
 
 
@@ -512,7 +512,7 @@ def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytes
         FilesStore(bucket, "p", nobody).open()
 
 
-def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: Door) -> None:
+def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: FaultyProxy) -> None:
     door.judge = lambda method, path: "403"
     with pytest.raises(
         StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they may get, put"

@@ -21,12 +21,12 @@ from tests.support.effort import long, some
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.errors import StartError, StateError
-from slackwater.query.server import ARROW, serve
-from slackwater.query.view import StateView, arrow
-from slackwater.query.where import names_at
+from slackwater.query.locate_state import names_at
+from slackwater.query.server import ARROW, serve_state
+from slackwater.query.view import StateView, to_arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 SCHEMA = {"user": "string", "v": "bigint"}
@@ -79,7 +79,7 @@ def row(at: int, user: str | None = "k", v: int = 1) -> dict[str, Any]:
 def kip(step: int = S // 2) -> list[Any]:
     """KIP-94's sessions, in seconds: 0-99, 101-200, 201-300, 301-400 of one key."""
     spans = ((0, 99), (101, 200), (201, 300), (301, 400))
-    return [Rows({"a": [row(at) for at in range(a * S, b * S + 1, step)]}) for a, b in spans]
+    return [RowsInput({"a": [row(at) for at in range(a * S, b * S + 1, step)]}) for a, b in spans]
 
 
 def test_the_example_of_kip_94(place: Place) -> None:
@@ -102,7 +102,7 @@ def test_a_view_shows_what_would_come_out_of_either_store(place: Place, seed: in
 
 
 def test_columns_and_frames(place: Place) -> None:
-    place.ran([Rows({"a": [row(0, "a", 5), row(S, None, 7)]})])
+    place.ran([RowsInput({"a": [row(0, "a", 5), row(S, None, 7)]})])
     with sw.open_state(place.where, "law") as view:
         found = view.scan()
         assert list(view.columns) == found.columns == [
@@ -114,7 +114,7 @@ def test_columns_and_frames(place: Place) -> None:
         assert view.scan("total > 5")["total"].to_list() == [7]
         assert view.scan(pl.col("total") > 5, limit=0).is_empty()
         assert view.scan(limit=1)["user"].to_list() == ["a"]
-        assert arrow(found).schema.field("user").type == pa.large_string()
+        assert to_arrow(found).schema.field("user").type == pa.large_string()
         assert view.fetch("nobody").schema == found.schema
 
 
@@ -122,7 +122,7 @@ def test_windows_without_keys(place: Place) -> None:
     minutes = sw.Window(
         kind="tumbling", duration_ms="1m", max_groups_per_window=10, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )
-    place.ran([Rows({"a": [row(0), row(S), row(61 * S)]})], minutes)
+    place.ran([RowsInput({"a": [row(0), row(S), row(61 * S)]})], minutes)
     with sw.open_state(place.where) as view:
         assert view.fetch()["n"].to_list() == [1], "the first minute is closed"
         with pytest.raises(StartError, match="find_sessions: the windows are tumbling, not sessions"):
@@ -140,8 +140,8 @@ def test_the_second_stage_is_asked(place: Place) -> None:
         kind="session", gap_ms="1m", max_session_duration_ms="1d", group_by=["left_user"],
         aggregations=[sw.Aggregation(agg="count", as_="n")],
     )  # fmt: skip
-    given = Rows({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
-    later = Rows({"a": [row(100 * S)], "b": [row(100 * S)]})
+    given = RowsInput({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
+    later = RowsInput({"a": [row(100 * S)], "b": [row(100 * S)]})
     place.ran([given, later], join, sources=("a", "b"), downstream=window)
     with sw.open_state(place.where) as view:
         assert view.fetch("k")["n"].to_list() == [1], "the session of the first two pairs is closed"
@@ -159,7 +159,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
         left_prefix="l_",
         right_prefix="r_",
     )
-    place.ran([Rows({"a": [row(0)], "b": []})], join, sources=("a", "b"))
+    place.ran([RowsInput({"a": [row(0)], "b": []})], join, sources=("a", "b"))
     with pytest.raises(StateError, match="the state in epoch 0 is of a join; only windows can be looked into"):
         sw.open_state(place.where).scan()
 
@@ -175,7 +175,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
     ],
 )
 def test_wrong_questions(place: Place, ask: Callable[[StateView], Any], message: str) -> None:
-    place.ran([Rows({"a": [row(0)]})])
+    place.ran([RowsInput({"a": [row(0)]})])
     with sw.open_state(place.where) as view, pytest.raises(StartError, match=message):
         ask(view)
 
@@ -183,7 +183,7 @@ def test_wrong_questions(place: Place, ask: Callable[[StateView], Any], message:
 def test_which_state_is_meant(place: Place) -> None:
     place.store().open()
     place.close()
-    place.ran([Rows({"a": [row(0)]})])
+    place.ran([RowsInput({"a": [row(0)]})])
     other = place.store("other")
     other.open()
     if isinstance(other, PostgresStore):
@@ -224,7 +224,7 @@ def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
 
 
 def test_earlier_epochs(place: Place) -> None:
-    place.ran([Rows({"a": [row(n * S // 10)]}) for n in range(KEPT_EPOCHS + 3)])
+    place.ran([RowsInput({"a": [row(n * S // 10)]}) for n in range(KEPT_EPOCHS + 3)])
     with sw.open_state(place.where) as view:
         kept = view.epochs()
         newest = KEPT_EPOCHS + 2
@@ -243,7 +243,7 @@ def test_earlier_epochs(place: Place) -> None:
 
 def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
     place = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
-    place.ran([Rows({"a": [row(0)]})])
+    place.ran([RowsInput({"a": [row(0)]})])
     (segment,) = (tmp_path / "state" / "law" / "segments").iterdir()
     content = bytearray(segment.read_bytes())
     content[400] ^= 1
@@ -259,7 +259,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]
-    batches = [Rows({"a": [row(at * S // 10, user) for user in users]}) for at in range(60)]
+    batches = [RowsInput({"a": [row(at * S // 10, user) for user in users]}) for at in range(60)]
     place.ran(batches[:2])
     failed: list[BaseException] = []
 
@@ -335,10 +335,10 @@ def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch:
 
 def test_a_key_of_two_columns_over_http(place: Place) -> None:
     place.ran(
-        [Rows({"a": [row(0, "k,v=2", 1), row(0, "k", 2)]})], SESSION.model_copy(update={"group_by": ("user", "v")})
+        [RowsInput({"a": [row(0, "k,v=2", 1), row(0, "k", 2)]})], SESSION.model_copy(update={"group_by": ("user", "v")})
     )
     with sw.open_state(place.where) as view:
-        server = serve(view, 0)
+        server = serve_state(view, 0)
         try:
             for key in ("key=user=k&key=v=2", "key=v=2&key=user=k", "key=user=k,v=2"):
                 with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/fetch?{key}") as answer:
@@ -348,9 +348,9 @@ def test_a_key_of_two_columns_over_http(place: Place) -> None:
 
 
 def test_over_http(place: Place) -> None:
-    place.ran([Rows({"a": [row(0, "a=b"), row(S, None), row(9 * S, "c", 3)]})])
+    place.ran([RowsInput({"a": [row(0, "a=b"), row(S, None), row(9 * S, "c", 3)]})])
     with sw.open_state(place.where) as view:
-        server = serve(view, 0)
+        server = serve_state(view, 0)
         try:
 
             def get(path: str, **headers: str) -> bytes:
@@ -389,7 +389,7 @@ def test_over_http(place: Place) -> None:
             with pytest.raises(HTTPError, match="405"):
                 urllib.request.urlopen(f"http://127.0.0.1:{server.port}/scan", data=b"x")
             with pytest.raises(StartError, match=r"the state cannot be served on 127\.0\.0\.1:.*choose another --port"):
-                serve(view, server.port)
+                serve_state(view, server.port)
         finally:
             server.stop()
 
@@ -399,7 +399,7 @@ def test_a_column_of_the_user_may_be_called_as_one_of_the_answer(name: str, tmp_
     """That of the answer then has one more `_`; a run is not refused for what only a question adds."""
     window = SESSION.model_copy(update={"group_by": (name,)})
     rows = [{"ts": t * S, name: "a", "v": 1} for t in (0, 10)]
-    run_local(window, [Rows({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))
+    run_local(window, [RowsInput({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))
     with StateView(FilesStore(tmp_path, "law")) as view:
         found = view.scan()
         assert found[name].to_list() == ["a", "a"]

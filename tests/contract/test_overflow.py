@@ -18,8 +18,8 @@ from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import Restart, Rows, run_local
-from slackwater.windows.aggregations import Agg, stored
+from slackwater.testing.script import Restart, RowsInput, run_local
+from slackwater.windows.aggregations import Agg, from_results
 
 Make = Callable[[], StateStore]
 SECOND = 1_000_000
@@ -50,9 +50,9 @@ def window(kind: str, aggregations: list[Aggregation]) -> Window:
     return Window(kind=kind, group_by=["k"], aggregations=aggregations, **shape)
 
 
-def rows(*given: tuple[int, str, Any], column: str = "v") -> Rows:
+def rows(*given: tuple[int, str, Any], column: str = "v") -> RowsInput:
     of = Decimal if column == "d" else int
-    return Rows({"a": [{"ts": ts * SECOND, "k": k, column: None if v is None else of(v)} for ts, k, v in given]})
+    return RowsInput({"a": [{"ts": ts * SECOND, "k": k, column: None if v is None else of(v)} for ts, k, v in given]})
 
 
 def values(result: Any) -> list[tuple[str, Any, int]]:
@@ -171,5 +171,7 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
     kept = [Agg(a, field if a.column else None) for a in totals("v")]
-    assert stored.lost(kept) == []
-    assert stored.lost([Agg(a, field if a.column else None) for a in totals("v", "null")]) == ['"total" (sum)']
+    assert from_results.lost_aggregations(kept) == []
+    assert from_results.lost_aggregations([Agg(a, field if a.column else None) for a in totals("v", "null")]) == [
+        '"total" (sum)'
+    ]

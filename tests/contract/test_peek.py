@@ -20,14 +20,14 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.files.commit import Log
-from slackwater.state.files.directory import Directory
-from slackwater.state.files.snapshot import Onlooker
+from slackwater.state.files.commit import CommitLog
+from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
-from slackwater.testing.kit import Rows, run_local
-from slackwater.ui.blocks.joined import joined
+from slackwater.testing.script import RowsInput, run_local
+from slackwater.ui.blocks.join_buffers import build_buffers
 
 
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
@@ -142,7 +142,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     last = go_on(store, None, "a")
     opened: list[int] = []
 
-    class Slow(Onlooker):
+    class Slow(SnapshotReader):
         def opened(self, epoch: int) -> Snapshot:
             nonlocal last
             opened.append(epoch)
@@ -150,7 +150,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
                 last = go_on(store, last, "b")
             return super().opened(epoch)
 
-    with Slow(Log(Directory(str(tmp_path / "p")))).peek() as snapshot:
+    with Slow(CommitLog(LocalStorage(str(tmp_path / "p")))).peek() as snapshot:
         assert users(snapshot) == ["b"]
     assert opened == [0, KEPT_EPOCHS + 2]
     store.close()
@@ -201,7 +201,7 @@ def test_why_says_the_same_of_both_stores(
     config = states.SESSION
     stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
     clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
-    story = [*states.STORY, Rows({"web": states.at("u3", *clocks)})]
+    story = [*states.STORY, RowsInput({"web": states.at("u3", *clocks)})]
     window = toml.loads(config).transform.window
     given: dict[str, Any] = {
         "lateness_ms": {"web": 30_000},
@@ -261,7 +261,7 @@ def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kin
             assert snapshot is not None
             for file in (tmp_path / "law" / "segments").glob("*"):
                 file.unlink()
-            found.append(joined(snapshot, joined_stories.SOURCES))
+            found.append(build_buffers(snapshot, joined_stories.SOURCES))
         store.close()
     assert found[0] is not None and found[0].sides[0].rows > 0
     assert found[0] == found[1]

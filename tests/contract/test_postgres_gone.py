@@ -46,7 +46,7 @@ def end_all():
 def wait_in_pool():
     with client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT 1")
-    with client.lent(url, "x") as connection:
+    with client.borrow_connection(url, "x") as connection:
         connection.execute("SELECT 1")
 
 
@@ -68,7 +68,7 @@ for work in ("query", "ingest", "fetch"):
             if work == "query":
                 cursor.execute("SELECT 2")
             elif work == "ingest":
-                client.append(cursor, "public", "t", pl.DataFrame({"a": range(100_000)}))
+                client.append_frame(cursor, "public", "t", pl.DataFrame({"a": range(100_000)}))
             else:
                 cursor.fetch_arrow_table()
     except ConnectionError as error:

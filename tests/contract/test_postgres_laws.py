@@ -17,7 +17,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import KILL_POINTS, Crash, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}
@@ -70,7 +70,7 @@ def script(seed: int, crashes: bool) -> list[Any]:
             )
         if crashes and steps:
             items.append(Crash(steps.pop(0)))
-        items.append(Rows({"a": rows}))
+        items.append(RowsInput({"a": rows}))
         if chance.random() < 0.3:
             items.append(Quiet(200))
     return items
@@ -117,7 +117,7 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
     first, second = [{"ts": 0, "user": "a"}], [{"ts": 10_000, "user": "a"}, {"ts": 5000, "user": None}]
     run_local(
         WINDOWS["session"],
-        [Rows({"a": first}), Rows({"a": second})],
+        [RowsInput({"a": first}), RowsInput({"a": second})],
         SCHEMA,
         store=lambda: PostgresStore(url, "state", "shop-1"),
         flush=False,
@@ -134,7 +134,7 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
 
 
 def test_closed_sessions_leave_the_table(url: str) -> None:
-    far = [Rows({"a": [{"ts": 1_000_000 * n, "user": f"u{n}"}]}) for n in range(30)]
+    far = [RowsInput({"a": [{"ts": 1_000_000 * n, "user": f"u{n}"}]}) for n in range(30)]
     run_local(WINDOWS["session"], far, SCHEMA, store=lambda: PostgresStore(url, "public", "p"), flush=False)
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*) FROM slackwater_state_p").fetchone() == (1,)
@@ -149,7 +149,11 @@ def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str
     epochs = []
     for second in range(12):
         run = [{"ts": 1_000_000 * second + 20_000 * n, "user": f"u{second}"} for n in range(14)]
-        epochs += [Rows({"a": run}), Rows({"a": [{**run[-1], "ts": run[-1]["ts"] + 110_000}]}), Rows({"a": run[12:13]})]
+        epochs += [
+            RowsInput({"a": run}),
+            RowsInput({"a": [{**run[-1], "ts": run[-1]["ts"] + 110_000}]}),
+            RowsInput({"a": run[12:13]}),
+        ]
     done = run_local(window, epochs, SCHEMA, store=lambda: PostgresStore(url, "public", "p"), flush=False)
     assert any(count for reason, count in done.counters.emitted.items() if reason in ("late", "update"))
     with psycopg.connect(url) as db:

@@ -14,13 +14,13 @@ from tests.support.effort import some
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.maintenance.verify import verify
-from slackwater.state.fork import fork
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.fork import fork_store
 from slackwater.state.postgres import client
-from slackwater.state.postgres.cursor import doubled
+from slackwater.state.postgres.cursor import escape_percents
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.postgres.tables import Tables
-from slackwater.testing.kit import Rows, run_local
+from slackwater.state.postgres.tables import TableNames
+from slackwater.testing.script import RowsInput, run_local
 
 COUNT = (Aggregation(agg="count", as_="n"),)
 HOUR = 3_600_000
@@ -57,7 +57,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
     """One epoch of a window over these seconds; what came out."""
-    rows = Rows({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
+    rows = RowsInput({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
     found = run_local(
         WINDOW,
         [rows] if seconds else [],
@@ -72,14 +72,14 @@ def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tupl
     """The same of a join with a window behind it."""
     rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
     store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
-    script = [Rows(rows)] if seconds else []
+    script = [RowsInput(rows)] if seconds else []
     found = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store)
     return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
 
 
 def wrong(store: PostgresStore) -> list[str]:
     """What is wrong with a state, but for the name that the kit gives all pipelines."""
-    return [str(p) for p in verify(store).problems if "its record is of 'law'" not in str(p)]
+    return [str(p) for p in verify_state(store).problems if "its record is of 'law'" not in str(p)]
 
 
 def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
@@ -105,14 +105,14 @@ def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> N
     made: dict[str, tuple[str, int]] = {}
     for name in NAMES:
         for stage in range(3):
-            t = Tables("public", name, stage)
+            t = TableNames("public", name, stage)
             found = [t.name_of(w) for w in ("state", "staged", "windows")]
             found += [*(t.name_of("state", i) for i in ("pkey", "due")), t.name_of("staged", "token")]
             for one in found:
                 assert len(one.encode()) <= 63
                 assert made.setdefault(one, (name, stage)) == (name, stage)
     # what a long name is cut to is nobody's name
-    cut = Tables("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
+    cut = TableNames("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
         plain(url, name, 0)
@@ -187,17 +187,17 @@ def as_before(url: str, name: str, stages: int) -> None:
     """Names as earlier versions gave them: without comments, indexes named by Postgres; staged tables were unlogged."""
     with psycopg.connect(url) as db:
         for stage in range(stages):
-            new, old = Tables("public", name, stage), Tables("public", name, stage, former=frozenset({stage}))
+            new, old = TableNames("public", name, stage), TableNames("public", name, stage, former=frozenset({stage}))
             for what, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
-                if db.execute("SELECT to_regclass(%s)", (client.quote(new.name_of(what)),)).fetchone() == (None,):
+                if db.execute("SELECT to_regclass(%s)", (client.quote_name(new.name_of(what)),)).fetchone() == (None,):
                     continue
                 if what == "staged":
-                    db.execute(f"DROP INDEX IF EXISTS {client.quote(new.name_of('staged', 'token'))}")  # type: ignore[arg-type]
-                    db.execute(f"ALTER TABLE {client.quote(new.name_of('staged'))} SET UNLOGGED")  # type: ignore[arg-type]
-                db.execute(f"COMMENT ON {kind} {client.quote(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
+                    db.execute(f"DROP INDEX IF EXISTS {client.quote_name(new.name_of('staged', 'token'))}")  # type: ignore[arg-type]
+                    db.execute(f"ALTER TABLE {client.quote_name(new.name_of('staged'))} SET UNLOGGED")  # type: ignore[arg-type]
+                db.execute(f"COMMENT ON {kind} {client.quote_name(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
                 if new.name_of(what) != old.name_of(what):
                     db.execute(
-                        f"ALTER {kind} {client.quote(new.name_of(what))} RENAME TO {client.quote(old.name_of(what))}"
+                        f"ALTER {kind} {client.quote_name(new.name_of(what))} RENAME TO {client.quote_name(old.name_of(what))}"
                     )  # type: ignore[arg-type]
 
 
@@ -211,7 +211,7 @@ def test_former_names_are_read_as_they_are_and_renamed_by_the_next_start(url: st
     with store.peek() as found:
         assert found is not None
     assert wrong(store) == []  # reads every row
-    copy = fork(store, "copy")
+    copy = fork_store(store, "copy")
     assert copy is not None
     assert staged(url, "copy", 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
     assert staged(url, name, 22, flush=True) == [(20, 1), (21, 1), (22, 1)]
@@ -282,7 +282,7 @@ def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE precious (x int)")
     script = [
-        Rows({s: [{"ts": t, "k": "u", "v": t} for t in ts] for s in ("a", "b")})
+        RowsInput({s: [{"ts": t, "k": "u", "v": t} for t in ts] for s in ("a", "b")})
         for ts in ([0, 25_000], [12_000, 2_000_000], [5_000, 20_000])
     ]
     for number, odd in enumerate(HOSTILE):
@@ -305,7 +305,7 @@ def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
             )  # fmt: skip
         schema = {**dict.fromkeys(key, "string"), **({} if where == "join key" else {source: "bigint"})}
         items = [
-            Rows({s: [{"ts": r["ts"], **dict.fromkeys(key, "u"), **({source: r["ts"]} if where != "join key" else {})} for r in item.rows["a"]] for s in sources})
+            RowsInput({s: [{"ts": r["ts"], **dict.fromkeys(key, "u"), **({source: r["ts"]} if where != "join key" else {})} for r in item.rows["a"]] for s in sources})
             for item in script
         ]  # fmt: skip
         space = f"s{number}{odd}" if where == "schema" else "public"
@@ -315,7 +315,7 @@ def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
             == run_local(step, items, schema, sources, upserts=where != "join key").rows
         ), odd
         assert wrong(made()) == [], odd
-        assert fork(made(), f"p{number}-2") is not None, odd
+        assert fork_store(made(), f"p{number}-2") is not None, odd
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*) FROM precious").fetchone() == (0,)
 
@@ -326,7 +326,7 @@ def test_names_that_postgres_cannot_hold_are_refused_in_one_line(url: str) -> No
         with pytest.raises(SlackwaterError, match="Postgres") as refused:
             run_local(
                 window,
-                [Rows({"a": [{"ts": 0, odd: "u"}]})],
+                [RowsInput({"a": [{"ts": 0, odd: "u"}]})],
                 {odd: "string"},
                 store=lambda: PostgresStore(url, "public", "p"),
             )
@@ -344,5 +344,5 @@ def test_a_key_named_like_a_part_of_an_aggregation_is_refused(url: str) -> None:
 def test_a_percent_sign_in_quotes_is_no_placeholder() -> None:
     query = """SELECT "a%", "b""%s" FROM "%(x)s" WHERE c = %s AND d = 'x%%''"%' AND "e" = %s"""
     expected = """SELECT "a%%", "b""%%s" FROM "%%(x)s" WHERE c = %s AND d = 'x%%%%''"%%' AND "e" = %s"""
-    assert doubled(query) == expected
-    assert doubled("SELECT 1") == "SELECT 1"
+    assert escape_percents(query) == expected
+    assert escape_percents("SELECT 1") == "SELECT 1"

@@ -14,12 +14,12 @@ from tests.support.effort import some
 from tests.support.stores import LOGIC, go_on, rows, running, users
 
 from slackwater.errors import StateError
-from slackwater.maintenance.sizes import sizes
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
-from slackwater.state.postgres import copies, folding
+from slackwater.state.postgres import local_cache, version_merge
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.windows.kept import NEVER
+from slackwater.windows.state_rows import NEVER
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows wait, too."""
-    monkeypatch.setattr(folding, "FEW_ROWS", -1)
+    monkeypatch.setattr(version_merge, "FEW_ROWS", -1)
 
 
 @pytest.fixture(params=[True, False], ids=["copies", "no-copies"])
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether who reads has what was staged on the own machine."""
     if not request.param:
-        monkeypatch.setattr(copies, "find", lambda meta: None)
+        monkeypatch.setattr(local_cache, "find_copy", lambda meta: None)
 
 
 def store_of(url: str, name: str = "p") -> PostgresStore:
@@ -72,7 +72,7 @@ def three_epochs(store: PostgresStore) -> Commit:
 @pytest.mark.usefixtures("elsewhere")
 def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds of `tests.laws`, with deaths at every step, restarts and other shards: folded seldom, or every other epoch."""
-    monkeypatch.setattr(folding, "MOST_TOKENS", most)
+    monkeypatch.setattr(version_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
         revisions.check(seed, False, partial(store_of, url, f"revisions {seed}"))
         updates.check(updates.planned(seed), partial(store_of, url, f"updates {seed}"))
@@ -127,7 +127,7 @@ def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.Mon
     stale.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
     latest = go_on(again, latest, "a", "e")
     assert seen(url) == table(url, "windows") == ["a", "e"]
-    monkeypatch.setattr(folding, "MOST_TOKENS", 1)
+    monkeypatch.setattr(version_merge, "MOST_TOKENS", 1)
     go_on(again, latest, "a", "f")
     assert table(url) == seen(url) == ["a", "f"]
     assert table(url, "staged") == []
@@ -138,7 +138,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
     store = running(lambda: store_of(url))
     done = three_epochs(store)
     with store_of(url).peek() as snapshot:
-        monkeypatch.setattr(folding, "MOST_TOKENS", 1)
+        monkeypatch.setattr(version_merge, "MOST_TOKENS", 1)
         go_on(store, done, "x")
         assert table(url) == ["x"]
         assert users(snapshot) == ["a", "c", "d"]
@@ -148,7 +148,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many epochs of rows that come and go, folded now and then, beside the same in one table at once."""
-    monkeypatch.setattr(folding, "MOST_TOKENS", 4)
+    monkeypatch.setattr(version_merge, "MOST_TOKENS", 4)
     store, done = running(lambda: store_of(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
     for epoch, chosen in enumerate(names):
@@ -156,7 +156,7 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
         assert seen(url) == sorted(chosen)
         assert table(url, "windows") == sorted(chosen)
         assert done.stages[0].segments[0][0].file == "" or epoch < 3
-        if not folding.tokens(done.stages[0].segments):
+        if not version_merge.staged_segments(done.stages[0].segments):
             assert table(url) == sorted(chosen)
     store.close()
 
@@ -167,13 +167,13 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
     three_epochs(store)
     kept = list(tmp_path.rglob("*.arrow"))
     assert len(kept) == 3
-    copies._open.clear()
+    local_cache._open.clear()
     assert seen(url) == ["a", "c", "d"]
     for path in kept:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
-    copies._open.clear()
+    local_cache._open.clear()
     assert seen(url) == ["a", "c", "d"]
     store.close()
 
@@ -183,7 +183,7 @@ def test_a_fork_has_all_rows(url: str) -> None:
     three_epochs(store)
     made = store.fork("q")
     assert made is not None
-    assert not folding.tokens(made.stages[0].segments)
+    assert not version_merge.staged_segments(made.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
     other = running(lambda: store_of(url, "q"))
     go_on(other, made, "q")
@@ -213,11 +213,11 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
 def test_it_is_weighed_checked_and_made_small(url: str) -> None:
     store = running(lambda: store_of(url))
     three_epochs(store)
-    assert [s.rows for s in sizes(store).shards] == [3]
-    assert verify(store).problems == []
+    assert [s.rows for s in measure_sizes(store).shards] == [3]
+    assert verify_state(store).problems == []
     with psycopg.connect(url) as db:
         db.execute("DELETE FROM slackwater_staged_p WHERE epoch = 1")
-    assert ["holds 0 rows under" in p.what for p in verify(store).problems] == [True]
+    assert ["holds 0 rows under" in p.what for p in verify_state(store).problems] == [True]
     store.close()
     with pytest.raises(StateError, match="lacks rows that the latest commit names; restore it from a backup"):
         store_of(url).open()

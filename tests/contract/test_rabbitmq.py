@@ -416,12 +416,12 @@ PIPELINE = """
 import sys
 import slackwater as sw
 from slackwater.spark import session
-from slackwater.sources.rabbitmq import stream
+from slackwater.sources.rabbitmq import stream_queue
 
 def run(spark, url, queue, home, flush):
     sw.run_streaming_pipeline(
         name="rabbit",
-        sources=[sw.Source(name="queue", dataframe=stream(spark, url, queue, max_messages_per_trigger=100))],
+        sources=[sw.Source(name="queue", dataframe=stream_queue(spark, url, queue, max_messages_per_trigger=100))],
         transform_sql="SELECT CAST(CAST(body AS STRING) AS INT) AS n, _event_ts FROM source",
         window=sw.Window(
             kind="tumbling", duration_ms="1h", event_time_column="timestamp_seconds(1700000000)",
@@ -434,7 +434,7 @@ def run(spark, url, queue, home, flush):
     )
 
 if __name__ == "__main__":
-    run(session.start({"spark.master": "local[2]"}), *sys.argv[1:4], False)
+    run(session.start_session({"spark.master": "local[2]"}), *sys.argv[1:4], False)
 """
 
 

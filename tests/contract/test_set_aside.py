@@ -15,13 +15,13 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Hooks
+from slackwater.engine.driver import Callbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
-from slackwater.runner import dead_letters
-from slackwater.runner.assemble import letters_of, store_of
+from slackwater.runner import dead_letter_reader
+from slackwater.runner.components import letters_of, store_of
 from slackwater.sources.base import Batch
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
 
 S = 1_000_000
 
@@ -91,7 +91,7 @@ class Started:
             self.store,
             self.target,
             LocalEngine(logic, ["a"]),
-            Hooks(lambda: 4 * 10**15),
+            Callbacks(lambda: 4 * 10**15),
             self.letters,
         )
         try:
@@ -154,7 +154,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
-    kept = dead_letters.newest(toml.load(stuck), dead_letters.Wanted())
+    kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(kept["reason"]) == {"not published"}
     assert set(kept["epoch"]) == {1}
     names = [bytes(v).decode() for v in kept["value"]]
@@ -173,7 +173,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dead_letters.newest(toml.load(stuck), dead_letters.Wanted())) == kept.height
+    assert len(dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())) == kept.height
 
 
 def test_into_a_directory(
@@ -203,14 +203,14 @@ def test_a_runner_keeps_its_epochs(
 
 
 def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.runner import set_aside
+    from slackwater.runner import skip_publish
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 1) as (store, commit):
-        found = set_aside._waiting(store, commit, commit.missing(store.reached()))
-        set_aside._to_letters(pipeline, commit, found, None)
+    with skip_publish.locked_pending(pipeline, 1) as (store, commit):
+        found = skip_publish._waiting(store, commit, commit.missing(store.reached()))
+        skip_publish._to_letters(pipeline, commit, found, None)
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
-    assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == found.total > 0
+    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == found.total > 0
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

@@ -20,9 +20,9 @@ from tests.support.published import NINE, PLACES, Place
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
-from slackwater.query import key_history, published_kafka
-from slackwater.query import published as published_module
-from slackwater.query.published import PostgresResults, in_order, published
+from slackwater.query import kafka_results, key_history
+from slackwater.query import result_readers as published_module
+from slackwater.query.result_readers import PostgresResults, in_order, result_reader
 
 at = published_places.at
 
@@ -81,7 +81,7 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     topic = at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows of 40; more with --limit)\n"
-    monkeypatch.setattr(published_kafka, "TAIL", 4)
+    monkeypatch.setattr(kafka_results, "TAIL", 4)
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows; more with --limit)\n"
 
 
@@ -93,7 +93,7 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: str) -> None:
     """Whole new rows only: neither what was shown, nor what a merge rewrote beside them."""
     there = at(place)
-    results = published(there.pipeline)
+    results = result_reader(there.pipeline)
     assert results.newest(10) is None
 
     def fresh() -> list[tuple[Any, int]]:
@@ -110,7 +110,7 @@ def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: s
     if place in ("delta", "iceberg", "postgres", "kafka"):
         there.publish((0, "b", 9), gone=[(1, "a", 2)])
         assert fresh() == [("b", 9)]
-        again = published(there.pipeline)
+        again = result_reader(there.pipeline)
         found = again.newest(10)
         assert found is not None
         assert sorted(found.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
@@ -160,7 +160,7 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(at: Callable[[str],
     there.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
         (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
-    found = published(there.pipeline).newest(10)
+    found = result_reader(there.pipeline).newest(10)
     assert found is not None
     assert found.height == 1
 
@@ -169,7 +169,7 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Pla
     """Transactions that overlap the looks: each row comes out of exactly one."""
     there = at("postgres")
     there.publish((0, "a", 0))
-    results = published(there.pipeline)
+    results = result_reader(there.pipeline)
     seen = [] if (first := results.newest(10_000)) is None else first["n"].to_list()
     url, done = str(there.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ from tests.support.command import GOOD, Command
 
 from slackwater.config import toml
 from slackwater.errors import BadRowError
-from slackwater.runner.assemble import store_of
+from slackwater.runner.components import store_of
 from slackwater.runner.run_history import noted
 
 CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]

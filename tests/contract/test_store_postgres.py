@@ -16,7 +16,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.postgres import client, lock
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 
 @pytest.fixture
@@ -228,7 +228,10 @@ def test_names_that_sql_would_stumble_over(url: str) -> None:
     schema = {"kind": "string", 'a"b': "string", "x.y": "string", "unit": "int"}
     name = "p" * 60
     done = run_local(
-        window, [Rows({"a": [row]}), Rows({"a": [row]})], schema, store=lambda: PostgresStore(url, "My Schema", name)
+        window,
+        [RowsInput({"a": [row]}), RowsInput({"a": [row]})],
+        schema,
+        store=lambda: PostgresStore(url, "My Schema", name),
     )
     assert [(r["kind"], r['a"b'], r["x.y"], r["epoch"], r['m"x']) for r in done.rows] == [("k", "q", "d", 2, 3)]
     with psycopg.connect(url) as db:
@@ -243,7 +246,7 @@ def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
         aggregations=[Aggregation(agg="count", as_="n" * 70)],
     )  # fmt: skip
     with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, Postgres holds 63'):
-        run_local(window, [Rows({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
+        run_local(window, [RowsInput({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
 
 
 def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: str, tmp_path: Path) -> None:
@@ -288,7 +291,7 @@ def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: An
     urls = [postgres.database(f"many_{n}") for n in range(8)]
     for url in urls:
         backend(url)
-        with client.lent(url, "state store") as db:
+        with client.borrow_connection(url, "state store") as db:
             db.execute("SELECT 1")
     with psycopg.connect(urls[-1]) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname LIKE 'many%' AND pid <> pg_backend_pid()"

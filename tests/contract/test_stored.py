@@ -15,11 +15,11 @@ from tests.support.lakes import sql
 from slackwater.config.aggregation import Aggregation
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.targets.base import Readable, Table
+from slackwater.targets.base import ReadableTarget, TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.iceberg import IcebergTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.windows.aggregations import Agg, stored
+from slackwater.windows.aggregations import Agg, from_results
 
 AT = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 US = int(AT.timestamp()) * 10**6
@@ -44,7 +44,7 @@ ROWS = pl.DataFrame(
 @pytest.fixture(params=["postgres", "delta", "iceberg"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     def made(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget | IcebergTarget:
-        table = Table("p", FIELDS, identity)
+        table = TargetTable("p", FIELDS, identity)
         if request.param == "delta":
             return DeltaTarget(str(tmp_path / "-".join(identity)), "merge", table)
         if request.param == "iceberg":
@@ -63,7 +63,7 @@ def opened(target: Any, *identity: str) -> Any:
 
 def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> None:
     place = opened(target, "key", "f", "at")
-    assert isinstance(place, Readable)
+    assert isinstance(place, ReadableTarget)
     place.publish(0, ROWS)
     ranges = pl.DataFrame(
         [("a", 1.0, US, US + 1), (None, 1.0, US + 1, US + 1), ("a", None, US + 2, US + 9), ("c", 1.0, 0, US * 2)],
@@ -86,7 +86,7 @@ def test_without_keys_the_time_alone_chooses(target: Any) -> None:
 
 
 def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
-    place = PostgresTarget(postgres.database("stored_gone"), "out", Table("p", FIELDS, ("at",)))
+    place = PostgresTarget(postgres.database("stored_gone"), "out", TargetTable("p", FIELDS, ("at",)))
     place.open()
     place._connection.execute("DROP TABLE out")  # type: ignore[union-attr]
     ranges = pl.DataFrame({"__low": [0], "__high": [1]})
@@ -98,7 +98,7 @@ def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
 
 
 def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
-    place = DeltaTarget(str(tmp_path / "t"), "merge", Table("p", FIELDS, ("at",)))
+    place = DeltaTarget(str(tmp_path / "t"), "merge", TargetTable("p", FIELDS, ("at",)))
     place.open()
     place.publish(0, ROWS.head(2))
     for file in (tmp_path / "t").glob("*.parquet"):
@@ -110,7 +110,7 @@ def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
 
 def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
     lake = sql(tmp_path)
-    place = lake.opened(Table("p", FIELDS, ("at",)))
+    place = lake.opened(TargetTable("p", FIELDS, ("at",)))
     lake.tables().catalog.drop_table(lake.name)
     ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
     with pytest.raises(
@@ -132,8 +132,8 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
     lifted = rows.select(e for a in aggs for e in a.lift(rows, "__ts"))
     lifted = lifted.cast({n: t for a in aggs for n, t in a.accumulators.items()})
     finished = pl.DataFrame([a.finish(lifted) for a in aggs])
-    assert stored.lost(aggs) == []
-    again = stored.accumulators(aggs, finished)
+    assert from_results.lost_aggregations(aggs) == []
+    again = from_results.accumulators_of(aggs, finished)
     assert again.schema == lifted.schema
     assert pl.DataFrame([a.finish(again) for a in aggs]).equals(finished)
 
@@ -143,7 +143,7 @@ def test_what_the_values_do_not_say_is_named() -> None:
     calls = ("sum", "avg", "first", "var", "count_distinct")
     aggs = [Agg(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
     lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
-    assert stored.lost(aggs) == lost
-    found = stored.accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
+    assert from_results.lost_aggregations(aggs) == lost
+    found = from_results.accumulators_of(aggs, pl.DataFrame({"my_sum": [3]}))
     assert found["my_avg.hi"].to_list() == [None]
     assert found.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]

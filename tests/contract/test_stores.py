@@ -18,13 +18,13 @@ from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow
-from slackwater.state.files.commit import Log
+from slackwater.state.files.commit import CommitLog
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.kept import FAR, HIDDEN, NEVER, WHOLE, Due, Forgotten, Kept, Stats
+from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, ExpiryBounds, KeyedState, SegmentStats
 
 Make = Callable[[], Any]
 
@@ -197,8 +197,8 @@ def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, mon
     store.close()
     again, read = directory(), list[int]()
     again.open()
-    reading = Log.read
-    monkeypatch.setattr(Log, "read", lambda log, epoch: (read.append(epoch), reading(log, epoch))[1])
+    reading = CommitLog.read
+    monkeypatch.setattr(CommitLog, "read", lambda log, epoch: (read.append(epoch), reading(log, epoch))[1])
     for epoch in range(2, KEPT_EPOCHS):
         again.commit(commit(epoch))
     again.collect_garbage()
@@ -210,7 +210,7 @@ def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, mon
 
 
 def sealed(text: str) -> str:
-    return f"{text}\n{arrow.checksum(text.encode())}\n"
+    return f"{text}\n{arrow.file_checksum(text.encode())}\n"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         FilesStore(tmp_path / "file", "p").open()
 
 
-class Tally(Kept):
+class Tally(KeyedState):
     """What no window is: one number per key, for ever. No store knows this class."""
 
     pipeline = "p"
@@ -313,14 +313,14 @@ class Tally(Kept):
     def state_schema(self) -> dict[str, pl.DataType]:
         return {**HIDDEN, "k": pl.String(), **self.accumulators}
 
-    def stats(self, state: pl.DataFrame) -> Stats:
-        return Stats(FAR, FAR, NEVER, FAR)
+    def stats(self, state: pl.DataFrame) -> SegmentStats:
+        return SegmentStats(FAR, FAR, NEVER, FAR)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
-        return Due((), (), (), NEVER, NEVER)
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
+        return DueQuery((), (), (), NEVER, NEVER)
 
-    def forgotten(self, watermark: int) -> Forgotten:
-        return Forgotten(NEVER, NEVER)
+    def forgotten(self, watermark: int) -> ExpiryBounds:
+        return ExpiryBounds(NEVER, NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         return state

@@ -13,11 +13,11 @@ from tests.support.command import command
 from tests.support.tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
-from slackwater.core.offsets import TableRead
-from slackwater.runner.systems import system_of
+from slackwater.core.offsets import TableOffsets
+from slackwater.runner.connectors import system_of
 from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
-from slackwater.testing.objects import S3
+from slackwater.testing.object_store import S3
 
 CONFIG = """name = "p"
 [connections.lake]
@@ -101,7 +101,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> InBucket:
     return InBucket(request.param, tmp_path, s3)
 
 
-def planned(source: Any, at: TableRead | None = None) -> tuple[list[str], TableRead | None]:
+def planned(source: Any, at: TableOffsets | None = None) -> tuple[list[str], TableOffsets | None]:
     """The files of the next epochs, and the place behind them."""
     planner, found = TablePlanner(source, SourceRecord(offsets=at)), list[str]()
     while (part := planner.next()) is not None:

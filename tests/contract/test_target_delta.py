@@ -13,7 +13,7 @@ from tests.support.typed import AT, NARROW, TYPES, WIDE, frame
 
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import PublishError, StartError
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 
 
@@ -21,7 +21,7 @@ def wide() -> pl.DataFrame:
     return frame(WIDE, *zip(*TYPES.values(), strict=True), (None,) * len(WIDE))
 
 
-def opened(path: Path, table: Table, mode: str = "merge") -> DeltaTarget:
+def opened(path: Path, table: TargetTable, mode: str = "merge") -> DeltaTarget:
     target = DeltaTarget(str(path), mode, table)
     target.open()
     return target
@@ -40,7 +40,7 @@ def narrow(key: str | None, n: int) -> tuple[object, ...]:
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "deep" / "table"
-    table = Table("p", NARROW, ("at", "key"))
+    table = TargetTable("p", NARROW, ("at", "key"))
     target = opened(path, table, mode)
     assert target.last_epoch() == -1
     target.publish(3, frame(NARROW, narrow("a", 1)))
@@ -49,7 +49,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mod
         target.publish(epoch, frame(NARROW, narrow("a", 2)))
         opened(path, table, mode).publish(epoch, frame(NARROW, narrow("b", 2)))
     assert DeltaTable(path).version() == version
-    opened(path, Table("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
+    opened(path, TargetTable("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
     target.publish(4, frame(NARROW, narrow("a", 5)))
     assert target.last_epoch() == 4
     assert content(path)["n"].to_list() == ([5, 9] if mode == "merge" else [1, 5, 9])
@@ -58,7 +58,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, mod
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_an_epoch_without_rows_leaves_its_marker(tmp_path: Path, mode: str) -> None:
-    target = opened(tmp_path, Table("p", NARROW, ("at", "key")), mode)
+    target = opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode)
     target.publish(7, frame(NARROW))
     assert target.last_epoch() == 7
     assert content(tmp_path).is_empty()
@@ -67,7 +67,7 @@ def test_an_epoch_without_rows_leaves_its_marker(tmp_path: Path, mode: str) -> N
 @pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
 def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     fields = (field, Field("n", "bigint"))
-    target = opened(tmp_path, Table("p", fields, (field.name,)))
+    target = opened(tmp_path, TargetTable("p", fields, (field.name,)))
     keys = wide()[field.name]
     for epoch in range(2):
         target.publish(epoch, keys.to_frame().with_columns(n=pl.lit(epoch, pl.Int64)))
@@ -78,7 +78,7 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
 
 def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> None:
     fields = (*WIDE, Field("n", "bigint"))
-    target = opened(tmp_path, Table("p", fields, tuple(f.name for f in WIDE)))
+    target = opened(tmp_path, TargetTable("p", fields, tuple(f.name for f in WIDE)))
     for epoch in range(2):
         target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
     assert content(tmp_path).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
@@ -88,14 +88,14 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> N
 def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
     names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
     fields = (*(Field(name, "int") for name in names), Field("n", "bigint"))
-    target = opened(tmp_path, Table("p", fields, names))
+    target = opened(tmp_path, TargetTable("p", fields, names))
     target.publish(0, frame(fields, (*range(len(names)), 1), (*range(1, len(names) + 1), 1)))
     target.publish(1, frame(fields, (*range(len(names)), 2)))
     assert content(tmp_path)["n"].to_list() == [2, 1]
 
 
 def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None:
-    target = opened(tmp_path, Table("p", NARROW, ("at", "key")))
+    target = opened(tmp_path, TargetTable("p", NARROW, ("at", "key")))
     at = [AT.replace(day=day, tzinfo=dt.UTC) for day in range(1, 6)]
     for epoch, day in enumerate(at):
         target.publish(epoch, frame(NARROW, (day, "a", 0)))
@@ -106,7 +106,7 @@ def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None
 
 
 def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
-    table = Table("p", NARROW, ("at", "key"))
+    table = TargetTable("p", NARROW, ("at", "key"))
     opened(tmp_path, table).publish(5, frame(NARROW, narrow("a", 1)))
     DeltaTable(tmp_path).create_checkpoint()
     (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
@@ -116,7 +116,9 @@ def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
 def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(list(reversed(NARROW)))))
     for epoch, mode in enumerate(("merge", "append")):
-        opened(tmp_path, Table("p", NARROW, ("at", "key")), mode).publish(epoch, frame(NARROW, narrow("a", epoch)))
+        opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode).publish(
+            epoch, frame(NARROW, narrow("a", epoch))
+        )
     assert content(tmp_path)["n"].to_list() == [0, 1]
 
 
@@ -125,7 +127,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
     DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(there)))
     fields = (*NARROW, Field("d", "decimal(12,2)"))
     with pytest.raises(StartError) as caught:
-        opened(tmp_path, Table("p", fields, ("at",)))
+        opened(tmp_path, TargetTable("p", fields, ("at",)))
     assert str(caught.value) == (
         f'Delta table {tmp_path} has other columns than the pipeline: column "at" is timestamp_ntz, expected timestamp; '
         'column "n" (bigint) is missing; column "d" is decimal(10,2), expected decimal(12,2); '
@@ -134,7 +136,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
 
 
 def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table("p", NARROW, ("at", "key"))
+    table = TargetTable("p", NARROW, ("at", "key"))
     late, early = opened(tmp_path, table, "append"), opened(tmp_path, table, "append")
     early.publish(0, frame(NARROW, narrow("a", 1)))
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda self: None)
@@ -148,20 +150,20 @@ def test_two_runners_at_the_same_epoch_publish_it_once(tmp_path: Path, monkeypat
 def test_a_place_that_cannot_hold_a_table(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"Delta table .* cannot be opened \(.*\); expected"):
-        opened(tmp_path / "file" / "table", Table("p", NARROW, ("at",)))
+        opened(tmp_path / "file" / "table", TargetTable("p", NARROW, ("at",)))
 
 
 def test_names_that_differ_only_in_case(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"Duplicate field name"):
-        opened(tmp_path, Table("p", (Field("a", "int"), Field("A", "int")), ("a",)))
+        opened(tmp_path, TargetTable("p", (Field("a", "int"), Field("A", "int")), ("a",)))
 
 
 def test_merge_needs_an_identity() -> None:
     with pytest.raises(StartError, match='use mode = "append"'):
-        DeltaTarget("t", "merge", Table("p", NARROW, None))
+        DeltaTarget("t", "merge", TargetTable("p", NARROW, None))
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     options = {"aws_secret_access_key": "hush"}
-    target = DeltaTarget(str(tmp_path / "hush" / "t"), "append", Table("p", NARROW, None), options)
+    target = DeltaTarget(str(tmp_path / "hush" / "t"), "append", TargetTable("p", NARROW, None), options)
     assert target._reason(OSError("bad hush")) == "bad ***"

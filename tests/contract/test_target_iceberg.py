@@ -22,13 +22,13 @@ from tests.support.typed import AT, NARROW, TYPES, WIDE, frame
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
 from slackwater.targets import iceberg_tables
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.iceberg import IcebergTarget
-from slackwater.targets.iceberg_tables import Tables, whole
-from slackwater.testing.lakehouse import RestCatalog
-from slackwater.testing.objects import Door, Fault
+from slackwater.targets.iceberg_tables import IcebergTables, read_all
+from slackwater.testing.iceberg_rest import RestCatalog
+from slackwater.testing.object_store import Fault, FaultyProxy
 
-BY_KEY = Table("p", NARROW, ("at", "key"))
+BY_KEY = TargetTable("p", NARROW, ("at", "key"))
 COMMITS = re.compile(r"/v1/.*/tables/[^/]+$")
 
 
@@ -41,7 +41,7 @@ def narrow(key: str | None, n: int, day: int = 1) -> tuple[object, ...]:
 
 
 def open_(
-    lake: Lake, table: Table = BY_KEY, mode: str = "merge", day_of: str | None = "at", **more: str
+    lake: Lake, table: TargetTable = BY_KEY, mode: str = "merge", day_of: str | None = "at", **more: str
 ) -> IcebergTarget:
     return lake.opened(table, mode, day_of, **more)
 
@@ -63,7 +63,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: Lake, mode: s
         target.publish(epoch, frame(NARROW, narrow("a", 2)))
         open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow("b", 2)))
     assert lake.snapshots() == snapshots == 1
-    open_(lake, Table("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
+    open_(lake, TargetTable("other", NARROW, ("at", "key")), mode).publish(0, frame(NARROW, narrow("c", 9)))
     target.publish(4, frame(NARROW, narrow("a", 5)))
     assert open_(lake, mode=mode).last_epoch() == target.last_epoch() == 4
     assert sorted(lake.content()["n"]) == ([5, 9] if mode == "merge" else [1, 5, 9])
@@ -102,7 +102,7 @@ def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
 def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     lake, fields = sql(tmp_path), (field, Field("n", "bigint"))
-    target = open_(lake, Table("p", fields, (field.name,)), day_of=None)
+    target = open_(lake, TargetTable("p", fields, (field.name,)), day_of=None)
     keys = wide()[field.name]
     for epoch in range(2):
         target.publish(epoch, keys.to_frame().with_columns(n=pl.lit(epoch, pl.Int64)))
@@ -114,7 +114,7 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
 
 def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
     fields = (*WIDE, Field("n", "bigint"))
-    target = open_(lake, Table("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
+    target = open_(lake, TargetTable("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
     for epoch in range(2):
         target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
     found = lake.content().select(pl.col(f.name).cast(f.polars) for f in fields)
@@ -131,17 +131,17 @@ def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> 
         Field("m", "map<string,bigint>"),
     )
     fields = (*(Field(name, "timestamp" if name == "a.b" else "int") for name in names), *nested)
-    target = open_(lake, Table("p", fields, names), day_of=None)
+    target = open_(lake, TargetTable("p", fields, names), day_of=None)
     values = ([1, None], {"a": "x", "b": [0.5]}, [{"key": "k", "value": 2}])
     at = AT.replace(tzinfo=dt.UTC)
     target.publish(
         0, frame(fields, (at, *range(1, len(names)), *values), (at, *range(2, len(names) + 1), None, None, None))
     )
     target.publish(1, frame(fields, (at, *range(1, len(names)), [7], None, None)))
-    found = whole(lake.table()).sort("Two Words")
+    found = read_all(lake.table()).sort("Two Words")
     assert found["list"].to_list() == [[7], None] and found.columns == [f.name for f in fields]
     target.publish(2, frame(fields, (at, *range(1, len(names)), *values)))
-    assert whole(lake.table()).sort("Two Words").select("list", "pair").row(0) == values[:2]
+    assert read_all(lake.table()).sort("Two Words").select("list", "pair").row(0) == values[:2]
 
 
 NESTED = (
@@ -164,7 +164,7 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
     if kind.startswith("struct"):
         full = [{"a": [{"b": 1}, None]}, {"a": []}, {"a": None}, None, {"a": [{"b": None}]}]
     rows = pl.DataFrame({"k": range(5), "v": full}, schema={f.name: f.polars for f in fields})
-    lake, table = sql(tmp_path), Table("p", fields, ("k",))
+    lake, table = sql(tmp_path), TargetTable("p", fields, ("k",))
     target = lake.opened(table, mode)
     target.publish(0, rows)
     rest = rows
@@ -178,7 +178,7 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
 
 def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
     fields = (*NARROW, Field("at_day", "string"))
-    target = open_(lake, Table("p", fields, ("at", "key")))
+    target = open_(lake, TargetTable("p", fields, ("at", "key")))
     days = [
         dt.datetime(1969, 12, 31, 23, tzinfo=dt.UTC),
         dt.datetime(1, 1, 1, tzinfo=dt.UTC),
@@ -205,11 +205,11 @@ def test_the_marker_outlives_all_snapshots_but_one(lake: Lake) -> None:
 
 
 def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: Lake) -> None:
-    old = open_(lake, Table("p", NARROW, None, "old"), "append")
+    old = open_(lake, TargetTable("p", NARROW, None, "old"), "append")
     assert old.former() is None
     old.publish(5, frame(NARROW, narrow("a", 5)))
     assert old.former() is None
-    new = open_(lake, Table("p", NARROW, None, "new"), "append")
+    new = open_(lake, TargetTable("p", NARROW, None, "new"), "append")
     assert new.former() == f'rows of another state of "p" in Iceberg table {lake.name}, up to epoch 5'
     new.publish(0, frame(NARROW, narrow("a", 0)))
     assert new.former() is None
@@ -225,7 +225,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(lake: Lake) -> None:
         lake.name, Schema(*(NestedField(i, n, t, required=r) for i, (n, t, r) in enumerate(columns, 1)))
     )
     with pytest.raises(StartError) as caught:
-        open_(lake, Table("p", (*NARROW, Field("d", "decimal(12,2)")), None), "append")
+        open_(lake, TargetTable("p", (*NARROW, Field("d", "decimal(12,2)")), None), "append")
     assert str(caught.value) == (
         f'Iceberg table {lake.name} has other columns than the pipeline: column "at" is bigint, expected timestamp; '
         'column "key" is required, expected one that may be null; column "n" (bigint) is missing; '
@@ -292,7 +292,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
     def between(self: IcebergTarget, *given: Any) -> None:
         if self is target and len(times) < 3:
             times.append(1)
-            open_(lake, Table("other", NARROW, ("at", "key"))).publish(
+            open_(lake, TargetTable("other", NARROW, ("at", "key"))).publish(
                 len(times), frame(NARROW, narrow("b", len(times)))
             )
         real(self, *given)
@@ -306,8 +306,8 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
 
 
 @pytest.fixture
-def door(rest_catalog: RestCatalog) -> Iterator[Door]:
-    with Door.before(rest_catalog.port) as found:
+def door(rest_catalog: RestCatalog) -> Iterator[FaultyProxy]:
+    with FaultyProxy.before(rest_catalog.port) as found:
         yield found
 
 
@@ -328,7 +328,7 @@ def judge_commits(fault: Fault, every: int = 1, first: int = 10**9) -> Callable[
 @pytest.mark.parametrize("mode", some(["merge", "append"]))
 @pytest.mark.parametrize("fault", ["lost", "twice", "dropped", "503", "slow"])
 def test_faults_on_the_way_to_the_catalog_change_nothing(
-    door: Door, rest_catalog: RestCatalog, fault: Fault, mode: str
+    door: FaultyProxy, rest_catalog: RestCatalog, fault: Fault, mode: str
 ) -> None:
     lake = Lake("rest", rest_catalog.options())
     target = open_(lake, mode=mode, **rest_catalog.options(door.port))
@@ -345,7 +345,7 @@ def test_faults_on_the_way_to_the_catalog_change_nothing(
     assert sorted(r[1:] for r in lake.duck()) == wanted
 
 
-def test_the_answers_to_what_makes_a_table_are_lost(door: Door, rest_catalog: RestCatalog) -> None:
+def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     """Its namespace, then itself: each is there when it is asked for again."""
     lake = Lake("rest", rest_catalog.options())
     door.judge = lambda method, path: "lost" if method == "POST" and not is_commit(method, path) else ""
@@ -361,7 +361,7 @@ def test_the_answers_to_what_makes_a_table_are_lost(door: Door, rest_catalog: Re
     assert lake.content().sort("n")["n"].to_list() == [0]
 
 
-def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: Door, rest_catalog: RestCatalog) -> None:
+def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     lake = Lake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
@@ -375,7 +375,7 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: Door, rest_cat
     assert lake.content().sort("n")["n"].to_list() == [0], "the first commit was taken, and its answer lost"
 
 
-def test_a_start_asks_again_where_an_answer_is_lost(door: Door, rest_catalog: RestCatalog) -> None:
+def test_a_start_asks_again_where_an_answer_is_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     lake = Lake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     tables, faults = lake.tables(**rest_catalog.options(door.port)), list[Fault](["dropped", "lost"])
@@ -386,7 +386,7 @@ def test_a_start_asks_again_where_an_answer_is_lost(door: Door, rest_catalog: Re
     assert not faults and target.last_epoch() == 0
 
 
-def test_the_last_try_is_taken_too(door: Door, rest_catalog: RestCatalog) -> None:
+def test_the_last_try_is_taken_too(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
     lake = Lake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
@@ -397,7 +397,7 @@ def test_the_last_try_is_taken_too(door: Door, rest_catalog: RestCatalog) -> Non
 
 
 def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
-    door: Door, rest_catalog: RestCatalog
+    door: FaultyProxy, rest_catalog: RestCatalog
 ) -> None:
     """Why its transactions are not committed by itself: without retries, as one would switch them off, the table is lost."""
     lake = Lake("rest", rest_catalog.options())
@@ -442,7 +442,7 @@ def test_two_runners_at_once_publish_each_epoch_once(lake: Lake) -> None:
 
 def test_merge_needs_an_identity() -> None:
     with pytest.raises(StartError, match='use mode = "append"'):
-        IcebergTarget(Tables("sql", "default", {}), "n.t", "merge", Table("p", NARROW, None))
+        IcebergTarget(IcebergTables("sql", "default", {}), "n.t", "merge", TargetTable("p", NARROW, None))
 
 
 def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: Path) -> None:
@@ -453,7 +453,9 @@ def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: P
         catalog="sql", options={"uri": uri, "warehouse": "/w", "s3.secret-access-key": "hidden-hidden"}
     )
     with pytest.raises(StartError, match=r"Iceberg table n\.t cannot be opened") as caught_:
-        IcebergTarget(Tables("sql", "default", given.options), "n.t", "append", Table("p", NARROW, None)).open()
+        IcebergTarget(
+            IcebergTables("sql", "default", given.options), "n.t", "append", TargetTable("p", NARROW, None)
+        ).open()
     assert "hush-hush" not in str(caught_.value) and len(str(caught_.value).splitlines()) == 1
     assert "hush-hush" not in repr(given) and "hidden" not in repr(given)
 

@@ -24,9 +24,9 @@ from tests.support.topics import messages
 import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.runner import check
-from slackwater.runner.assemble import create_targets
-from slackwater.targets.base import Table
+from slackwater.runner import check_connections
+from slackwater.runner.components import create_targets
+from slackwater.targets.base import TargetTable
 from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows, avro_schema, json_objects
 from slackwater.testing.services import free_port
@@ -71,7 +71,7 @@ def topic(kafka: Any) -> str:
 
 
 def made(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
-    table = Table(topic, NARROW, ("key",))
+    table = TargetTable(topic, NARROW, ("key",))
     return KafkaTarget({"bootstrap.servers": kafka.address}, topic, table, "json", delivery, **({"timeout": 10} | more))
 
 
@@ -124,7 +124,7 @@ def test_json_of_floats_names_and_nothing() -> None:
 
 @pytest.mark.parametrize("schema_id", [None, 258])
 def test_avro_of_every_type(schema_id: int | None) -> None:
-    table = Table("p", FIELDS, ("int", "string"))
+    table = TargetTable("p", FIELDS, ("int", "string"))
     (key, full, _), (_, empty, _) = KafkaRows(table, "avro", schema_id=schema_id).messages(wide())
     assert json.loads(key or b"") == {"int": -(2**31), "string": WIDE["string"][1]}
     frame = b"" if schema_id is None else b"\0\0\0\1\2"
@@ -135,14 +135,14 @@ def test_avro_of_every_type(schema_id: int | None) -> None:
 
 def test_avro_refuses_names_it_cannot_hold() -> None:
     with pytest.raises(StartError, match=r"Avro does not take the column name .a b.; .* rename the column"):
-        KafkaRows(Table("p", (Field("a b", "int"),), None), "avro")
+        KafkaRows(TargetTable("p", (Field("a b", "int"),), None), "avro")
 
 
 def test_keys_are_the_identity_the_columns_given_or_none() -> None:
-    table = Table("p", NARROW, ("key",))
+    table = TargetTable("p", NARROW, ("key",))
     assert [k for k, *_ in KafkaRows(table).messages(narrow(1))] == [b'{"key":"k1"}']
     assert [k for k, *_ in KafkaRows(table, key_columns=["n", "key"]).messages(narrow(1))] == [b'{"n":1,"key":"k1"}']
-    assert [k for k, *_ in KafkaRows(Table("p", NARROW, None)).messages(narrow(1))] == [None]
+    assert [k for k, *_ in KafkaRows(TargetTable("p", NARROW, None)).messages(narrow(1))] == [None]
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
@@ -267,7 +267,7 @@ def test_brokers_out_of_reach(delivery: str, capfd: pytest.CaptureFixture[str]) 
     port = free_port()
     config = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
     with pytest.raises(StartError) as caught:  # the test's own time limit would end what waits for ever
-        KafkaTarget(config, "t", Table("p", NARROW, None), "json", delivery, timeout=2).open()
+        KafkaTarget(config, "t", TargetTable("p", NARROW, None), "json", delivery, timeout=2).open()
     assert f"Kafka at 127.0.0.1:{port} cannot be used" in str(caught.value)
     assert "Connection refused" in str(caught.value)
     assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
@@ -304,7 +304,7 @@ def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
 def test_settings_that_are_wrong_do_not_show_secrets(kafka: Any) -> None:
     config = {"bootstrap.servers": kafka.address, "sasl.password": "hush", "socket.timeout.ms": "hush"}
     with pytest.raises(StartError) as caught:
-        KafkaTarget(config, "t", Table("p", NARROW, None)).open()
+        KafkaTarget(config, "t", TargetTable("p", NARROW, None)).open()
     assert "socket.timeout.ms" in str(caught.value) and "hush" not in str(caught.value)
 
 
@@ -341,13 +341,13 @@ connection = "bus"
 topic = "{name}-letters"
 """
     pipeline = sw.loads(content)
-    assert [line.partition("; ")[2] for line in check.notes(pipeline)] == [
+    assert [line.partition("; ")[2] for line in check_connections.find_notes(pipeline)] == [
         "a start will create it, with 3 partitions",
         "a start will create it, with as many partitions as the broker is set to",
     ]
     create_targets(pipeline)
     create_targets(pipeline)  # a start after the first one
-    assert check.notes(pipeline) == []
+    assert check_connections.find_notes(pipeline) == []
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, name)
@@ -355,4 +355,6 @@ topic = "{name}-letters"
     refused = sw.loads(content.replace("partitions = 3", "create = false").replace(name, f"no-{name}"))
     with pytest.raises(StartError, match=r"does not exist on .*create = false"):
         create_targets(refused)
-    assert any("create = false; create it, or remove create" in line for line in check.problems(refused))
+    assert any(
+        "create = false; create it, or remove create" in line for line in check_connections.find_problems(refused)
+    )

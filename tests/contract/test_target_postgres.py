@@ -13,7 +13,7 @@ import pytest
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.postgres import PostgresTarget
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)
@@ -22,7 +22,7 @@ FIELDS = (
     Field("t", "tinyint"), Field("flag", "boolean"), Field("raw", "binary"), Field("day", "date"),
     Field("local", "timestamp_ntz"), Field("price", "decimal(10,2)"), Field("x", "float"), Field("i", "int"),
 )  # fmt: skip
-TABLE = Table("p", FIELDS, ("key", "f", "window_start"))
+TABLE = TargetTable("p", FIELDS, ("key", "f", "window_start"))
 
 
 def row(n: int, key: str | None = None, f: float | None = None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"target_{abs(hash(request.node.name)):x}")
 
 
-def opened(url: str, table: str = "public.out", given: Table = TABLE) -> PostgresTarget:
+def opened(url: str, table: str = "public.out", given: TargetTable = TABLE) -> PostgresTarget:
     target = PostgresTarget(url, table, given)
     target.open()
     return target
@@ -101,7 +101,7 @@ def test_an_existing_table_is_compared_column_by_column(url: str) -> None:
 
 
 def test_an_existing_table_needs_a_unique_key(url: str) -> None:
-    small = Table("p", (Field("window_start", "timestamp"), Field("key", "string")), ("key", "window_start"))
+    small = TargetTable("p", (Field("window_start", "timestamp"), Field("key", "string")), ("key", "window_start"))
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE out (window_start timestamptz, key varchar, more int, UNIQUE (window_start, key))")
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_an_existing_table_needs_a_unique_key(url: str) -> None:
 
 
 def test_names_are_quoted_and_schemas_created(url: str) -> None:
-    odd = Table("p", (Field('a"b; DROP', "string"), Field("SELECT", "bigint")), ('a"b; DROP',))
+    odd = TargetTable("p", (Field('a"b; DROP', "string"), Field("SELECT", "bigint")), ('a"b; DROP',))
     target = opened(url, 'My Schema.t"x', odd)
     target.publish(0, pl.DataFrame({'a"b; DROP': ["k"], "SELECT": [1]}))
     target.publish(1, pl.DataFrame({'a"b; DROP': ["k"], "SELECT": [2]}))
@@ -123,7 +123,7 @@ def test_names_are_quoted_and_schemas_created(url: str) -> None:
 
 
 def test_without_identity_rows_are_only_added(url: str) -> None:
-    letters = Table("p-letters", (Field("n", "bigint"),), None)
+    letters = TargetTable("p-letters", (Field("n", "bigint"),), None)
     target = opened(url, "letters", letters)
     target.publish(0, pl.DataFrame({"n": [1, 1]}))
     target.publish(0, pl.DataFrame({"n": [1]}))
@@ -163,10 +163,10 @@ def test_the_password_is_in_no_message(url: str) -> None:
 
 
 def test_a_state_that_was_started_over_is_taken(url: str) -> None:
-    first = opened(url, given=Table("p", FIELDS, TABLE.identity, "first"))
+    first = opened(url, given=TargetTable("p", FIELDS, TABLE.identity, "first"))
     first.publish(500, frame(row(1)))
     first.close()
-    second = opened(url, given=Table("p", FIELDS, TABLE.identity, "second"))
+    second = opened(url, given=TargetTable("p", FIELDS, TABLE.identity, "second"))
     second.publish(0, frame(row(2)))
     second.publish(0, frame(row(3)))
     assert content(url) == [(None, None, 2)]

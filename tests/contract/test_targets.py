@@ -11,15 +11,15 @@ import pytest
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.folder import Bucket, folder_at
-from slackwater.testing.objects import S3, Door, Fault
+from slackwater.targets.output_directory import BucketDirectory, folder_at
+from slackwater.testing.object_store import S3, Fault, FaultyProxy
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
 
-TABLE = Table("p", tuple(FIELDS), ("window_start", "key"))
+TABLE = TargetTable("p", tuple(FIELDS), ("window_start", "key"))
 
 
 def rows(n: int) -> pl.DataFrame:
@@ -44,7 +44,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(tmp_path: Path, for
     FilesTarget(tmp_path, form, TABLE).publish(4, rows(2))
     assert target.last_epoch() == 4
     assert len(published(tmp_path)) == 2
-    FilesTarget(tmp_path, form, Table("other", tuple(FIELDS), ("window_start", "key"))).publish(0, rows(9))
+    FilesTarget(tmp_path, form, TargetTable("other", tuple(FIELDS), ("window_start", "key"))).publish(0, rows(9))
     assert len(published(tmp_path)) == 3
 
 
@@ -79,7 +79,7 @@ def test_the_console_shows_rows_and_says_that_it_is_at_least_once(capsys: pytest
 # -- in an object store ------------------------------------------------------------------------------------------------
 
 
-def in_bucket(url: str, form: str = "parquet", table: Table = TABLE) -> FilesTarget:
+def in_bucket(url: str, form: str = "parquet", table: TargetTable = TABLE) -> FilesTarget:
     return FilesTarget(url, form, table)
 
 
@@ -96,7 +96,7 @@ def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
     for name in published(there):
         assert (here / name).read_bytes() == (there / name).read_bytes()
     again = folder_at(bucket)
-    assert isinstance(again, Bucket)
+    assert isinstance(again, BucketDirectory)
     again.here()
     assert not again.client.requests["get"], "what was fetched is kept"
 
@@ -112,8 +112,8 @@ def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> 
 
 
 def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str) -> None:
-    in_bucket(bucket, table=Table("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
-    new = in_bucket(bucket, table=Table("p", tuple(FIELDS), None, "bbbbbbbbbb"))
+    in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
+    new = in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "bbbbbbbbbb"))
     assert new.former() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
     aside = new.put_aside()
     assert aside is not None and aside.startswith(f'"{bucket}/_slackwater/before-')
@@ -124,7 +124,7 @@ def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str)
 
 @pytest.mark.parametrize("fault", ["503", "dropped", "lost", "slow"])
 def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault: Fault) -> None:
-    with Door.before(s3.port) as door:
+    with FaultyProxy.before(s3.port) as door:
         count = [0]
 
         def judge(method: str, path: str) -> Fault:
@@ -150,7 +150,7 @@ def test_an_epoch_in_a_bucket_takes_two_puts(bucket: str) -> None:
     target = in_bucket(bucket)
     target.publish(0, rows(0))
     folder = target._folder
-    assert isinstance(folder, Bucket)
+    assert isinstance(folder, BucketDirectory)
     folder.client.requests.clear()
     for epoch in range(1, 5):
         target.publish(epoch, rows(epoch))

@@ -15,7 +15,7 @@ import pytest
 import slackwater as sw
 from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.errors import BadRowError, StartError
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 NO_LIMIT = 2**63 - 1
@@ -31,8 +31,8 @@ def window(kind: str, **more: Any) -> sw.Window:
     return sw.Window(kind=kind, group_by=["k"], aggregations=COUNT, **SHAPES[kind], **more)
 
 
-def rows(*times: int | None) -> Rows:
-    return Rows({"a": [{"ts": t, "k": "u"} for t in times]})
+def rows(*times: int | None) -> RowsInput:
+    return RowsInput({"a": [{"ts": t, "k": "u"} for t in times]})
 
 
 @pytest.mark.parametrize("late", ["drop", "dlq", "reopen", "standalone"])
@@ -141,7 +141,11 @@ ODD = [
 def test_keys_are_what_was_given_or_refused_in_a_line(type_: str, tmp_path: Path) -> None:
     """Polars makes 1 of True and a day of 1, rounds decimals, and panics at those that are no number."""
     run_local(
-        window("session"), [Rows({"a": [{"ts": 0, "k": None}]})], {"k": type_}, flush=False, state_dir=str(tmp_path)
+        window("session"),
+        [RowsInput({"a": [{"ts": 0, "k": None}]})],
+        {"k": type_},
+        flush=False,
+        state_dir=str(tmp_path),
     )
     opened = sw.open_state(tmp_path)
     fits = 0

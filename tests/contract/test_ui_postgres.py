@@ -15,15 +15,15 @@ from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.ui import pages
-from slackwater.ui.seen import Seen, key_at, look_at_all
-from slackwater.ui.server import serve
+from slackwater.ui.page_model import PageModel, key_at, look_at_all
+from slackwater.ui.server import serve_pages
 
 OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
 
 
-def told(seen: Seen) -> dict[str, Any]:
+def told(seen: PageModel) -> dict[str, Any]:
     """The blocks of a look, without what only tells where and when it was."""
-    found = {name: pages.data(name, seen) for name in pages.OF_STAGE if name not in OF_FILES}
+    found = {name: pages.block_data(name, seen) for name in pages.OF_STAGE if name not in OF_FILES}
     found["rows"]["epochs"] = found["watermark"]["behind"] = None
     # what is over lies in files until they are merged, and is deleted from tables at once
     stages = [
@@ -48,7 +48,7 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
     for stage in ("sessions", "minutes"):
         one, two = (dataclasses.replace(key_at(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (here, there))
         assert one == two
-    running = serve([there], 0)
+    running = serve_pages([there], 0)
     try:
         for path in (
             "/",

@@ -16,23 +16,23 @@ from tests.support.states import driver_of
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Hooks
+from slackwater.engine.driver import Callbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling
-from slackwater.operators import fitting
+from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.sources.base import Batch
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.kit import pipeline_for
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import pipeline_for
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(
@@ -54,14 +54,14 @@ SESSION = WINDOW.model_copy(
 JOIN = Join(kind="full", left_source="a", right_source="a2", left_keys=["k"], right_keys=["k"], time_window_ms=10)
 OK = {"ts": 10**12, "k": "ok", "s": "v", "at": 0, "n": 1}
 POISON = {
-    "U+0000 in the key": ({"k": "a\0b"}, fitting.ZERO),
-    "U+0000 in a value": ({"s": "x\0y"}, fitting.ZERO),
+    "U+0000 in the key": ({"k": "a\0b"}, storability.ZERO),
+    "U+0000 in a value": ({"s": "x\0y"}, storability.ZERO),
     "year -3000": ({"ts": -157_000_000_000_000_000}, OUTSIDE),
     "year -290000": ({"ts": -(2**63) + 10}, OUTSIDE),
     "a window that ends after year 9999": ({"ts": YEARS[1] - 5}, OUTSIDE),
-    "a time in a value": ({"at": -157_000_000_000_000_000}, fitting.RANGE),
-    "a large key": ({"k": "".join(uuid.uuid4().hex for _ in range(100))}, fitting.KEY),
-    "a key of one letter, large": ({"k": "x" * 1_000_000}, fitting.KEY),
+    "a time in a value": ({"at": -157_000_000_000_000_000}, storability.RANGE),
+    "a large key": ({"k": "".join(uuid.uuid4().hex for _ in range(100))}, storability.KEY),
+    "a key of one letter, large": ({"k": "x" * 1_000_000}, storability.KEY),
 }
 FINE = [
     {"k": "\ufffe\uffff\U0010ffff", "s": "\x1b[2J\r\n\t\\.\n"}, {"k": "\\.", "s": "\\N"}, {"k": "\\N", "s": '"'}, {"k": "", "s": ""},
@@ -97,11 +97,13 @@ class Runner:
             else compiling.compile_window(self.pipeline, fields)
         )
         self.sources = sources
-        self.letters = FilesTarget(home / "letters", "parquet", Table("law-letters", LETTER, None, "s"))
+        self.letters = FilesTarget(home / "letters", "parquet", TargetTable("law-letters", LETTER, None, "s"))
         self.start()
 
     def start(self) -> None:
-        into = Table("law", tuple(self.logic.output), None if isinstance(self.step, Join) else self.logic.identity, "s")
+        into = TargetTable(
+            "law", tuple(self.logic.output), None if isinstance(self.step, Join) else self.logic.identity, "s"
+        )
         self.target: Any = (
             FilesTarget(self.home / "out", "csv", into)
             if "csv" in self.place
@@ -116,7 +118,7 @@ class Runner:
         )
         engine = LocalEngine(self.logic, self.sources, self.pipeline.carries_origin, max_future_ms=3 * 10**14)
         self.driver = driver_of(
-            self.pipeline, self.logic, store, self.target, engine, Hooks(lambda: 4 * 10**15), self.letters
+            self.pipeline, self.logic, store, self.target, engine, Callbacks(lambda: 4 * 10**15), self.letters
         )
         self.driver.start(store.open(), 1, {}, "s")
 
@@ -153,7 +155,7 @@ def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Callable[..., Runner], place: str) -> None:
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():
-            if reason == fitting.KEY and place == "postgres, csv":
+            if reason == storability.KEY and place == "postgres, csv":
                 continue  # neither has an index over keys
             run = runner(place, step=step)
             run.epoch({}, poison, poison)
@@ -186,7 +188,7 @@ def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
     for name, (poison, reason) in POISON.items():
-        if reason == fitting.KEY:
+        if reason == storability.KEY:
             continue  # joined rows have no key of their own
         run = runner(place, step=JOIN)
         run.epoch({}, poison)
@@ -223,9 +225,9 @@ def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> No
 
 def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
     fields = (Field("k", "string"), Field("at", "timestamp"))
-    into = Table("law", fields, ("k",), "s")
-    assert FilesTarget(tmp_path / "p", "parquet", into).capacity == Capacity()
-    assert FilesTarget(tmp_path / "c", "csv", into).capacity == Capacity(times=YEARS)
+    into = TargetTable("law", fields, ("k",), "s")
+    assert FilesTarget(tmp_path / "p", "parquet", into).capacity == ValueLimits()
+    assert FilesTarget(tmp_path / "c", "csv", into).capacity == ValueLimits(times=YEARS)
     assert DeltaTarget(str(tmp_path / "d"), "merge", into).capacity.zero
     # the edges of what is said to fit, written and read back
     edges = pl.DataFrame({"k": ["a\0b", "c"], "at": YEARS}, schema_overrides={"at": pl.Datetime("us", "UTC")})
@@ -250,9 +252,9 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
 
 
 def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
-    from slackwater.operators.dead_letters import holding
+    from slackwater.operators.dead_letters import storable_letters
 
-    letters = PostgresTarget(url, "public.letters", Table("law-letters", LETTER, None, "s"))
+    letters = PostgresTarget(url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))
     letters.open()
     row = dict.fromkeys(f.name for f in LETTER) | {"reason": "late", "pipeline": "law", "epoch": 3, "value": b"{}"}
     given = pl.DataFrame(
@@ -260,7 +262,7 @@ def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
     )
     far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
     given = given.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
-    letters.publish(3, holding(given, letters.capacity.times))
+    letters.publish(3, storable_letters(given, letters.capacity.times))
     with psycopg.connect(url) as db:
         assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
     letters.close()

@@ -20,18 +20,18 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
-from slackwater.evolution.description import step_in
+from slackwater.evolution.operator_from_state import step_in
 from slackwater.maintenance import compact as compacting
-from slackwater.maintenance import rows
-from slackwater.maintenance.compact import compact
+from slackwater.maintenance import row_checks
+from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import hot_keys
-from slackwater.maintenance.sizes import LARGE, forecast, sizes
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.sizes import LARGE, forecast_growth, measure_sizes
+from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
-from slackwater.state.files.arrow import checksum, write_arrow
+from slackwater.state.files.arrow import file_checksum, write_arrow
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.kit import LocalResult, run_local
+from slackwater.testing.script import LocalResult, run_local
 
 NAME, CUT = "law", 12
 HOUR_US = 3_600_000_000
@@ -110,8 +110,8 @@ def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
     place.run("sessions", 0, CUT)
     runner = place.make()
     runner.open()
-    assert verify(place.make()).problems == []
-    assert sizes(place.make()).epoch == CUT - 1
+    assert verify_state(place.make()).problems == []
+    assert measure_sizes(place.make()).epoch == CUT - 1
     runner.close()
 
 
@@ -129,7 +129,7 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
                 runner.close()
             return found
 
-    report = verify(Slow(tmp_path, NAME))
+    report = verify_state(Slow(tmp_path, NAME))
     assert [*map(str, report.problems)] == []
     assert report.epochs == tuple(range(CUT - 8, CUT))
 
@@ -163,7 +163,7 @@ def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(path.read_text().splitlines()[0])
     edit(data)
     text = json.dumps(data)
-    path.write_text(f"{text}\n{checksum(text.encode())}\n")
+    path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
 def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory: Place, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
     for epoch in store.epochs()[:-1]:
         (home / "manifests" / f"{epoch:09d}.json").unlink()
     resealed(home / "manifests" / f"{CUT - 1:09d}.json", edit)
-    found = [*map(str, verify(store).problems)]
+    found = [*map(str, verify_state(store).problems)]
     for wanted in (
         rf"{meta.file}: holds \d+ rows? whose hash is not that of their key, first row 0; restore it from .*no kept commit is",
         r"its rows have close -?\d+, the commit says -?\d+; ",
@@ -213,11 +213,11 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     with directory.make().peek() as snapshot:
         logic = step_in(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(rows.of_segment(logic, "", frame, 0, 2)) == []
-    found = list(rows.of_segment(logic, "", frame.with_columns(change), 0, 2))
+    assert list(row_checks.of_segment(logic, "", frame, 0, 2)) == []
+    found = list(row_checks.of_segment(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in found) if message else found == []
-    assert any("that are not of shard 1" in text for text in rows.of_segment(logic, "", frame, 1, 2))
-    assert list(rows.of_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert any("that are not of shard 1" in text for text in row_checks.of_segment(logic, "", frame, 1, 2))
+    assert list(row_checks.of_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         step, meta = step_in(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        assert list(rows.of_segment(step, meta.kind, frame, 0, 2)) == []
-        assert any(message in text for text in rows.of_segment(step, meta.kind, wrong, 0, 2))
-    assert list(rows.of_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+        assert list(row_checks.of_segment(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in row_checks.of_segment(step, meta.kind, wrong, 0, 2))
+    assert list(row_checks.of_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
@@ -287,7 +287,7 @@ def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
     assert re.search(r"cannot be read \(ArrowInvalid\)", database.say("verify", database.where, code=1))
 
 
-@pytest.mark.parametrize("look", [verify, sizes])
+@pytest.mark.parametrize("look", [verify_state, measure_sizes])
 def test_a_database_that_is_not_as_expected_is_told_in_one_line(look: Any, database: Place) -> None:
     database.run("sessions", 0, 3)
     with psycopg.connect(database.where) as db:
@@ -356,7 +356,7 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
 @pytest.mark.parametrize("case", some(["sessions", "stages"]))
 def test_sizes_add_up(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
-    found = sizes(place.make(), 3)
+    found = measure_sizes(place.make(), 3)
     with place.make().peek() as snapshot:
         latest = snapshot.commit
     assert {(s.stage, s.shard) for s in found.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
@@ -405,13 +405,13 @@ def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
         weights = [((meta.model_copy(update={"bytes": b}),), ()) for b in sizes]
         return [with_stage(m, segments=w).model_copy(update={"committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
 
-    grows, shrinks = forecast(of([100, 110, 120, 130])), forecast(of([130, 120, 110, 100]))
+    grows, shrinks = forecast_growth(of([100, 110, 120, 130])), forecast_growth(of([130, 120, 110, 100]))
     assert grows is not None and shrinks is not None
     assert (round(grows.bytes_per_hour, 6), grows.over_us) == (10, 3 * HOUR_US)
     assert round(grows.hours or 0) == round((LARGE - 130) / 10)
     assert (round(shrinks.bytes_per_hour, 6), shrinks.hours) == (-10, None)
-    assert forecast(base[:1]) is None
-    assert forecast([m.model_copy(update={"committed_us": n * 60_000_000}) for n, m in enumerate(base)]) is None
+    assert forecast_growth(base[:1]) is None
+    assert forecast_growth([m.model_copy(update={"committed_us": n * 60_000_000}) for n, m in enumerate(base)]) is None
 
 
 def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
@@ -456,9 +456,9 @@ def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place,
     whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
     expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))
     first = place.run(case, 0, CUT)
-    before = verify(place.make())
+    before = verify_state(place.make())
     done = json.loads(place.say("compact", place.where, "--json"))
-    after = verify(place.make())
+    after = verify_state(place.make())
     assert (before.problems, after.problems) == ([], [])
     assert (done["before"]["epoch"], done["after"]["epoch"]) == (CUT - 1, CUT)
     assert sum(s["rows"] for s in done["after"]["shards"]) <= sum(s["rows"] for s in done["before"]["shards"])
@@ -487,7 +487,7 @@ def test_compact_needs_the_lock(place: Place) -> None:
     runner = place.make()
     runner.open()
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ .*; stop it first"):
-        compact(place.make())
+        compact_state(place.make())
     runner.close()
 
 
@@ -497,7 +497,7 @@ def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path)
     with pytest.raises(
         StateError, match="law: epoch 11 is committed and not yet published, and no commit may overtake it; start"
     ):
-        compact(directory.make())
+        compact_state(directory.make())
     assert directory.make().epochs()[-1] == CUT - 1
 
 
@@ -508,10 +508,10 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
     with pytest.raises(
         StateError, match="epoch 2 was rewritten for another way to emit windows, which the state does not"
     ):
-        compact(directory.make())
+        compact_state(directory.make())
 
 
-@pytest.mark.parametrize("work", [compact, sizes])
+@pytest.mark.parametrize("work", [compact_state, measure_sizes])
 def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
     with pytest.raises(StartError, match="there is no state yet; it begins with the first epoch of: slackwater run"):
         work(place.make())

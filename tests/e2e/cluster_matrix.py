@@ -45,8 +45,8 @@ from tests.support.cluster_faults import Driven, end, run_through
 from tests.support.topics import messages
 
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.folder import folder_at
-from slackwater.testing.objects import S3, Door, Fault
+from slackwater.targets.output_directory import folder_at
+from slackwater.testing.object_store import S3, Fault, FaultyProxy
 from slackwater.testing.services import Kafka, Postgres
 
 KINDS = ("session", "tumbling", "join", "chained")
@@ -78,13 +78,13 @@ class Storage:
     """An S3 server, and the door that all requests of pipelines go through."""
 
     s3: S3
-    door: Door
+    door: FaultyProxy
     rng: random.Random = field(default_factory=random.Random)
 
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Storage]:
-        with S3.started() as s3, Door.before(s3.port) as door:
+        with S3.started() as s3, FaultyProxy.before(s3.port) as door:
             yield cls(s3, door)
 
     @contextmanager

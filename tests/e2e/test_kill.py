@@ -21,7 +21,7 @@ from tests.support.runs import said, start
 from slackwater.config import toml
 from slackwater.state.files.store import FilesStore
 from slackwater.testing import oracle
-from slackwater.testing.objects import Door, Fault
+from slackwater.testing.object_store import Fault, FaultyProxy
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
 FILES = 4 + 5 * KILLS
@@ -100,7 +100,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield str(tmp_path / "state")
         return
     url = request.getfixturevalue("bucket")
-    with Door.before(request.getfixturevalue("s3").port) as door:
+    with FaultyProxy.before(request.getfixturevalue("s3").port) as door:
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{door.port}")
         door.judge = faulty(random.randrange(10**6))
         yield url
@@ -126,7 +126,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
         process.wait()
     process = start(config, "--flush")
     assert process.wait(timeout=300) == 0, said(config)
-    expected = oracle.batch(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
+    expected = oracle.batch_windows(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
     found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
     got = found.with_columns(times).select("user", "window_start", "window_end", "n", "total").rows()

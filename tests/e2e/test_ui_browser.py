@@ -12,8 +12,8 @@ from tests.support.effort import long
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import watched_at
-from slackwater.testing.kit import Rows
-from slackwater.ui.server import UiServer, serve
+from slackwater.testing.script import RowsInput
+from slackwater.ui.server import UiServer, serve_pages
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def page(tmp_path: Path) -> Iterator[tuple[UiServer, Path]]:
     home.mkdir()
     file = config("session", home)
     ran(file, drawn(4, rows=120))
-    running = serve([watched(file)], 0)
+    running = serve_pages([watched(file)], 0)
     yield running, file
     running.stop()
 
@@ -55,7 +55,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     until(lambda: browser.value("document.getElementById('link').textContent") == "live")
     browser.value("document.querySelector('#rows details').open = true; window.same = 1; 1")
     before = browser.value("document.querySelector('#top dd').textContent")
-    ran(file, [Rows({"web": [], "app": []}), Rows({"web": [{"ts": 1, "user": "u1"}], "app": []})])
+    ran(file, [RowsInput({"web": [], "app": []}), RowsInput({"web": [{"ts": 1, "user": "u1"}], "app": []})])
     until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
     rows = "[...document.querySelectorAll('#rows details.table')].at(-1).querySelector('tbody tr:last-child th').textContent"
     until(lambda: browser.value(rows) == browser.value("document.querySelector('#top dd').textContent"))
@@ -101,7 +101,7 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
 def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
     """From the drawing to a stage, to a key from its histogram, to the join at the end; commits are followed there, too."""
     file = several_stages.ran(tmp_path)
-    running = serve([watched(file)], 0)
+    running = serve_pages([watched(file)], 0)
     home = f"http://127.0.0.1:{running.port}"
     try:
         browser.open(f"{home}/")
@@ -137,7 +137,7 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
 def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
-    running = serve(watched_at(str(home)), 0)
+    running = serve_pages(watched_at(str(home)), 0)
     try:
         browser.open(f"http://127.0.0.1:{running.port}/")
         assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .bar').length") >= 2

@@ -11,7 +11,7 @@ from tests.laws.joins import MS, SCHEMA, Judge, planned
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import LocalResult, Quiet, RowsInput, run_local
 
 AGGREGATIONS = (("n", "count", None), ("last", "max", "left_id"), ("ids", "sum", "right_id"))
 
@@ -64,7 +64,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     )
     judge = Judge(join, 0)
     for item in run.script:
-        if isinstance(item, Rows):
+        if isinstance(item, RowsInput):
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
@@ -77,7 +77,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         else:
             table[name] = row
     assert sorted(map(content, table.values())) == sorted(map(content, wanted))
-    total = sum(len(rows) for item in run.script if isinstance(item, Rows) for rows in item.rows.values())
+    total = sum(len(rows) for item in run.script if isinstance(item, RowsInput) for rows in item.rows.values())
     assert result.counters.rows_in == total
     assert result.counters.rows_late == len(judge.late), "the join's own; none is late for the window"
     return result
@@ -89,7 +89,7 @@ def join(**settings: Any) -> Any:
     )
 
 
-def rows(left: list[tuple[str, int]], right: list[tuple[str, int]]) -> Rows:
-    return Rows(
+def rows(left: list[tuple[str, int]], right: list[tuple[str, int]]) -> RowsInput:
+    return RowsInput(
         {s: [{"k": k, "ts": t * MS, "id": 1, "f": 0.0} for k, t in some] for s, some in (("a", left), ("b", right))}
     )

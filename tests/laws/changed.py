@@ -16,7 +16,7 @@ from typing import Any
 from tests.laws import naive, seeds
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import Crash, LocalResult, Restart, Rows, run_local
+from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "f": "double"}
@@ -358,7 +358,7 @@ def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> Loc
                 s: [{**r, "source": s} for r in item if from_(r, oracle.config) == s] for s in oracle.config.sources
             }
             oracle.epoch([r for rows in by_source.values() for r in rows])  # type: ignore[attr-defined]
-            script.append(Rows(by_source))
+            script.append(RowsInput(by_source))
     oracle.flush()  # type: ignore[attr-defined]
     result = run_local(first.window, script, SCHEMA, shards=first.shards, **settings)
     assert result.counters.rows_late == len(oracle.late), seed

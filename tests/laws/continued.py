@@ -26,16 +26,16 @@ from tests.support.lakes import options
 import slackwater as sw
 from slackwater.cli import plan
 from slackwater.core.offsets import KafkaOffsets
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.far_dates import FarDates
+from slackwater.engine.clock_skew import ClockSkewWarnings
+from slackwater.engine.driver import Callbacks, Driver
 from slackwater.errors import SlackwaterError
-from slackwater.evolution.change import REBUILD
-from slackwater.query.published import published
-from slackwater.runner import former, previous_name, target_marks
-from slackwater.runner.assemble import store_of, targets_of
+from slackwater.evolution.difference import REBUILD
+from slackwater.query.result_readers import result_reader
+from slackwater.runner import previous_name, previous_output, target_marks
+from slackwater.runner.components import store_of, targets_of
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
-from slackwater.targets.iceberg_tables import Tables
+from slackwater.targets.iceberg_tables import IcebergTables
 from slackwater.testing.pipeline import LocalPipeline, Stepping
 
 MINUTE_US = 60_000_000
@@ -64,7 +64,7 @@ class Start(LocalPipeline):
         store = store_of(pipeline)
         try:
             if self._rebuild:
-                former.check(pipeline, choice)
+                previous_output.check_previous_output(pipeline, choice)
                 store.start_over()
                 latest = None
             else:
@@ -72,13 +72,16 @@ class Start(LocalPipeline):
                 latest = store.open()
             stored = latest
             if latest is not None:
-                latest, _ = target_marks.settle(pipeline, store, latest, choice)
+                latest, _ = target_marks.settle_marks(pipeline, store, latest, choice)
             elif not self._rebuild:
-                if choice != former.KEEP and (asked := previous_name.question(pipeline, store)) is not None:
+                if (
+                    choice != previous_output.KEEP
+                    and (asked := previous_name.rename_question(pipeline, store)) is not None
+                ):
                     raise asked
-                former.check(pipeline, choice)
-            if latest is None and choice == former.ASIDE:
-                former.put_aside(pipeline)
+                previous_output.check_previous_output(pipeline, choice)
+            if latest is None and choice == previous_output.ASIDE:
+                previous_output.put_aside(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
             found_marks = target_marks.unnamed(pipeline, latest)
             self._targets = targets_of(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
@@ -93,11 +96,11 @@ class Start(LocalPipeline):
                     self._bound.engine(name, own),
                     self._faults.in_worker,
                     number,
-                    far_dates=FarDates(own),
+                    far_dates=ClockSkewWarnings(own),
                 )
                 for number, (name, own) in enumerate(pipeline.alone.items())
             ]
-            hooks = Hooks(lambda: self.now_us, faults=self._faults)
+            hooks = Callbacks(lambda: self.now_us, faults=self._faults)
             self._driver = Driver(pipeline, stages, store, self._targets, hooks, found_marks=found_marks)
             self._driver.start(latest, self.shards, {}, state_id, branches=latest is not stored)
         except BaseException:
@@ -262,7 +265,7 @@ class Story:
         found: Counter[int] = Counter()
         named = self.pipeline.model_copy(update={"formerly": None})
         for name in dict.fromkeys([self.name, *self.known_names] if self.kind == "files" else [self.name]):
-            with closing(published(named.model_copy(update={"name": name}))) as results:
+            with closing(result_reader(named.model_copy(update={"name": name}))) as results:
                 frame = results.newest(100_000)
             if frame is not None and frame.height:
                 for at, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
@@ -275,7 +278,7 @@ class Story:
 
     def empty_target(self) -> None:
         if self.kind == "iceberg":
-            tables = Tables("sql", "default", options(self.home))
+            tables = IcebergTables("sql", "default", options(self.home))
             if tables.load("s.t") is not None:
                 tables.catalog.drop_table("s.t")
         else:

@@ -26,10 +26,10 @@ from tests.laws import seeds
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.maintenance.verify import Report, verify
+from slackwater.maintenance.verify import VerifyReport, verify_state
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
-from slackwater.testing.kit import LocalResult, Replay, Rows, run_local
+from slackwater.testing.script import LocalResult, Replay, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "page": "string"}
@@ -91,9 +91,9 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def script(case: str) -> list[Rows]:
+def script(case: str) -> list[RowsInput]:
     """Rows of a dozen users, some of them late."""
-    rng, now, number, batches = random.Random(case), 0, 0, list[Rows]()
+    rng, now, number, batches = random.Random(case), 0, 0, list[RowsInput]()
     for _ in range(BATCHES):
         given: dict[str, list[dict[str, Any]]] = {s: [] for s in CASES[case].sources}
         for _ in range(rng.randint(6, 14)):
@@ -102,7 +102,7 @@ def script(case: str) -> list[Rows]:
             row = {"ts": (now - rng.choice([0, 0, 5, 20, 70, 150])) * MS, "u": rng.choice("abcdefghijk")}
             row |= {"id": number, "page": rng.choice(["/", "/a", None])}
             given[rng.choice(CASES[case].sources)].append(row)
-        batches.append(Rows(given))
+        batches.append(RowsInput(given))
     return batches
 
 
@@ -152,7 +152,7 @@ def stopped(case: str, published: bool) -> Stopped:
     last = store.epochs()[-1]
     assert store.manifest(last).staged, "the last epoch of a case must have output, so that it can wait"
     found = Stopped(home, last, tuple(before), ())
-    assert not verify(store).problems
+    assert not verify_state(store).problems
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(home, copy, dirs_exist_ok=True)
         whole = continued(case, found, Path(copy))
@@ -169,7 +169,7 @@ def _waiting(done: Stopped) -> Stopped:
     store = FilesStore(home, NAME)
     store.note_published(max(r["_epoch"] for r in before))
     (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
-    assert not verify(store).problems
+    assert not verify_state(store).problems
     return Stopped(home, done.last - 1, before, done.whole)
 
 
@@ -346,7 +346,7 @@ class Outcome:
     """What became of a damage: the report of `verify`, and how the restart was refused, None for the right rows."""
 
     what: str
-    report: Report
+    report: VerifyReport
     refused: str | None
 
 
@@ -366,7 +366,7 @@ def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> O
         paths = damage(rng, home)
         what = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in paths)}"
         names = {str(p) for p in paths}
-        report = verify(FilesStore(home, NAME))
+        report = verify_state(FilesStore(home, NAME))
         told = [p for p in report.problems if any(n in str(p) for n in names)]
         assert bool(told) == bool(report.problems), f"{what}: verify names other files: {[*map(str, report.problems)]}"
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from slackwater.testing.kit import Rows
+from slackwater.testing.script import RowsInput
 
 MS = 1000
 GAP, CAP, DURATION, HOP = 5, 20, 12, 5  # milliseconds
@@ -56,5 +56,5 @@ def splits(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
     return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
 
 
-def script(epochs: Sequence[Sequence[Any]]) -> list[Rows]:
-    return [Rows({"a": e}) for e in epochs if e]
+def script(epochs: Sequence[Sequence[Any]]) -> list[RowsInput]:
+    return [RowsInput({"a": e}) for e in epochs if e]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import slackwater as sw
-from slackwater.config.ways import reads
+from slackwater.config.lineage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
@@ -119,7 +119,7 @@ def pipeline(rng: random.Random) -> sw.Pipeline:
 def batch(stages: Sequence[sw.Stage], given: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """What each stage makes of all rows at once."""
     found = {name: list(rows) for name, rows in given.items()}
-    read = reads(stages, list(given))
+    read = stage_inputs(stages, list(given))
     for stage in stages:
         if stage.join is not None:
             found[stage.name] = joined(stage.join, found[stage.join.left_source], found[stage.join.right_source])
@@ -127,7 +127,7 @@ def batch(stages: Sequence[sw.Stage], given: Mapping[str, list[Row]]) -> dict[st
         assert stage.window is not None
         rows = [row for name in read[stage.name] for row in found[name]]
         instant = 0 if stage.window.kind == "session" else 1
-        found[stage.name] = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch(stage.window, rows)]
+        found[stage.name] = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)]
     return found
 
 

@@ -18,10 +18,10 @@ from tests.laws import hostile_where
 from tests.laws import hostile_words as words
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.query.server import serve
+from slackwater.query.server import serve_state
 from slackwater.query.view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 STATUSES = {200, 400, 404, 405, 413, 414, 421, 431, 503}
 METHODS = ("GET", "GET", "GET", "GET", "HEAD", "POST", "get", "TRACE", "CONNECT", "\0", "")
@@ -77,9 +77,9 @@ def port() -> int:
         group_by=["k"],
         aggregations=[Aggregation(agg="count", as_="n")],
     )
-    rows = Rows({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
+    rows = RowsInput({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
     run_local(window, [rows], {"k": "string"}, lateness_ms={"a": 86_400_000}, state_dir=home, flush=False)
-    return serve(StateView(FilesStore(home, "law")), 0).port
+    return serve_state(StateView(FilesStore(home, "law")), 0).port
 
 
 def asked(path: str, at: int) -> tuple[int, bytes]:

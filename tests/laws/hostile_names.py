@@ -12,10 +12,10 @@ from tests.laws import hostile_words as words
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.verify import verify_state
 from slackwater.query.view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 
@@ -59,9 +59,9 @@ def case(rng: random.Random) -> str:
                 group_by=[key], aggregations=aggregations, max_groups_per_window=100, lateness_ms=100_000, **shape
             )
             schema = {key: "string", other: "bigint"}
-            result = run_local(window, [Rows({"a": rows})], schema, state_dir=home, flush=False)
+            result = run_local(window, [RowsInput({"a": rows})], schema, state_dir=home, flush=False)
             store = FilesStore(Path(home), "law")
-            assert not verify(store).problems
+            assert not verify_state(store).problems
             with StateView(store) as view:
                 found = view.scan()
                 quoted = '"' + key.replace('"', '""') + '"'

@@ -22,7 +22,7 @@ from tests.support.ui_states import watched
 from slackwater.cli.ui import watched_at
 from slackwater.state.runs import Run
 from slackwater.ui.pages import BLOCKS
-from slackwater.ui.server import serve
+from slackwater.ui.server import serve_pages
 
 STATUSES = {*hostile_http.STATUSES, 304, 307}  # to the same address with a slash at its end
 STAGES = ("sessions", "minutes", "seen", "~0", "~2", "~99", "nosuch")
@@ -43,7 +43,7 @@ def port() -> int:
     (stages,) = watched_at(str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"'))))
     file = home / "new" / "p.toml"
     file.write_text((home / "letters" / "p.toml").read_text().replace('"law"', '"new"').replace("/letters/", "/new/"))
-    return serve([letters, stages, watched(file)], 0).port
+    return serve_pages([letters, stages, watched(file)], 0).port
 
 
 def drawn(rng: random.Random) -> str:

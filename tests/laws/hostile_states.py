@@ -28,18 +28,18 @@ from slackwater.cli import state_show
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import compare
-from slackwater.maintenance.history import history
-from slackwater.maintenance.sizes import sizes
-from slackwater.maintenance.verify import verify
-from slackwater.query.described import pipeline_in
+from slackwater.maintenance.history import commit_history
+from slackwater.maintenance.sizes import measure_sizes
+from slackwater.maintenance.verify import verify_state
+from slackwater.query.pipeline_from_state import pipeline_in
 from slackwater.query.view import StateView
 from slackwater.query.why import why
 from slackwater.state.commit import FORMAT
-from slackwater.state.files.arrow import checksum
+from slackwater.state.files.arrow import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.testing.described import pipeline_for
-from slackwater.testing.kit import run_local
+from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.script import run_local
 
 NESTED: Any = json.loads("[" * 60 + "]" * 60)
 LIES: tuple[Any, ...] = (
@@ -123,7 +123,7 @@ def short(name: str) -> Path:
     store.open()
     store.collect_garbage()
     store.close()
-    assert not verify(store).problems
+    assert not verify_state(store).problems
     return home
 
 
@@ -193,7 +193,7 @@ def with_lie(rng: random.Random, record: dict[str, Any]) -> tuple[str, dict[str,
 def write(home: Path, record: Any) -> None:
     """Put a record in the place of the last one, with the checksum that belongs to it."""
     text = json.dumps(record)
-    last_manifest(home).write_text(f"{text}\n{checksum(text.encode())}\n")
+    last_manifest(home).write_text(f"{text}\n{file_checksum(text.encode())}\n")
 
 
 # -- questions -----------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def _answer(what: str, question: Callable[[], object], outcome: str) -> str:
 
 
 def _verify(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
-    verify(store())
+    verify_state(store())
 
 
 def _scan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
@@ -256,7 +256,7 @@ def _open(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
     with store().peek() as snapshot:
         assert snapshot is not None
-        found = compare.compare(pipeline, snapshot.commit, missing=snapshot.missing)
+        found = compare.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
         json.dumps([change.line for change in found.changes])
 
 
@@ -282,5 +282,5 @@ def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 
 
 def _weigh(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
-    sizes(store(), 3)
-    history(store())
+    measure_sizes(store(), 3)
+    commit_history(store())

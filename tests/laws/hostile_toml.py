@@ -126,7 +126,7 @@ def case(rng: random.Random) -> str:
     content = drawn(rng)
     try:
         pipeline = loads(content, "p.toml", ENV)
-        made = explain.build(pipeline)
+        made = explain.build_plan(pipeline)
         text = to_toml(pipeline)
     except SlackwaterError as error:
         words.one_line(error)

@@ -9,7 +9,7 @@ from tests.laws import hostile_words as words
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.testing.kit import Crash, Rows, run_local
+from slackwater.testing.script import Crash, RowsInput, run_local
 
 TIMES = (
     0,
@@ -46,7 +46,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 def case(rng: random.Random) -> str:
     rows = [drawn(rng) for _ in range(rng.randint(1, 25))]
     cut = rng.randint(0, len(rows))
-    script = [Rows({"a": part}) for part in (rows[:cut], rows[cut:]) if part]
+    script = [RowsInput({"a": part}) for part in (rows[:cut], rows[cut:]) if part]
     shape = rng.choice(
         [
             {"kind": "tumbling", "duration_ms": LENGTH_US // 1000},

@@ -9,7 +9,7 @@ import polars as pl
 from tests.laws import hostile_words as words
 
 from slackwater.errors import StartError
-from slackwater.query.condition import chosen, condition
+from slackwater.query.condition import filter_frame, parse_condition
 
 FRAME = pl.DataFrame(
     {
@@ -161,7 +161,7 @@ def case(rng: random.Random) -> str:
     if draw >= 0.75:
         where = words.damaged(rng, drawn(rng, 3))
     try:
-        found = pl.concat(chosen(FRAME, condition(where, FRAME.columns)))
+        found = pl.concat(filter_frame(FRAME, parse_condition(where, FRAME.columns)))
     except StartError as error:
         words.one_line(error)
         assert str(error).startswith("where: "), error

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config.join import Join
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, pipeline_for, run_local
-from slackwater.ui.seen import Seen, Watched, look_at
+from slackwater.testing.script import RowsInput, pipeline_for, run_local
+from slackwater.ui.page_model import PageModel, PageSource, look_at
 
 S = 1_000_000
 SOURCES = ("orders", "payments")
@@ -18,7 +18,7 @@ LATENESS, AROUND = 30 * S, 120 * S
 KINDS = ("inner", "left", "right", "full")
 
 
-def story(seed: int) -> list[Rows]:
+def story(seed: int) -> list[RowsInput]:
     dice, at, found = random.Random(seed), 0, []
     for _ in range(dice.randrange(4, 14)):
         at += dice.choice([S, 20 * S, 90 * S])
@@ -31,7 +31,7 @@ def story(seed: int) -> list[Rows]:
                 }
                 for _ in range(dice.randrange(12))
             ]
-        found.append(Rows(rows))
+        found.append(RowsInput(rows))
     return found
 
 
@@ -50,18 +50,18 @@ def described(kind: str, **more: Any) -> Join:
     )
 
 
-def run(kind: str, script: list[Rows], **more: Any) -> Any:
+def run(kind: str, script: list[RowsInput], **more: Any) -> Any:
     return run_local(described(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
 
 
-def looked_at(kind: str, script: list[Rows], home: Path, **more: Any) -> tuple[Seen, Any]:
+def looked_at(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
     join = described(kind, **more)
     result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
-    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), lines)
+    watched = PageSource(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), report_lines)
     return look_at(watched, 0), result
 
 
-def told(script: list[Rows]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+def told(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
     """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
     newest: dict[str, int] = {}
     watermark: int | None = None

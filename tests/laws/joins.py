@@ -19,7 +19,7 @@ from tests.laws import naive, seeds
 
 from slackwater.config.join import Join
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"k": "string", "f": "double", "id": "bigint"}
@@ -31,7 +31,7 @@ class Run:
     """One seeded run: the join, what came in, and how it was disturbed."""
 
     join: Join
-    script: tuple[Rows | Quiet | Crash, ...]
+    script: tuple[RowsInput | Quiet | Crash, ...]
     shards: int
     reshard_after: int | None
 
@@ -45,7 +45,7 @@ def planned(seed: int) -> Run:
     if late == "reopen":
         settings["allowed_lateness_ms"] = rng.choice([0, 5, 30])
     join = _join(rng, bounds, settings)
-    script: list[Rows | Quiet | Crash] = []
+    script: list[RowsInput | Quiet | Crash] = []
     dies = rng.random() < 0.6  # a death forgets quiet times that are not committed, which the judge does not know
     at = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
     number = 0
@@ -67,7 +67,7 @@ def planned(seed: int) -> Run:
                 if rng.random() < 0.1:
                     given[source].append(dict(row))
         if any(given.values()):
-            script.append(Rows({s: rows for s, rows in given.items() if rows}))
+            script.append(RowsInput({s: rows for s, rows in given.items() if rows}))
         if not dies and rng.random() < 0.3:
             script.append(Quiet(rng.choice([400, IDLE_MS])))
     reshard = rng.randrange(len(script)) if script and dies and rng.random() < 0.4 else None
@@ -193,7 +193,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     allowed = (run.join.allowed_lateness_ms or 0) * MS if run.join.late_data == "reopen" else 0
     judge = Judge(run.join, allowed)
     for item in run.script:
-        if isinstance(item, Rows):
+        if isinstance(item, RowsInput):
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
@@ -201,7 +201,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     wanted = judge.answer()
     assert found == wanted, f"missing {wanted - found}, too many {found - wanted}"
     counters = result.counters
-    total = sum(len(rows) for item in run.script if isinstance(item, Rows) for rows in item.rows.values())
+    total = sum(len(rows) for item in run.script if isinstance(item, RowsInput) for rows in item.rows.values())
     assert counters.rows_late == len(judge.late)
     assert counters.rows_in == total == counters.rows_used + counters.rows_late + judge.keyless()
     if run.join.late_data in ("dlq", "reopen"):

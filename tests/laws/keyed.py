@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.nth import Nth, WithNth
 
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Restart, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 
@@ -27,7 +27,7 @@ def planned(seed: int) -> tuple[Nth, list[Any], int]:
             script.append(Restart(shards=rng.choice([1, 2, 3, 4])))
         if rng.random() < 0.1:
             script.append(Restart(step=step.model_copy(update={"every": rng.choice([1, 2, 5])})))
-        script.append(Rows({"a": [_row(rng) for _ in range(rng.randint(1, 12))]}))
+        script.append(RowsInput({"a": [_row(rng) for _ in range(rng.randint(1, 12))]}))
         if rng.random() < 0.2:
             script.append(Quiet(400))
     return step, script, rng.choice([1, 2, 3])
@@ -45,7 +45,7 @@ def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
     for item in script:
         if isinstance(item, Restart) and isinstance(item.step, Nth):
             step = item.step
-        for row in sorted(item.rows["a"], key=_order) if isinstance(item, Rows) else ():
+        for row in sorted(item.rows["a"], key=_order) if isinstance(item, RowsInput) else ():
             key = tuple(_same(row[k]) for k in step.key)
             seen[key] += 1
             if seen[key] % step.every == 0:

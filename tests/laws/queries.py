@@ -19,7 +19,7 @@ from tests.laws import revisions, seeds
 from slackwater.query.view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import run_local
+from slackwater.testing.script import run_local
 
 Make = Callable[[], StateStore]
 

@@ -10,7 +10,7 @@ from typing import Any
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
 from slackwater.testing import oracle
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Replay, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Replay, RowsInput, run_local
 
 MS = 1000
 GAP, DURATION = 5, 12  # milliseconds
@@ -25,7 +25,7 @@ AGGREGATIONS = [
     Aggregation(agg="max", column="f", as_="top"),
     Aggregation(agg="collect_set", column="f", as_="set", max_values_per_group=100),
 ]
-Item = Rows | Quiet | Crash | Replay
+Item = RowsInput | Quiet | Crash | Replay
 Row = Mapping[str, Any]
 
 
@@ -66,7 +66,7 @@ def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item
     items: list[Item] = []
     for a, b in itertools.pairwise([0, *edges, len(given)]):
         if b > a:
-            items.append(Rows({"a": given[a:b]}))
+            items.append(RowsInput({"a": given[a:b]}))
         for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
             if rng.random() < chance:
                 if crashes and rng.random() < 0.5:
@@ -99,12 +99,16 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     spec = window(rng)
     given = rows(rng)
     shards = rng.choice([1, 2, 3])
-    items = [*script(rng, given, crashes=True), Quiet(1), Rows({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]})]
+    items = [
+        *script(rng, given, crashes=True),
+        Quiet(1),
+        RowsInput({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]}),
+    ]
     if rng.random() < 0.5:
         items.append(Crash(rng.choice(KILL_POINTS)))
     result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
     everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
-    assert told(table(result)) == told(oracle.batch(spec, everything))
+    assert told(table(result)) == told(oracle.batch_windows(spec, everything))
     last = result.replays[-1]
     assert (last.applied, dict(last.left), last.before) == (0, {}, len(result.letters))
     assert result.counters.replayed == len(result.letters)

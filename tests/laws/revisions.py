@@ -21,7 +21,7 @@ from tests.laws import naive, seeds
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 MS = 1000
 GAP, DURATION, HOP = 5, 12, 5  # milliseconds
@@ -35,7 +35,7 @@ class Run:
 
     window: Window
     spec: naive.Spec
-    script: tuple[Rows | Quiet | Crash, ...]
+    script: tuple[RowsInput | Quiet | Crash, ...]
     lateness_us: int
     allowed_us: int
     shards: int
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def epochs(self) -> list[Sequence[Mapping[str, Any]]]:
-        return [item.rows["a"] for item in self.script if isinstance(item, Rows)]
+        return [item.rows["a"] for item in self.script if isinstance(item, RowsInput)]
 
 
 def planned(seed: int, cap_binds: bool = False) -> Run:
@@ -86,11 +86,11 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
         gap_us=GAP * MS,
         cap_us=cap * MS,
     )
-    script: list[Rows | Quiet | Crash] = []
+    script: list[RowsInput | Quiet | Crash] = []
     for rows in _cut(rng, _rows(rng)):
         if rng.random() < 0.3:
             script.append(Crash(rng.choice(KILL_POINTS)))
-        script.append(Rows({"a": rows}))
+        script.append(RowsInput({"a": rows}))
         if rng.random() < 0.1:
             script.append(Quiet(500))
     reshard = rng.randrange(len(script)) if rng.random() < 0.2 else None

@@ -17,7 +17,7 @@ from typing import Any
 from tests.laws.graph import _us, joined
 
 import slackwater as sw
-from slackwater.config.ways import reads
+from slackwater.config.lineage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
@@ -111,7 +111,7 @@ def graph(rng: random.Random, lateness_ms: int) -> list[sw.Stage]:
 
 
 def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
-    every = reads(stages, SOURCES)
+    every = stage_inputs(stages, SOURCES)
     taken = {name for some in every.values() for name in some}
     targets = []
     for stage in stages:
@@ -158,7 +158,7 @@ def answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequence[str]
         found = joined(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
         return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in found]
     assert stage.window is not None
-    return oracle.batch(stage.window, [row for name in read for row in inputs[name]])
+    return oracle.batch_windows(stage.window, [row for name in read for row in inputs[name]])
 
 
 def emitted(stage: sw.Stage, frame: Any) -> list[Row]:
@@ -221,7 +221,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
         test.flush()
         found, state = test.result(), test._driver.state
     results = {s.name: emitted(s, found.stages[s.name]) for s in stages}
-    inputs, read = {**sent, **results}, reads(stages, SOURCES)
+    inputs, read = {**sent, **results}, stage_inputs(stages, SOURCES)
     counted = {s.name: s.counters for s in state.stages}
     for stage in stages:
         counters = counted[stage.name]

@@ -21,14 +21,14 @@ from tests.laws import seeds
 from tests.support import former_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_step, sessions
-from slackwater.windows.intervals import SessionLogic, Unit
-from slackwater.windows.kept import FAR, NEVER, TOMBSTONE
-from slackwater.windows.outcomes import Ingested
+from slackwater.windows.intervals import IntervalBatch, SessionLogic
+from slackwater.windows.results import IngestResult
+from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
 
 MS = 1000
 NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms
@@ -110,16 +110,16 @@ def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra:
 
 
 def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
-    return state.filter(pl.Series(member(state["__h"].to_numpy(), distinct(hashes))))
+    return state.filter(pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
 
 
 def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     """The state with `new` in the place of these units."""
-    kept = state.filter(~pl.Series(member(state["__h"].to_numpy(), distinct(hashes))))
+    kept = state.filter(~pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
     return pl.concat([kept, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 
-def as_before(logic: SessionLogic, unit: Unit, floors: np.ndarray, watermark: int) -> pl.DataFrame:
+def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
     """`sessions.state_of` as emission asks for it, the same as by whole arrays."""
     found = sessions.state_of(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
@@ -152,7 +152,7 @@ def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort(by, nulls_last=False)
 
 
-def same(seed: int, epoch: int, found: Ingested, expected: Ingested) -> None:
+def same(seed: int, epoch: int, found: IngestResult, expected: IngestResult) -> None:
     where = f"seed {seed}, epoch {epoch}"
     assert found.counts == expected.counts, f"{where}: {found.counts}, expected {expected.counts}"
     for name in ("state", "late"):
@@ -177,7 +177,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         rows = drawn(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
         touched = rows["__kh"].to_numpy()
         before = units(state, touched)
-        found = session_step.ingest(logic, rows, before, watermark, room)
+        found = session_step.ingest_intervals(logic, rows, before, watermark, room)
         same(seed, epoch, found, former_step.ingest(logic, rows, before, watermark, room))
         rows_in, late, refused = rows_in + rows.height, late + found.counts.late, refused + found.counts.refused
         if not found.state.is_empty():
@@ -195,7 +195,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         if due.height:
             visited = units(state, due["__h"].to_numpy())
             with patch.object(session_emission, "state_of", as_before):
-                done = session_emission.emit(logic, visited, since, watermark, early)
+                done = session_emission.emit_sessions(logic, visited, since, watermark, early)
             state = replaced(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:
             state = forgotten(logic, state, watermark)

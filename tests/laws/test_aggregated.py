@@ -16,7 +16,7 @@ from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
 from slackwater.testing import oracle
-from slackwater.testing.kit import KILL_POINTS, Crash, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double", "w": "int", "m": "decimal(8,2)"}
 SCHEMA |= {"s": "string", "t": "timestamp"}
@@ -88,7 +88,9 @@ def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any
     """The oracle over the built-ins, and this module's own loop for the user-defined one."""
     shape = window(kind, ALL[:-1])
     found = []
-    for row in oracle.batch(window(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_):
+    for row in oracle.batch_windows(
+        window(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_
+    ):
         members = [r for r in given_ if r["id"] in row["ids"] and same_key(r, row)]
         plain = {k: v for k, v in row.items() if k != "ids"}
         found.append({**plain, **oracle.aggregate(shape.aggregations, members), "spread": spread(members)})
@@ -96,7 +98,7 @@ def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any
 
 
 def same_key(a: Any, b: Any) -> bool:
-    return all(oracle.same(a[k]) == oracle.same(b[k]) for k in ("k", "u"))
+    return all(oracle.canonical_value(a[k]) == oracle.canonical_value(b[k]) for k in ("k", "u"))
 
 
 def plain(value: Any) -> Any:
@@ -109,7 +111,7 @@ def plain(value: Any) -> Any:
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.10g}") + 0.0
-    return oracle.same(value)
+    return oracle.canonical_value(value)
 
 
 def answer(found: list[Any]) -> list[Any]:
@@ -159,8 +161,8 @@ def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, col
     values = {"a": [1e9 + n % 3 - 1 for n in range(300)], "b": [1e-9 * n for n in range(300)], "c": [0.1] * 300}[column]
     given_ = [{"ts": n // 40 * 1000, "k": 0.0, "u": "a", "f": v} for n, v in enumerate(values)]
     shape = window(kind, [agg("var", "f"), agg("count", "f")])
-    result = run_local(shape, [Rows({"a": given_[n : n + 7]}) for n in range(0, 300, 7)], SCHEMA)
-    expected = {(r["window_start"]): r for r in oracle.batch(shape, given_)}
+    result = run_local(shape, [RowsInput({"a": given_[n : n + 7]}) for n in range(0, 300, 7)], SCHEMA)
+    expected = {(r["window_start"]): r for r in oracle.batch_windows(shape, given_)}
     assert len(result.rows) == len(expected) > 0
     for row in result.rows:
         n, exact = row["count_f_None"], expected[row["window_start"]]["var_f_None"]
@@ -180,13 +182,16 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
     ]
     aggregations = [agg("approx_quantile", "f", quantile=q) for q in wanted]
     shape = window(kind, [*aggregations, agg("collect_list", "f", max_values_per_group=30_000)], lateness_ms="1s")
-    result = run_local(shape, [Rows({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA)
+    result = run_local(shape, [RowsInput({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA)
     assert result.rows
     for row in result.rows:
-        values = sorted(row["collect_list_f_None"], key=oracle.order)
+        values = sorted(row["collect_list_f_None"], key=oracle.sort_key)
         for q, a in zip(wanted, aggregations, strict=True):
-            found = oracle.order(row[a.as_])
-            below, upto = (sum(oracle.order(v) < found for v in values), sum(oracle.order(v) <= found for v in values))
+            found = oracle.sort_key(row[a.as_])
+            below, upto = (
+                sum(oracle.sort_key(v) < found for v in values),
+                sum(oracle.sort_key(v) <= found for v in values),
+            )
             assert below - 0.03 * len(values) <= q * len(values) <= upto + 0.03 * len(values)
 
 

@@ -14,7 +14,7 @@ from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
-from slackwater.testing.kit import Crash, run_local
+from slackwater.testing.script import Crash, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

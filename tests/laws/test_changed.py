@@ -18,9 +18,9 @@ from tests.support.effort import some
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Crash, LocalResult, Quiet, Restart, Rows, run_local
+from slackwater.testing.script import Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 
@@ -46,7 +46,7 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
                 config = replace(config, gap=min(item.gap, 9), cap=config.cap + chance.choice([0, 0, 15]))
                 script.append(Restart(config.window, chance.choice([1, 2, 5])))
             elif item:
-                script.append(Rows({"a": item}))
+                script.append(RowsInput({"a": item}))
         result = run_local(first.window, script, SCHEMA)
         again = run_local(first.window, [replace(i, shards=2) if isinstance(i, Restart) else i for i in script], SCHEMA)
         assert said(again) == said(result), seed
@@ -65,8 +65,8 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
     assert cut > SEEDS / 3
 
 
-def rows(*times: int, u: str = "a") -> Rows:
-    return Rows({"a": [{"ts": t * MS, "u": u, "id": 1, "f": 1.0} for t in times]})
+def rows(*times: int, u: str = "a") -> RowsInput:
+    return RowsInput({"a": [{"ts": t * MS, "u": u, "id": 1, "f": 1.0} for t in times]})
 
 
 def said(result: LocalResult) -> list[tuple[int, ...]]:
@@ -180,8 +180,8 @@ def test_gaps_of_rows_go_on_by_another_expression() -> None:
 
     schema = SCHEMA | {"g": "bigint", "h": "bigint"}
 
-    def row(t: int, g: int, h: int) -> Rows:
-        return Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
+    def row(t: int, g: int, h: int) -> RowsInput:
+        return RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
 
     script = [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)]
     assert said(run_local(by("g"), script, schema)) == [(0, 10, 1), (30, 32, 1), (40, 47, 1)]
@@ -230,9 +230,9 @@ def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) 
     assert "Sums" in path.read_text()
     text, _, _ = path.read_text().rstrip("\n").rpartition("\n")
     text = text.replace("test_changed:Sums", "test_gone:Sums")
-    from slackwater.state.files.arrow import checksum
+    from slackwater.state.files.arrow import file_checksum
 
-    path.write_text(f"{text}\n{checksum(text.encode())}\n")
+    path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
     assert said(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
 
 
@@ -245,7 +245,7 @@ def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
     for name, restarts in (("moved", {1: 8, 3: 3}), ("still", {1: 2, 3: 2})):
         script: list[Any] = []
         for at, batch in enumerate(batches):
-            script.append(Rows({"a": batch}))
+            script.append(RowsInput({"a": batch}))
             script += [Restart(shards=restarts[at])] if at in restarts else []
         assert len(batches) > 4
         published: list[bytes] = []
@@ -256,9 +256,9 @@ def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
 
 
 def _bytes(frame: pl.DataFrame) -> bytes:
-    from slackwater.state.files.arrow import encoded
+    from slackwater.state.files.arrow import encode_frame
 
-    return encoded(frame).to_pybytes()  # type: ignore[no-any-return]
+    return encode_frame(frame).to_pybytes()  # type: ignore[no-any-return]
 
 
 def test_a_join_before_a_window_that_changes() -> None:
@@ -272,9 +272,9 @@ def test_a_join_before_a_window_that_changes() -> None:
         given = {"max_groups_per_window": 99, "group_by": ["left_u"], "aggregations": aggs}
         return Window(kind="tumbling", duration_ms=50, **given)
 
-    def both(t: int) -> Rows:
+    def both(t: int) -> RowsInput:
         row = {"ts": t * MS, "u": "x", "id": 1, "f": 1.0}
-        return Rows({"a": [row], "b": [row]})
+        return RowsInput({"a": [row], "b": [row]})
 
     script = [both(0), both(10), Crash("commit.before"), Restart(downstream=counted("ids"), shards=3), both(20)]
     result = run_local(join, script, SCHEMA, ("a", "b"), downstream=counted())

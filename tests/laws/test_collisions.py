@@ -11,8 +11,8 @@ import pytest
 from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing import local
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing import local_engine
+from slackwater.testing.script import RowsInput, run_local
 
 AGGREGATIONS = (Aggregation(agg="count", as_="n"), Aggregation(agg="last", column="x", as_="latest"))
 WINDOWS = (
@@ -32,7 +32,7 @@ def script(seed: int) -> list[Any]:
             now += chance.randrange(0, 15) * 1000
             at = max(now - chance.choice([0, 0, 20_000, 80_000]), 0)
             rows.append({"ts": at, "k": chance.choice(["a", "b", None, "c"]), "x": chance.randrange(9)})
-        epochs.append(Rows({"a": rows}))
+        epochs.append(RowsInput({"a": rows}))
     return epochs
 
 
@@ -45,7 +45,7 @@ def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pyte
     schema = {"k": "string", "x": "bigint"}
     expected = [run_local(window, script(seed), schema) for seed in range(12)]
     monkeypatch.setattr(
-        local, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
+        local_engine, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
     )
     for seed, wanted in enumerate(expected):
         got = run_local(window, script(seed), schema)

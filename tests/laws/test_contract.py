@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
-from slackwater.testing.kit import KILL_POINTS, START_US, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
 
 LAW = settings(
     max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
@@ -173,19 +173,19 @@ def jittered(draw: st.DrawFn, rows: Sequence[Any], lateness_ms: int) -> list[Any
 
 
 @st.composite
-def two_sources(draw: st.DrawFn, rows: Sequence[Any], quiet: bool = True) -> list[Rows | Quiet]:
+def two_sources(draw: st.DrawFn, rows: Sequence[Any], quiet: bool = True) -> list[RowsInput | Quiet]:
     """A script over sources a and b: batches of either or both, empty ones, and quiet times around the idleness."""
-    script: list[Rows | Quiet] = []
+    script: list[RowsInput | Quiet] = []
     for batch in draw(cut(rows)):
         a = [r for r in batch if draw(st.booleans())]
-        script.append(Rows({"a": a, "b": [r for r in batch if r not in a]}))
+        script.append(RowsInput({"a": a, "b": [r for r in batch if r not in a]}))
         if quiet and draw(st.integers(0, 2)) == 0:
             script.append(Quiet(draw(st.sampled_from([1, IDLE - 1, IDLE, 2 * IDLE]))))
     return script
 
 
-def plain(epochs: Iterable[Sequence[Any]]) -> list[Rows]:
-    return [Rows({"a": e}) for e in epochs]
+def plain(epochs: Iterable[Sequence[Any]]) -> list[RowsInput]:
+    return [RowsInput({"a": e}) for e in epochs]
 
 
 # -- the answer ------------------------------------------------------------------------------------------------------
@@ -411,5 +411,5 @@ def test_new_groups_are_admitted_by_first_event_time_then_key(data: st.DataObjec
         first[group] = min(first.get(group, entry), entry)
     admitted = {g for g in first if sum(o[0] == g[0] and first[o] < first[g] for o in first) < 2}
     bound = {"max_groups_per_window": 2, "on_state_cap": "drop_new_groups"}
-    result = run_local(window_of(spec, **bound), [Rows({"a": rows})], SCHEMA, shards=1)
+    result = run_local(window_of(spec, **bound), [RowsInput({"a": rows})], SCHEMA, shards=1)
     assert {(w["window_start"], naive.word(w["u"]), naive.word(w["f"])) for w in result.rows} == admitted

@@ -14,7 +14,7 @@ from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import BadRowError
-from slackwater.testing.kit import LocalResult, Rows, run_local
+from slackwater.testing.script import LocalResult, RowsInput, run_local
 
 CAP = 30
 SCHEMA = {"u": "string", "id": "bigint", "g": "bigint"}
@@ -58,10 +58,10 @@ def drawn(rng: random.Random, gaps: Sequence[int | None]) -> list[dict[str, Any]
     return rows
 
 
-def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[Rows]:
+def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[RowsInput]:
     edges = sorted(rng.sample(range(len(rows) + 1), min(len(rows), rng.randint(0, 5))))
     parts = [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True) if b > a]
-    return [Rows({"a": part}) for part in parts]
+    return [RowsInput({"a": part}) for part in parts]
 
 
 @pytest.mark.parametrize("seed", some(range(40), keep=10))
@@ -84,7 +84,9 @@ def test_one_gap_brought_by_every_row_is_that_gap_under_any_disorder(seed: int) 
         include={"late_data", "allowed_lateness_ms", "emit", "emit_metadata", "lateness_ms"}
     )
     cap = rng_cap(seed)
-    script = [Rows({"a": [{"ts": r["ts"], "u": r["u"], "id": r["id"], "g": GAP} for r in rows]}) for rows in run.epochs]
+    script = [
+        RowsInput({"a": [{"ts": r["ts"], "u": r["u"], "id": r["id"], "g": GAP} for r in rows]}) for rows in run.epochs
+    ]
     brought = run_local(window(max_session_duration_ms=cap, **settings), script, SCHEMA, upserts=False)
     fixed = window(max_session_duration_ms=cap, **settings).model_copy(update={"gap_ms": GAP})
     given = run_local(fixed, script, SCHEMA, upserts=False)
@@ -101,13 +103,13 @@ def rng_cap(seed: int) -> int:
 def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
     """NULL, zero, negative, the cap itself, and one below it."""
     rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]
-    result = run_local(window(), [Rows({"a": rows})], SCHEMA)
+    result = run_local(window(), [RowsInput({"a": rows})], SCHEMA)
     assert [r["ids"] for r in result.rows] == [16]
     assert (result.counters.rows_bad, result.counters.rows_sql, result.counters.rows_used) == (4, 1, 1)
 
 
 def test_only_bad_rows_in_an_epoch() -> None:
-    result = run_local(window(), [Rows({"a": [{"ts": 0, "u": "a", "id": 1, "g": None}]})], SCHEMA)
+    result = run_local(window(), [RowsInput({"a": [{"ts": 0, "u": "a", "id": 1, "g": None}]})], SCHEMA)
     assert (result.rows, result.counters.rows_bad) == ([], 1)
 
 
@@ -116,7 +118,7 @@ def test_a_bad_gap_fails_the_epoch_where_that_is_the_policy() -> None:
     with pytest.raises(
         BadRowError, match=r"epoch 0: 1 bad row: gap \(g\) is NULL, not positive or not below .* u=a at 1970"
     ):
-        run_local(window(), [Rows({"a": rows})], SCHEMA, on_error="fail")
+        run_local(window(), [RowsInput({"a": rows})], SCHEMA, on_error="fail")
 
 
 def test_a_late_row_beside_one_of_the_same_time_that_reaches_further() -> None:
@@ -128,6 +130,6 @@ def test_a_late_row_beside_one_of_the_same_time_that_reaches_further() -> None:
     """
     rows: list[list[dict[str, Any]]] = [[{"ts": 100 * MS, "u": "b", "id": 1, "g": 20}]]
     rows.append([{"ts": 80 * MS, "u": "a", "id": 2, "g": 5}, {"ts": 80 * MS, "u": "a", "id": 4, "g": 25}])
-    result = run_local(window(), [Rows({"a": r}) for r in rows], SCHEMA)
+    result = run_local(window(), [RowsInput({"a": r}) for r in rows], SCHEMA)
     assert [(r["u"], r["ids"]) for r in result.rows if r["u"] == "a"] == [("a", 4)]
     assert result.counters.late == {"lateness": 1}

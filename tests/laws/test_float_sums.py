@@ -19,9 +19,9 @@ from tests.support.float_sums import bits, expected
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import KILL_POINTS, Crash, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, RowsInput, run_local
 from slackwater.windows import aggregations
 from slackwater.windows.aggregations import Agg, floats
 
@@ -123,7 +123,7 @@ def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
         def answer(window: Any = window, rows: Any = rows, chance: Any = chance) -> list[Any]:
             cut = chance.randint(1, len(rows))
             mixed = chance.sample(rows, len(rows))
-            script: list[Any] = [Rows({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
+            script: list[Any] = [RowsInput({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
             script.insert(chance.randrange(len(script)), Crash(chance.choice(KILL_POINTS)))
             schema = {"k": "string", "v": "double"}
             found = run_local(window, script, schema, shards=chance.choice([1, 3])).rows
@@ -144,14 +144,20 @@ def test_a_state_of_rounded_sums_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as earlier:
         earlier.setattr(aggregations, "KINDS", {**aggregations.KINDS, **dict.fromkeys(AGGS, former)})
-        run_local(window, [Rows({"a": rows[:3]}), Rows({"a": rows[3:4]})], schema, state_dir=str(tmp_path), flush=False)
+        run_local(
+            window,
+            [RowsInput({"a": rows[:3]}), RowsInput({"a": rows[3:4]})],
+            schema,
+            state_dir=str(tmp_path),
+            flush=False,
+        )
     with FilesStore(tmp_path, "law").peek() as snapshot:
         assert snapshot is not None
         logic = logic_in(snapshot.commit)
         held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)])
         assert {"var.mean", "sum.sum"} <= set(held.columns)
         assert "sum.rest" not in held.columns
-    result = run_local(window, [Rows({"a": rows[4:]})], schema, state_dir=str(tmp_path))
+    result = run_local(window, [RowsInput({"a": rows[4:]})], schema, state_dir=str(tmp_path))
     (row,) = result.rows
     _, _, variance = expected(numbers)
     assert row["sum"] == pytest.approx(sum(numbers), rel=1e-15)

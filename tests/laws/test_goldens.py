@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "x": "bigint"}
 Golden = list[tuple[Any, ...]]
 
 
-def epochs(*batches: list[tuple[int, str | None, int | None]]) -> list[Rows]:
-    return [Rows({"a": [{"ts": t * MS, "u": u, "x": x} for t, u, x in batch]}) for batch in batches]
+def epochs(*batches: list[tuple[int, str | None, int | None]]) -> list[RowsInput]:
+    return [RowsInput({"a": [{"ts": t * MS, "u": u, "x": x} for t, u, x in batch]}) for batch in batches]
 
 
 SHAPES: dict[str, dict[str, Any]] = {

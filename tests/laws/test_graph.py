@@ -10,7 +10,7 @@ from tests.laws.graph import SCHEMA, check, counting, of
 from tests.support.effort import some
 
 from slackwater.errors import StateError
-from slackwater.evolution.compare import compare
+from slackwater.evolution.compare import compare_config
 from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
@@ -62,19 +62,19 @@ def test_the_plan_says_what_stages_need() -> None:
         test.pipe({"a": rows(0)})
         state = test._driver.state
     more, fewer = (
-        compare(of(W, X, Y), state),
-        compare(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
+        compare_config(of(W, X, Y), state),
+        compare_config(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
     )
     assert [(c.what, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
     assert "begins empty" in more.changes[0].how
     told = {c.what: (c.verdict, c.level) for c in fewer.changes}
     assert told['stage "w"'] == ("migrated", "warning")
     assert told["stages[0].from"][0] == "compatible"
-    another = compare(of(W, counting("z", "w", "total")), state)
+    another = compare_config(of(W, counting("z", "w", "total")), state)
     assert {c.what for c in another.of("migrated")} == {'stage "x"', 'stage "z"'}, (
         "a name that is unknown is a new stage"
     )
-    before = compare(
+    before = compare_config(
         of(counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"), state
     )
     with pytest.raises(StateError, match="in Postgres a stage's table bears its place"):

@@ -40,7 +40,7 @@ BROKEN: tuple[
 ] = (  # a kind, a guard, what stands in its place, and cases that it is for
     ("names", "slackwater.config.window.misnamed", lambda name: None, range(59, 60)),
     ("names", "slackwater.query.windows.own_names", lambda logic: {n: n for n in OWN}, range(62, 63)),
-    ("values", "slackwater.operators.fitting.usable", lambda logic: ANY, range(40)),
+    ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
     ("where", "tests.laws.hostile_where.chosen", lambda frame, wanted: [frame.filter(~wanted)], range(40)),
 )

@@ -16,10 +16,10 @@ from tests.support.effort import some
 from tests.support.needs import needed
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.verify import verify_state
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
-from slackwater.testing.objects import S3, Azurite, Door, Fault
+from slackwater.testing.object_store import S3, Azurite, Fault, FaultyProxy
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
@@ -35,7 +35,7 @@ def answer(result: LocalResult) -> list[str]:
     return sorted(repr({k: v for k, v in r.items() if k not in ("session_id", "_epoch")}) for r in result.rows)
 
 
-def rows(rng: random.Random, epoch: int) -> Rows:
+def rows(rng: random.Random, epoch: int) -> RowsInput:
     found = []
     for n in range(rng.randrange(1, 6)):
         at = 1000 * (epoch * 9 + rng.randrange(14))
@@ -49,7 +49,7 @@ def rows(rng: random.Random, epoch: int) -> Rows:
                 "f": 2.5,
             }
         )
-    return Rows({"a": found})
+    return RowsInput({"a": found})
 
 
 def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
@@ -83,7 +83,7 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server:
     torn.append(Quiet(10_000))
     whole = run_local(window(kind), [*epochs, Quiet(10_000)], SCHEMA)
     bucket = server.bucket(f"b{uuid.uuid4().hex}")
-    with Door.before(server.port) as door:
+    with FaultyProxy.before(server.port) as door:
         door.pause_s = 0.01
         door.judge = faulty(rng, 0.1)
         options = server.options(door.port)
@@ -91,4 +91,4 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server:
         assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
     assert answer(found) == answer(whole) != [], seed
     assert found.counters == whole.counters, seed
-    assert verify(FilesStore(bucket, "law", server.options())).problems == [], seed
+    assert verify_state(FilesStore(bucket, "law", server.options())).problems == [], seed

@@ -12,9 +12,9 @@ from tests.support.effort import some
 
 from slackwater.config.join import Join
 from slackwater.errors import CapExceededError
-from slackwater.joins import step
-from slackwater.testing import local
-from slackwater.testing.kit import Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.joins import interval_join
+from slackwater.testing import local_engine
+from slackwater.testing.script import Crash, LocalResult, Quiet, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id
@@ -27,15 +27,15 @@ def test_seeded_runs(first: int) -> None:
 
 
 def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "MOST", 3)
+    monkeypatch.setattr(interval_join, "MOST", 3)
     for seed in range(20):
         joins.checked(seed)
 
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys collide: rows lie beside each other in the buffers, and match by their values only."""
-    found = local.key_hash
-    monkeypatch.setattr(local, "key_hash", lambda frame, keys: found(frame, keys) * 0)
+    found = local_engine.key_hash
+    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: found(frame, keys) * 0)
     for seed in range(20):
         joins.checked(seed)
 
@@ -47,9 +47,9 @@ def join(**settings: Any) -> Join:
     return Join(left_source="a", right_source="b", **{**given, **settings})
 
 
-def rows(left: list[Row] | None = None, right: list[Row] | None = None) -> Rows:
+def rows(left: list[Row] | None = None, right: list[Row] | None = None) -> RowsInput:
     given = {"a": left or [], "b": right or []}
-    return Rows(
+    return RowsInput(
         {s: [{"k": k, "ts": t * MS, "id": n, "f": 0.0} for k, t, n in some] for s, some in given.items() if some}
     )
 

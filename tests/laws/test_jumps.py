@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from test_silence import S, at, window
 from tests.support.effort import some
 
-from slackwater.testing.kit import Crash, LocalResult, Restart, Rows, run_local
-from slackwater.watermark import CONFIRMS, Heard, SourceClock, Span, listen, merged
+from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
+from slackwater.watermark import CONFIRMS, SourceActivity, SourceClock, Span, advance_clock, merge_spans
 
 DAY = 86_400
 
@@ -63,19 +63,19 @@ def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]]
     while at_ < len(times):
         size = draw.choice([1, 2, 7, 60])
         some = times[at_ : at_ + size]
-        heard = Heard(len(some), max(some))
+        heard = SourceActivity(len(some), max(some))
         if clock.asks(heard):
-            heard = Heard(len(some), max(some), spans=stretches(some, jump))
-        before, clock, at_ = clock, listen(clock, heard, 0), at_ + size
+            heard = SourceActivity(len(some), max(some), spans=stretches(some, jump))
+        before, clock, at_ = clock, advance_clock(clock, heard, 0), at_ + size
         assert clock.max_event_us == model(times[:at_], jump)
         assert (before.max_event_us or -1) <= (clock.max_event_us if clock.max_event_us is not None else -1)
         assert len(clock.spans) <= CONFIRMS
 
 
 def test_spans_join_where_a_row_comes_between() -> None:
-    assert merged([(0, 0, CONFIRMS), (8, 9, 1)], 5) == ((0, 0, CONFIRMS), (8, 9, 1))
-    assert merged([(0, 0, CONFIRMS), (8, 9, 1), (4, 4, 1)], 5) == ((0, 9, CONFIRMS),)
-    assert merged([(0, 0, CONFIRMS), (8, 9, CONFIRMS)], 5) == ((8, 9, CONFIRMS),)
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1)], 5) == ((0, 0, CONFIRMS), (8, 9, 1))
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1), (4, 4, 1)], 5) == ((0, 9, CONFIRMS),)
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, CONFIRMS)], 5) == ((8, 9, CONFIRMS),)
 
 
 def poisoned() -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def poisoned() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("size", some([1000, 7245, 30], keep=2))
 def test_wrong_clocks_make_nothing_late_and_their_rows_are_used(size: int) -> None:
     rows = poisoned()
-    script = [Rows({"a": rows[n : n + size]}) for n in range(0, len(rows), size)]
+    script = [RowsInput({"a": rows[n : n + size]}) for n in range(0, len(rows), size)]
     found = run(script)
     assert (found.counters.rows_late, found.counters.rows_used) == (0, 7245)
     assert found.watermark_us == 7199 * S
@@ -98,7 +98,7 @@ def test_wrong_clocks_make_nothing_late_and_their_rows_are_used(size: int) -> No
 @pytest.mark.parametrize("step", ["ingest.after", "commit.before", "write.before", "note.before"])
 def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
     rows = poisoned()
-    script: list[Any] = [Rows({"a": rows[n : n + 500]}) for n in range(0, len(rows), 500)]
+    script: list[Any] = [RowsInput({"a": rows[n : n + 500]}) for n in range(0, len(rows), 500)]
     expected = run(script)
     script[5:5] = [Crash(step)]
     script[9:9] = [Restart(shards=3)]
@@ -114,8 +114,8 @@ def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
 def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
     night = at(*range(200))
     day = at(*(DAY + n for n in range(CONFIRMS)))
-    assert run([Rows({"a": night}), Rows({"a": day[:-1]})]).watermark_us == 199 * S
-    found = run([Rows({"a": night}), Rows({"a": day[:-1]}), Rows({"a": day[-1:]})])
+    assert run([RowsInput({"a": night}), RowsInput({"a": day[:-1]})]).watermark_us == 199 * S
+    found = run([RowsInput({"a": night}), RowsInput({"a": day[:-1]}), RowsInput({"a": day[-1:]})])
     assert (found.watermark_us, found.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
 
 
@@ -125,20 +125,20 @@ def test_partitions_are_guarded_one_by_one() -> None:
 
     both = [*rows(*range(200), partition="t-0"), *rows(*range(200), DAY, partition="t-1")]
     later = rows(250, partition="t-0") + rows(240, partition="t-1")
-    script = [Rows({"a": found}, partitions={"a": ["t-0", "t-1"]}) for found in (both, later)]
+    script = [RowsInput({"a": found}, partitions={"a": ["t-0", "t-1"]}) for found in (both, later)]
     assert run(script).watermark_us == 240 * S
 
 
 def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
-        run([Rows({"a": at(*range(200), 2 * DAY)})])
+        run([RowsInput({"a": at(*range(200), 2 * DAY)})])
     (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
     assert 'source "a" jumps from 1970-01-01T00:03:19Z to 1970-01-03T00:00:00Z' in line
     assert "max_jump (1h): held back from its watermark until it is followed by 100, of which 1 came" in line
 
 
 def test_a_newest_time_that_makes_the_rest_late_is_told_as_soon_as_it_does(caplog: pytest.LogCaptureFixture) -> None:
-    script = [Rows({"a": at(0, DAY)}), *[Rows({"a": at(*range(n, n + 8))}) for n in range(0, 40, 8)]]
+    script = [RowsInput({"a": at(0, DAY)}), *[RowsInput({"a": at(*range(n, n + 8))}) for n in range(0, 40, 8)]]
     with caplog.at_level(logging.WARNING, "slackwater"):
         run(script, max_jump_ms=None)
     (line,) = [r.getMessage() for r in caplog.records if "may be wrong" in r.getMessage()]

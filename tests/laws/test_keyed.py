@@ -9,7 +9,7 @@ from tests.laws import keyed
 from tests.support import nth
 from tests.support.effort import long, some
 
-from slackwater.testing import local
+from slackwater.testing import local_engine
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
 
 @long(beside="test_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = local.key_hash
-    monkeypatch.setattr(local, "key_hash", lambda frame, keys: found(frame, keys) * 0)
+    found = local_engine.key_hash
+    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: found(frame, keys) * 0)
     for seed in range(30):
         keyed.checked(seed)

@@ -11,8 +11,8 @@ from tests.support.effort import some
 from tests.support.ui_states import SHAPES, M, S, config, drawn, ran
 
 from slackwater.config.join import Join
-from slackwater.core.lateness import EDGES, NEVER, counted, folded, lateness
-from slackwater.testing.kit import Rows, run_local
+from slackwater.core.lateness_histogram import EDGES, NEVER, lateness_histogram, lateness_stats, update_histogram
+from slackwater.testing.script import RowsInput, run_local
 
 KINDS = {
     **SHAPES,
@@ -39,7 +39,7 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
         return ran(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
 
     first = late("first", 0)
-    told = lateness(first.lateness)
+    told = lateness_stats(first.lateness)
     assert told.late == first.rows_late
     assert told.rows == first.rows_used + first.rows_late + first.rows_refused
     assert told.late > 0
@@ -63,7 +63,7 @@ def test_of_a_join_too(seed: int) -> None:
     for _ in range(12):
         at += dice.choice([S, 40 * S, 5 * M])
         script.append(
-            Rows(
+            RowsInput(
                 {
                     side: [
                         {"ts": at - dice.choice([0, S, 50 * S, 9 * M]) - dice.randrange(S), "user": f"u{n % 3}"}
@@ -88,7 +88,7 @@ def test_of_a_join_too(seed: int) -> None:
         return run_local(join, script, {"user": "string"}, ("left", "right"), flush=False).counters
 
     first = late(5000)
-    told = lateness(first.lateness)
+    told = lateness_stats(first.lateness)
     assert told.late == first.rows_late > 0
     for chance in told.chances:
         assert chance.lateness_us == 5_000_000 + chance.more_us
@@ -96,20 +96,20 @@ def test_of_a_join_too(seed: int) -> None:
 
 
 def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
-    found = folded({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
+    found = update_histogram({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
     assert found == {"rows": 10, "late": {"0": 2, "3": 1}, "of_us": {"a": 5}}
-    more = folded(found, 5, [{"3": 4}], {"a": 5})
+    more = update_histogram(found, 5, [{"3": 4}], {"a": 5})
     assert more == {"rows": 15, "late": {"0": 2, "3": 5}, "of_us": {"a": 5}}
-    assert folded(more, 5, [{"3": 4}], {"a": 6}) == {"rows": 5, "late": {"3": 4}, "of_us": {"a": 6}}
-    assert lateness({}).advice is None
-    assert lateness({}).share == 1.0
+    assert update_histogram(more, 5, [{"3": 4}], {"a": 6}) == {"rows": 5, "late": {"3": 4}, "of_us": {"a": 6}}
+    assert lateness_stats({}).advice is None
+    assert lateness_stats({}).share == 1.0
 
 
 def test_a_step_is_the_least_that_is_enough() -> None:
     import numpy as np
 
     times = [1, 125_000, 125_001, 250_000, 10**6, 10**6 + 1, int(EDGES[-1]), 1 << 62]
-    assert counted(np.array(times)) == {"0": 2, "1": 2, "3": 1, "4": 1, str(len(EDGES) - 1): 1, NEVER: 1}
-    told = lateness(folded({}, 20, [counted(np.array(times))], {"a": 0}))
+    assert lateness_histogram(np.array(times)) == {"0": 2, "1": 2, "3": 1, "4": 1, str(len(EDGES) - 1): 1, NEVER: 1}
+    told = lateness_stats(update_histogram({}, 20, [lateness_histogram(np.array(times))], {"a": 0}))
     assert told.late == 8
     assert told.chances[-1].late == 1  # no lateness would have kept that one

@@ -13,7 +13,7 @@ from tests.laws.drawn import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, scr
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import oracle
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 
@@ -34,7 +34,7 @@ def window(kind: str, **given_: Any) -> Window:
 
 def answer(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows to compare: sorted, without ids and epochs, NaN as a word, zero without a sign."""
-    plain = [{k: oracle.same(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows]
+    plain = [{k: oracle.canonical_value(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows]
     return sorted((tuple(sorted(r.items())) for r in plain), key=repr)
 
 
@@ -57,7 +57,7 @@ def run(
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
     rows = data.draw(ordered_rows())
-    expected = answer(oracle.batch(window(kind), rows))
+    expected = answer(oracle.batch_windows(window(kind), rows))
     for shards in (1, 3):
         result = run(kind, data.draw(splits(rows)), shards=shards)
         assert result.counters.rows_late == 0
@@ -73,7 +73,7 @@ def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataOb
     shuffled = [r for _, r in sorted(zip(jitter, rows, strict=True), key=lambda p: p[0] + p[1]["ts"])]
     result = run(kind, data.draw(splits(shuffled)), {"lateness_ms": lateness})
     assert result.counters.rows_late == 0
-    assert answer(result.rows) == answer(oracle.batch(window(kind), rows))
+    assert answer(result.rows) == answer(oracle.batch_windows(window(kind), rows))
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
@@ -82,7 +82,7 @@ def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> Non
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     lateness = data.draw(st.sampled_from([0, 4]))
     epochs = [e for e in data.draw(splits(rows)) if e]
-    expected, late, missed = oracle.judged(window(kind, lateness_ms=lateness), epochs)
+    expected, late, missed = oracle.judge_epochs(window(kind, lateness_ms=lateness), epochs)
     result = run(kind, epochs, {"lateness_ms": lateness})
     assert answer(result.rows) == answer(expected)
     assert (result.counters.rows_late, result.counters.late_windows) == (late, missed)
@@ -97,7 +97,7 @@ def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data:
     used = sum(r["sum_id"] for r in result.rows)
     kept = [r for r in rows if r["id"] & used]
     assert len(kept) == result.counters.rows_used
-    assert answer(result.rows) == answer(oracle.batch(window("session", **far), kept))
+    assert answer(result.rows) == answer(oracle.batch_windows(window("session", **far), kept))
     disjoint(result)
 
 
@@ -120,7 +120,7 @@ def test_sessions_never_overlap_nor_reach_the_cap_under_any_disorder(data: st.Da
 def disjoint(result: LocalResult) -> None:
     per_key: dict[Any, list[tuple[int, int]]] = {}
     for r in result.rows:
-        per_key.setdefault((oracle.same(r["k"]), r["u"]), []).append((r["window_start"], r["window_end"]))
+        per_key.setdefault((oracle.canonical_value(r["k"]), r["u"]), []).append((r["window_start"], r["window_end"]))
     for found in per_key.values():
         found.sort()
         assert len({start for start, _ in found}) == len(found), "one identity was emitted twice"
@@ -149,10 +149,10 @@ def test_several_sources_wait_for_each_other_until_one_is_idle(data: st.DataObje
     tags = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
     fast = [r for r, t in zip(rows, tags, strict=True) if t]
     slow = [r for r, t in zip(rows, tags, strict=True) if not t]
-    items: list[Any] = [Rows({"a": [r]}) for r in fast] + [Rows({"b": [r]}) for r in slow]
+    items: list[Any] = [RowsInput({"a": [r]}) for r in fast] + [RowsInput({"b": [r]}) for r in slow]
     both = run_local(window("session"), items, SCHEMA, sources=("a", "b"))
     assert both.counters.rows_late == 0
-    assert answer(both.rows) == answer(oracle.batch(window("session"), rows))
+    assert answer(both.rows) == answer(oracle.batch_windows(window("session"), rows))
 
 
 def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_apart() -> None:
@@ -165,7 +165,7 @@ def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_a
         return {"ts": ts * MS, "k": 1.5, "u": "a", "id": 1, "x": 1, "f": 1.0}
 
     shape = window("tumbling")
-    held = [Rows({"a": [row(0), row(100)], "b": [row(0)]}), Rows({"a": [row(200)]})]
+    held = [RowsInput({"a": [row(0), row(100)], "b": [row(0)]}), RowsInput({"a": [row(200)]})]
     before = run_local(shape, held, SCHEMA, sources=("a", "b"), flush=False)
     assert before.watermark_us == 0
     assert before.rows == []
@@ -174,10 +174,10 @@ def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_a
     busy = [
         *held,
         Quiet(59_000),
-        Rows({"a": [row(201)]}),
+        RowsInput({"a": [row(201)]}),
         Quiet(1_000),
-        Rows({"a": [row(300)]}),
-        Rows({"b": [row(10)]}),
+        RowsInput({"a": [row(300)]}),
+        RowsInput({"b": [row(10)]}),
     ]
     after = run_local(shape, busy, SCHEMA, sources=("a", "b"), flush=False)
     assert after.watermark_us == 300 * MS
@@ -193,7 +193,7 @@ def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
         for u in ("b", None)
     ]
     found = run("tumbling", [rows]).rows
-    got = [(r["window_start"], oracle.same(r["k"]), r["u"]) for r in found]
+    got = [(r["window_start"], oracle.canonical_value(r["k"]), r["u"]) for r in found]
     expected = [(s * MS, k, u) for s in (0, 12) for k in (None, 1.5, "NaN") for u in (None, "b")]
     assert got == expected
 

@@ -13,7 +13,7 @@ from test_contract import IDLE, LAW, MS, PANES, ascending, cut, plain, spec_of, 
 from test_goldens import SCHEMA, SCRIPTS, SHAPES
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 IDS = {"id": "bigint", "u": "string"}
 
@@ -88,7 +88,7 @@ def test_a_letter_lists_a_hundred_windows_at_most() -> None:
         kind="hopping", duration_ms=300, hop_ms=1, max_groups_per_window=9, late_data="dlq",
         aggregations=[Aggregation(agg="count", as_="n")],
     )  # fmt: skip
-    script = [Rows({"a": [{"ts": 1000 * MS}]}), Rows({"a": [{"ts": 0}]})]
+    script = [RowsInput({"a": [{"ts": 1000 * MS}]}), RowsInput({"a": [{"ts": 0}]})]
     (letter,) = run_local(window, script, {}).letters
     assert letter["windows_missed"] == 300
     starts = [_ms(t) for t in json.loads(letter["windows"])]

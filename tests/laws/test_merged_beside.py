@@ -15,8 +15,8 @@ import pytest
 from tests.laws import final, joins, revisions, updates
 from tests.support.effort import some
 
-from slackwater.state.files import beside, buffers, units
-from slackwater.state.files.merging import Merge
+from slackwater.state.files import background_merge, buffers, segments
+from slackwater.state.files.merging import SegmentMerge
 
 
 class Whenever(Future[Any]):
@@ -52,18 +52,18 @@ class Thread:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
     """Two segments are a pile, three of them an epoch's; how often what was merged was taken, and how often it could not be."""
     rng, found = random.Random(1), {True: 0, False: 0}
-    applied = Merge.applied
+    applied = SegmentMerge.applied
 
-    def counted(merge: Merge, metas: Any, watermark: int) -> Any:
+    def counted(merge: SegmentMerge, metas: Any, watermark: int) -> Any:
         after = applied(merge, metas, watermark)
         found[after != metas] += 1
         return after
 
-    monkeypatch.setattr(beside, "FAN", 2)
-    for module in (units, buffers):
+    monkeypatch.setattr(background_merge, "FAN", 2)
+    for module in (segments, buffers):
         monkeypatch.setattr(module, "MOST", 3)
-    monkeypatch.setattr(beside, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
-    monkeypatch.setattr(beside.Merge, "applied", counted)
+    monkeypatch.setattr(background_merge, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
+    monkeypatch.setattr(background_merge.SegmentMerge, "applied", counted)
     yield found
     assert found[True] > 20 and found[False] > 5, found
 

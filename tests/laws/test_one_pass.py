@@ -17,8 +17,8 @@ import pytest
 import slackwater as sw
 from slackwater.operators.base import ShardTask
 from slackwater.sources.base import Batch
-from slackwater.testing.kit import LocalPipeline
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import LocalPipeline
 from slackwater.watermark import CONFIRMS
 
 S = 1_000_000

@@ -21,13 +21,13 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.maintenance.verify import verify
+from slackwater.maintenance.verify import verify_state
 from slackwater.operators.compile import compile_window
 from slackwater.replay import replay
-from slackwater.replay.tries import Ledger
+from slackwater.replay.attempts import AttemptLedger
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Replay, Rows, pipeline_for, run_local
-from slackwater.windows import backdated as windows
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, pipeline_for, run_local
+from slackwater.windows import late_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
@@ -80,8 +80,8 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
         assert sum(r["n"] for r in table(once)) == members.bit_count() == len(given) - left, seed
 
 
-def of(*times: int, user: str = "a", value: float | None = 1.0) -> Rows:
-    return Rows({"a": [{"ts": t * MS, "u": user, "id": 1, "f": value} for t in times]})
+def of(*times: int, user: str = "a", value: float | None = 1.0) -> RowsInput:
+    return RowsInput({"a": [{"ts": t * MS, "u": user, "id": 1, "f": value} for t in times]})
 
 
 def sessions(*aggregations: Aggregation, **more: Any) -> Window:
@@ -155,7 +155,9 @@ def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: st
 
 def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -> None:
     spec = sessions(gap_ms="gap")
-    script = [Rows({"a": [{"ts": t * MS, "u": "a", "gap": 3} for t in times]}) for times in ([0], [100], [2], [50])]
+    script = [
+        RowsInput({"a": [{"ts": t * MS, "u": "a", "gap": 3} for t in times]}) for times in ([0], [100], [2], [50])
+    ]
     result = run_local(spec, [*script, Replay()], {"u": "string", "gap": "bigint"})
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
     assert list(result.replays[0].left) == [
@@ -165,7 +167,7 @@ def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -
 
 def test_rows_without_a_usable_gap_are_left() -> None:
     spec = sessions(gap_ms="gap")
-    rows_ = Rows({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
+    rows_ = RowsInput({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
     result = run_local(spec, [rows_, Replay()], {"u": "string", "gap": "bigint"}, on_error="dlq")
     assert result.replays[0].left == {replay.NO_GAP: 1}
     assert counts(result) == [(0, 3, 1)]
@@ -293,7 +295,7 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
     assert counts(result) == [(0, 3, 1), (30, 33, 1)]
     with store().peek() as seen:
         assert seen is not None
-        ledger = Ledger.of(seen.commit, seen.read_list)
+        ledger = AttemptLedger.of(seen.commit, seen.read_list)
     judged = ledger.judged(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
     committed = step in ("commit.after", "write.before", "write.after", "note.before", "note.after")
     assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
@@ -344,7 +346,7 @@ def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
         kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10,
         source_idleness_ms=1000,
     )  # fmt: skip
-    both = Rows({s: [{"ts": t * MS, "u": "b", "id": 1, "f": 1.0} for t in (0, 100)] for s in ("a", "b")})
+    both = RowsInput({s: [{"ts": t * MS, "u": "b", "id": 1, "f": 1.0} for t in (0, 100)] for s in ("a", "b")})
     given = bad_letters(LATE_NOW, b'{"ts": 100000, "u": "b", "id": 2, "f": 1.0}')
     script = [both, Replay(dry=True), Replay()]
     result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=given, on_error="dlq", flush=False)
@@ -376,7 +378,7 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     assert [r.left for r in result.replays] == [{windows.CAPPED: 1}] * 2
     with FilesStore(tmp_path, "law").peek() as seen:
         assert seen is not None
-        found = Ledger.of(seen.commit, seen.read_list)
+        found = AttemptLedger.of(seen.commit, seen.read_list)
     assert found.judged(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
         "__tries"
     ].to_list() == [2]
@@ -393,13 +395,13 @@ def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
     def tries(of_store: FilesStore) -> list[int]:
         with of_store.peek() as seen:
             assert seen is not None
-            return Ledger.of(seen.commit, seen.read_list).judged(frame)["__tries"].to_list()
+            return AttemptLedger.of(seen.commit, seen.read_list).judged(frame)["__tries"].to_list()
 
     assert tries(store) == [2]
-    assert not verify(store).problems
+    assert not verify_state(store).problems
     assert store.fork("copy") is not None
     assert tries(FilesStore(tmp_path, "copy")) == [2]
     (listed,) = store.manifest(store.epochs()[-1]).tried
     with (tmp_path / "law" / listed).open("a") as file:
         file.write("0 1 1\n")
-    assert listed.rpartition("/")[2] in " ".join(map(str, verify(store).problems))
+    assert listed.rpartition("/")[2] in " ".join(map(str, verify_state(store).problems))

@@ -12,7 +12,7 @@ from tests.laws.revisions import MS, SCHEMA
 from tests.laws.ways import WAYS, ran, sessions, tumbling, ways_to_emit
 from tests.support.effort import some
 
-from slackwater.testing.kit import Crash, LocalResult, run_local
+from slackwater.testing.script import Crash, LocalResult, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 

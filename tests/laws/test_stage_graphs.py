@@ -12,8 +12,8 @@ from tests.laws.stage_graphs import check
 from tests.support.effort import some
 
 import slackwater as sw
-from slackwater.cli.text import summary
-from slackwater.query.text import through
+from slackwater.cli.format import summary
+from slackwater.query.text import waiting_text
 from slackwater.query.why import why_of
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.pipeline import LocalPipeline
@@ -103,8 +103,10 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         with store.peek() as snapshot:
             assert snapshot is not None
             told = why_of(spec, snapshot, None, 0)
-        assert 'stage "visits"' in through(told.stages[1])
-        assert "it holds its results back by 15 minutes, since sessions may still be cut" in through(told.stages[1])
+        assert 'stage "visits"' in waiting_text(told.stages[1])
+        assert "it holds its results back by 15 minutes, since sessions may still be cut" in waiting_text(
+            told.stages[1]
+        )
         test.restart(shards=3)
         assert states(test)["visits"].promised_us == 770 * MINUTE
         test.pipe([at(788)])

@@ -13,7 +13,7 @@ from tests.support.effort import some
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline, Transform
 from slackwater.errors import ConfigError, StateError
-from slackwater.evolution.compare import compare
+from slackwater.evolution.compare import compare_config
 from slackwater.testing import LocalPipeline
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
@@ -100,7 +100,7 @@ def check(seed: int) -> None:
             if at.random() < 0.3:
                 test.crash("commit.after")
             try:
-                planned = compare(described(after), test._driver.state)
+                planned = compare_config(described(after), test._driver.state)
             except ConfigError:
                 continue  # a former name that is in use
             if planned.startable:
@@ -129,7 +129,7 @@ def test_each_stage_counts_the_rows_since_it_began(first: int) -> None:
 def plan(before: list[Kept], after: list[Kept], store: str = "files") -> dict[str, tuple[str, str, str]]:
     with LocalPipeline(described(before), {"user": "string"}, listen=False) as test:
         test.pipe({"a": [{"user": "u", "ts": 0}]})
-        changes = compare(described(after, store), test._driver.state).changes
+        changes = compare_config(described(after, store), test._driver.state).changes
     return {c.what: (c.verdict, c.level, c.how) for c in changes if not c.what.startswith("target")}
 
 

@@ -16,19 +16,19 @@ from tests.support.effort import some
 from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
 
-from slackwater.evolution.description import logic_in
-from slackwater.maintenance.sizes import kept
+from slackwater.evolution.operator_from_state import logic_in
+from slackwater.maintenance.sizes import retained_commits
 from slackwater.query import inspect
 from slackwater.query.why import why
-from slackwater.testing.kit import Quiet, Rows
+from slackwater.testing.script import Quiet, RowsInput
 from slackwater.ui import pages
-from slackwater.ui.axis import Axis, step
-from slackwater.ui.blocks.account import rows
-from slackwater.ui.blocks.closing import BINS, KEYS, binned, keys
-from slackwater.ui.blocks.top import top
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import Seen, key_at, look_at
-from slackwater.ui.words import span
+from slackwater.ui.axis import Axis, tick_step
+from slackwater.ui.blocks.header import build_header
+from slackwater.ui.blocks.row_accounting import build_accounting
+from slackwater.ui.blocks.upcoming_closes import BINS, KEYS, bin_times, closing_windows
+from slackwater.ui.format import format_span
+from slackwater.ui.page_model import PageModel, key_at, look_at
+from slackwater.ui.pages import PageLocation
 
 SEEDS = 50  # of each shape: 200 states
 CHUNK = 5
@@ -65,7 +65,7 @@ def written(file: Path) -> Manifests:
 
 
 @cache
-def seen_of(file: Path) -> Seen:
+def seen_of(file: Path) -> PageModel:
     return look_at(watched(file), CLOCK + 3600 * S)
 
 
@@ -81,7 +81,7 @@ def count(counters: dict[str, Any], name: str) -> int:
 def rows_are_where_the_story_put_them(state: State, shape: str) -> None:
     file, story, result = state
     block = seen_of(file).rows
-    given = [r for item in story if isinstance(item, Rows) for of in item.rows.values() for r in of]
+    given = [r for item in story if isinstance(item, RowsInput) for of in item.rows.values() for r in of]
     assert block.total.rows_in == len(given)
     assert block.total.bad == sum(r["ts"] is None for r in given)
     assert block.total.used + block.total.late + block.total.refused == len(given) - block.total.bad
@@ -110,7 +110,7 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
     block, record = seen_of(file).watermark, written(file)[-1]
     newest: dict[tuple[str, str | None], int] = {}
     for item in story:
-        for source, found in item.rows.items() if isinstance(item, Rows) else ():
+        for source, found in item.rows.items() if isinstance(item, RowsInput) else ():
             for r in found:
                 if r["ts"] is not None:
                     for partition in {None, r.get("partition")}:
@@ -176,7 +176,13 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
     """However large the state, and however many are due within a moment: what is put together is about what is told."""
     file = config("session", tmp_path)
     rows = [{"ts": CLOCK + n * 7, "user": f"u{n}"} for n in range(5000)]
-    ran(file, [Rows({"web": rows[:4000], "app": []}), Rows({"web": rows[4000:], "app": [{"ts": CLOCK, "user": None}]})])
+    ran(
+        file,
+        [
+            RowsInput({"web": rows[:4000], "app": []}),
+            RowsInput({"web": rows[4000:], "app": [{"ts": CLOCK, "user": None}]}),
+        ],
+    )
     read = list[int]()
     put_together = inspect.open_windows
 
@@ -230,7 +236,7 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
         wanted = windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).sort("__closes")
         with watched(file).store.peek() as snapshot:
             assert snapshot is not None
-            found = keys(snapshot, b.from_us, b.to_us)
+            found = closing_windows(snapshot, b.from_us, b.to_us)
         assert [w.closes_us for w in found] == wanted["__closes"].to_list()[:KEYS]
         if wanted.height <= KEYS:
             same = Counter((w.key["user"], w.start_us, w.reason) for w in found)
@@ -244,7 +250,7 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
 def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
     """Where no row of a key was late, its open sessions follow from its rows alone."""
     file, story, result = state
-    given = [r for item in story if isinstance(item, Rows) for of in item.rows.values() for r in of if r["ts"]]
+    given = [r for item in story if isinstance(item, RowsInput) for of in item.rows.values() for r in of if r["ts"]]
     gap, cap, checked = 10 * M, 60 * M, 0
     for user in {r["user"] for r in given}:
         times = sorted(r["ts"] for r in given if r["user"] == user)
@@ -327,17 +333,17 @@ def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     """The page does not take the engine's word for it: a count that does not fit is told."""
     file = config("session", tmp_path)
     ran(file, drawn(1))
-    commits = kept(watched(file).store)
+    commits = retained_commits(watched(file).store)
     counted = commits[-1].stages[0].counters
     broken = with_stage(commits[-1], counters={**counted, "rows_used": counted["rows_used"] - 3})
-    block = rows([*commits[:-1], broken])
+    block = build_accounting([*commits[:-1], broken])
     assert (block.unaccounted, block.total.unaccounted) == (3, 3)
-    told = top(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
+    told = build_header(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
     assert not told.accounted
     assert told.sentence.startswith("3 rows are unaccounted for: ")
     # a source's row that never reached the window: no SQL could have left it out
     broken = with_stage(commits[-1], counters={**counted, "rows_in": counted["rows_in"] + 2})
-    assert rows([*commits[:-1], broken]).unaccounted == 2
+    assert build_accounting([*commits[:-1], broken]).unaccounted == 2
 
 
 def test_letters_are_told_by_reason(tmp_path: Path) -> None:
@@ -348,7 +354,7 @@ def test_letters_are_told_by_reason(tmp_path: Path) -> None:
     block = seen_of(file).rows
     assert block.letters == dict(Counter(letter["reason"] for letter in result.letters))
     assert set(block.letters) >= {"late"}
-    assert b"<h3>Dead letters</h3>" in pages.page(seen_of(file), Place(""))
+    assert b"<h3>Dead letters</h3>" in pages.render_page(seen_of(file), PageLocation(""))
 
 
 def test_hostile_keys_are_text(tmp_path: Path) -> None:
@@ -361,16 +367,20 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
         "\u202e\x00&#x3c;",
         "%3Cb%3E",
     ]
-    ran(file, [Rows({"web": [{"ts": CLOCK, "user": n} for n in names], "app": [{"ts": CLOCK, "user": None}]})])
+    ran(file, [RowsInput({"web": [{"ts": CLOCK, "user": n} for n in names], "app": [{"ts": CLOCK, "user": None}]})])
     seen = seen_of(file)
     assert seen.closing is not None
     (b,) = seen.closing.bins
     with watched(file).store.peek() as snapshot:
         assert snapshot is not None
-        found = keys(snapshot, b.from_us, b.to_us)
+        found = closing_windows(snapshot, b.from_us, b.to_us)
     assert {w.key["user"] for w in found} == {*names, None}
-    shown = [pages.page(seen, Place("")), pages.page(seen, Place(None)), pages.bin_page(seen, Place(""), 0, 1, found)]
-    shown += [pages.key_page("law", Place(""), key_at(watched(file), {"user": n}, CLOCK)) for n in names]
+    shown = [
+        pages.render_page(seen, PageLocation("")),
+        pages.render_page(seen, PageLocation(None)),
+        pages.bin_page(seen, PageLocation(""), 0, 1, found),
+    ]
+    shown += [pages.key_page("law", PageLocation(""), key_at(watched(file), {"user": n}, CLOCK)) for n in names]
     for content in shown:
         text = content.decode()
         assert "<script>alert" not in text
@@ -381,18 +391,21 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
 
 def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, [Rows({"web": [], "app": []}), Rows({"web": [{"ts": None, "user": "u"}], "app": []}), Quiet(1000)])
+    ran(
+        file,
+        [RowsInput({"web": [], "app": []}), RowsInput({"web": [{"ts": None, "user": "u"}], "app": []}), Quiet(1000)],
+    )
     seen = seen_of(file)
     assert seen.watermark.watermark_us is None
     assert seen.closing is not None and seen.closing.bins == ()
-    content = pages.page(seen, Place(""))
+    content = pages.render_page(seen, PageLocation(""))
     assert b"There is no watermark yet" in content
     assert b"Nothing is open" in content
 
 
 def test_bins_are_few_and_hold_all() -> None:
     for times in ([5], [0, 1], list(range(0, 10**9, 12_345)), [-(3600 * S), 0, 7200 * S], [*range(1000), 10**15]):
-        width, bins = binned(np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64))
+        width, bins = bin_times(np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64))
         assert 0 < len(bins) <= BINS
         assert sum(b.count for b in bins) == len(times)
         for b in bins:
@@ -401,13 +414,13 @@ def test_bins_are_few_and_hold_all() -> None:
 
 
 def test_axes_and_words() -> None:
-    assert step(60 * S, 6) == 10 * S
-    assert 6 * step(30 * 365 * 86_400 * S, 6) >= 30 * 365 * 86_400 * S
+    assert tick_step(60 * S, 6) == 10 * S
+    assert 6 * tick_step(30 * 365 * 86_400 * S, 6) >= 30 * 365 * 86_400 * S
     axis = Axis(0, 100, 0, 10)
     assert [axis.at(v) for v in (-5, 0, 50, 100, 500)] == [0, 0, 5, 10, 10]
     for most in (1, 3, 7, 10, 999, 123_456_789):
         named = Axis(0, most, 0, 1).counts()
         assert named[0] == 0 and named[-1] <= most and len(named) <= 5
-    assert [span(us) for us in (0, 1, 1500, S, 61 * S, 3600 * S, 90_000 * S, -5 * S)] == [
+    assert [format_span(us) for us in (0, 1, 1500, S, 61 * S, 3600 * S, 90_000 * S, -5 * S)] == [
         "0 s", "1 µs", "1 ms", "1 s", "1 min 1 s", "1 h", "1 d 1 h", "−5 s",
     ]  # fmt: skip

@@ -13,12 +13,12 @@ from tests.laws.midway import midway
 from tests.support.effort import some
 
 from slackwater.cli.ui import watched_at
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.query import inspect
 from slackwater.ui import pages
-from slackwater.ui.blocks.closing import keys
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import Seen, Watched, key_at, look_at, look_at_all, windows_of
+from slackwater.ui.blocks.upcoming_closes import closing_windows
+from slackwater.ui.page_model import PageModel, PageSource, key_at, look_at, look_at_all, windows_of
+from slackwater.ui.pages import PageLocation
 
 SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
 FAR = -(1 << 62)
@@ -40,7 +40,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
         for seen in each:
             try:
                 check(home / "law", watched, records, seen)
-                pages.page(seen, Place(f"/stage/{seen.stage}", home=""))
+                pages.render_page(seen, PageLocation(f"/stage/{seen.stage}", home=""))
             except Exception as error:
                 raise AssertionError(f"seed {seed}, stage {seen.stage}: {error}") from error
         assert whole.growth.commits[-1].bytes == sum(s.growth.commits[-1].bytes for s in each)
@@ -55,7 +55,7 @@ def total(found: Any) -> int:
     return sum(found.values()) if isinstance(found, dict) else int(found)
 
 
-def check(home: Path, watched: Watched, records: list[dict[str, Any]], seen: Seen) -> None:
+def check(home: Path, watched: PageSource, records: list[dict[str, Any]], seen: PageModel) -> None:
     name = str(seen.stage)
     mine = [of(r, name) for r in records]
     rows_of(seen, mine)
@@ -69,7 +69,7 @@ def check(home: Path, watched: Watched, records: list[dict[str, Any]], seen: See
         windows(watched, seen)
 
 
-def rows_of(seen: Seen, mine: list[dict[str, Any]]) -> None:
+def rows_of(seen: PageModel, mine: list[dict[str, Any]]) -> None:
     names = {"rows_in": "rows_in", "used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad"}
     counted = mine[-1]["counters"]
     for ours, theirs in names.items():
@@ -84,7 +84,7 @@ def rows_of(seen: Seen, mine: list[dict[str, Any]]) -> None:
             assert epoch.account is not None and epoch.account.rows_in == after - before
 
 
-def lanes_of(seen: Seen, record: dict[str, Any], mine: dict[str, Any], records: list[dict[str, Any]]) -> None:
+def lanes_of(seen: PageModel, record: dict[str, Any], mine: dict[str, Any], records: list[dict[str, Any]]) -> None:
     block = seen.watermark
     assert block.watermark_us == (None if mine["watermark_us"] <= FAR else mine["watermark_us"])
     lanes = {lane.source: lane for lane in block.lanes if lane.partition is None}
@@ -110,7 +110,7 @@ def lanes_of(seen: Seen, record: dict[str, Any], mine: dict[str, Any], records: 
     ]
 
 
-def size_of(home: Path, seen: Seen, mine: list[dict[str, Any]]) -> None:
+def size_of(home: Path, seen: PageModel, mine: list[dict[str, Any]]) -> None:
     latest = [s for shard in mine[-1]["segments"] for s in shard]
     assert seen.growth.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
     assert [c.rows for c in seen.growth.commits] == [
@@ -118,7 +118,7 @@ def size_of(home: Path, seen: Seen, mine: list[dict[str, Any]]) -> None:
     ]
 
 
-def buffers_of(home: Path, seen: Seen, mine: dict[str, Any]) -> None:
+def buffers_of(home: Path, seen: PageModel, mine: dict[str, Any]) -> None:
     """From the files as they lie there: rows that are not over, by side."""
     assert seen.joined is not None
     low, high = mine["fingerprint"]["bounds_us"]
@@ -139,7 +139,7 @@ def buffers_of(home: Path, seen: Seen, mine: dict[str, Any]) -> None:
         assert {n: getattr(side, n) for n in names} == {n: counted.get(theirs, 0) for n, theirs in names.items()}
 
 
-def windows(watched: Watched, seen: Seen) -> None:
+def windows(watched: PageSource, seen: PageModel) -> None:
     """The windows put together one key at a time, which is another way than bins are made."""
     assert seen.closing is not None
     with watched.store.peek() as snapshot:
@@ -156,7 +156,9 @@ def windows(watched: Watched, seen: Seen) -> None:
         for b in seen.closing.bins:
             inside = standing.filter(pl.col("__closes").is_between(b.from_us, b.to_us, closed="left"))
             assert inside.height <= b.count <= hops * inside.height
-            assert [w.closes_us for w in keys(one, b.from_us, b.to_us)] == inside["__closes"].sort().to_list()[:100]
+            assert [w.closes_us for w in closing_windows(one, b.from_us, b.to_us)] == inside[
+                "__closes"
+            ].sort().to_list()[:100]
     names = logic.key_names
     for row in standing.head(2).iter_rows(named=True):
         page = key_at(watched, {n: row[n] for n in names}, 0, seen.stage)

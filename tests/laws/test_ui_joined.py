@@ -9,9 +9,9 @@ import pytest
 from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, looked_at, story, told
 from tests.support.effort import some
 
-from slackwater.testing.kit import Rows
+from slackwater.testing.script import RowsInput
 from slackwater.ui import pages
-from slackwater.ui.pages import Place
+from slackwater.ui.pages import PageLocation
 
 
 @pytest.mark.parametrize("seed", some(range(50), keep=2))
@@ -42,12 +42,14 @@ def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int
             assert side.hot_key is not None
             assert side.hot_key.rows == max(counts.values()) == counts[side.hot_key.key["user"]]
         assert (side.source, side.keep_us) == (SOURCES[0 if side.side == "left" else 1], AROUND)
-    content = pages.page(seen, Place("")).decode()
+    content = pages.render_page(seen, PageLocation("")).decode()
     assert "What waits for partners on each side" in content
 
 
 def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
-    script = [Rows({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)]
+    script = [
+        RowsInput({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
+    ]
     seen, _ = looked_at("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
     assert seen.joined is not None
     left, right = seen.joined.sides

@@ -12,7 +12,7 @@ from tests.laws.updates import MS, SCHEMA, Table
 from tests.support.effort import some
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import LocalResult, Quiet, Restart, Rows, run_local
+from slackwater.testing.script import LocalResult, Quiet, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
@@ -41,7 +41,7 @@ def window(**settings: Any) -> Window:
 
 def ran(window: Window, *epochs: Sequence[int], flush: bool = False, upserts: bool = True) -> LocalResult:
     """Run over epochs of event times (in ms) of one user."""
-    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in e]}) for e in epochs]
+    script = [RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in e]}) for e in epochs]
     return run_local(window, script, SCHEMA, flush=flush, upserts=upserts)
 
 
@@ -201,7 +201,7 @@ def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> Non
     """
     before, after = (sessions(gap, 50, emit="updates") for gap in (5, 8))
     rows = [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in (0, 4)]
-    script = [Rows({"a": rows}), Restart(step=after), Quiet(100)]
+    script = [RowsInput({"a": rows}), Restart(step=after), Quiet(100)]
     result = run_local(before, script, SCHEMA, flush=False)
     assert left(result, 0) == [(0, 9, 2)]
     assert left(result) == [(0, 12, 2)]

@@ -15,16 +15,16 @@ from tests.laws.midway import midway
 from tests.support.effort import some
 
 import slackwater as sw
-from slackwater.query.described import pipeline_in
+from slackwater.query.pipeline_from_state import pipeline_in
 from slackwater.query.why import why_of
-from slackwater.query.why_values import OfStage, Why
+from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = 100
 FAR = 10**12
 
 
-def asked(test: LocalPipeline, **more: Any) -> Why:
+def asked(test: LocalPipeline, **more: Any) -> WhyReport:
     with test._driver.store.peek() as snapshot:
         assert snapshot is not None
         return why_of(test.pipeline, snapshot, None, test.now_us, **more)
@@ -83,7 +83,7 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
             assert all(after[n] > before[n] for n in after), (seed, holder)
 
 
-def of_stage(answer: Why, name: str) -> OfStage:
+def of_stage(answer: WhyReport, name: str) -> StageReport:
     return next(s for s in answer.told if s.stage == name)
 
 

@@ -24,7 +24,7 @@ from tests.laws.by_epoch import Model, Panes, Sessions, Told
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.kit import KILL_POINTS, Crash, LocalResult, Quiet, Restart, Rows, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "f": "double", "g": "bigint"}
@@ -32,7 +32,7 @@ AGGREGATIONS = (("n", "count", None), ("ids", "sum", "id"), ("top", "max", "f"),
 NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35))  # gap, cap in ms
 REASONS = {"close": {"close", "late", "flush"}, "cap": {"cap"}, "update": {"update"}}
 
-Item = Rows | Quiet | Crash | Restart
+Item = RowsInput | Quiet | Crash | Restart
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) ->
         if troubled and rng.random() < 0.3:
             step, shards = rng.choice(KILL_POINTS), rng.choice([None, None, 1, 2, 3])
             yield Crash(step, None if timed else shards)
-        yield Rows({"a": rows})
+        yield RowsInput({"a": rows})
         if rng.random() < 0.2:
             yield Quiet(rng.choice([100, 500]))
         if troubled and rng.random() < 0.1:
@@ -140,7 +140,7 @@ def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResul
     result = run_local(run.window, run.script, SCHEMA, shards=run.shards, store=store, upserts=run.upserts)
     counters, model, table, came = result.counters, run.model, Table(result), -1
     for item, epoch in zip(run.script, result.epochs, strict=True):
-        if isinstance(item, Rows):
+        if isinstance(item, RowsInput):
             dynamic = isinstance(run.window.gap_ms, str)
             model.epoch([r | ({"gap_us": r["g"] * MS} if dynamic else {}) for r in item.rows["a"]])
         elif isinstance(item, Quiet):
@@ -157,7 +157,7 @@ def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResul
     assert (
         counters.rows_in
         == counters.rows_used + counters.rows_late
-        == sum(len(i.rows["a"]) for i in run.script if isinstance(i, Rows))
+        == sum(len(i.rows["a"]) for i in run.script if isinstance(i, RowsInput))
     )
     return result
 

@@ -7,7 +7,7 @@ from typing import Any
 from tests.laws.revisions import GAP, MS, SCHEMA
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.kit import LocalResult, Rows, run_local
+from slackwater.testing.script import LocalResult, RowsInput, run_local
 
 
 def sessions(**settings: Any) -> Window:
@@ -24,7 +24,7 @@ def sessions(**settings: Any) -> Window:
 
 def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
     """Run over epochs of event times (in ms) of one user."""
-    script = [Rows({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
+    script = [RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
     return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
 
 

@@ -54,7 +54,7 @@ def batch(spec: sw.Pipeline, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     for stage in spec.stages:
         assert stage.window is not None
         instant = 0 if stage.window.kind == "session" else 1
-        rows = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch(stage.window, rows)]
+        rows = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)]
     return rows
 
 

@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.10g}") + 0.0
-    return oracle.same(value)
+    return oracle.canonical_value(value)
 
 
 def answer(rows: list[dict[str, Any]]) -> list[Any]:
@@ -78,7 +78,7 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
     given = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
     window = sw.Window(aggregations=aggregations(in_sql), **given)
     found = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
-    assert answer(found.to_dicts()) == answer(oracle.batch(window, map(decoded, rows)))
+    assert answer(found.to_dicts()) == answer(oracle.batch_windows(window, map(decoded, rows)))
     assert found.height > 5
     assert runner.statuses[-1].counters.rows_used == len(rows)
 

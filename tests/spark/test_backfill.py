@@ -20,10 +20,10 @@ from tests.support.topics import START_MS, Make
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.errors import BadRowError
-from slackwater.query.compare import compare
-from slackwater.query.outputs import Output, output_at
-from slackwater.query.where import names_at
-from slackwater.runner.backfill import Backfilled, backfill
+from slackwater.query.compare import compare_outputs
+from slackwater.query.locate_state import names_at
+from slackwater.query.outputs import ResultOutput, output_at
+from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark
 SCHEMA = "user STRING, amount BIGINT, ts TIMESTAMP"
@@ -76,10 +76,12 @@ def live(runner: Runner, spec: Any, flush: bool = True) -> Any:
         return sw.run(spec, available_now=True, flush=flush, spark=runner.spark)
 
 
-def filled(runner: Runner, spec: Any, span: tuple[int, int] = HOUR, **more: Any) -> Backfilled:
+def filled(runner: Runner, spec: Any, span: tuple[int, int] = HOUR, **more: Any) -> BackfillResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return backfill(spec, *span, spark=runner.spark, on_notice=lambda k, t: runner.notices.append((k, t)), **more)
+        return run_backfill(
+            spec, *span, spark=runner.spark, on_notice=lambda k, t: runner.notices.append((k, t)), **more
+        )
 
 
 def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
@@ -88,7 +90,7 @@ def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
 
 
 def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
-    found = compare(Output("a", a), Output("b", b), ["user", "window_start"])
+    found = compare_outputs(ResultOutput("a", a), ResultOutput("b", b), ["user", "window_start"])
     assert found.same, (found.only_examples, found.different_examples)
 
 

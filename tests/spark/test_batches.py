@@ -11,8 +11,8 @@ import pytest
 from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
-from slackwater.spark import batches
-from slackwater.spark.batches import Batches
+from slackwater.spark import arrow_batch_size
+from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 
 pytestmark = pytest.mark.spark
 
@@ -24,22 +24,22 @@ KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How many bytes a batch of each epoch's job may have, as Spark was told."""
     found: list[str] = []
-    sized = Batches.sized
+    sized = ArrowBatchSizer.sized
 
     @contextmanager
-    def seen(of: Batches, rows: Any) -> Iterator[None]:
+    def seen(of: ArrowBatchSizer, rows: Any) -> Iterator[None]:
         with sized(of, rows):
             if of.__dict__.get("seen"):
                 found.append(rows.sparkSession.conf.get(KEY))
             yield
 
-    def heard(of: Batches, handed: Any) -> None:
+    def heard(of: ArrowBatchSizer, handed: Any) -> None:
         told(of, handed)
         of.__dict__["seen"] = True
 
-    told = Batches.heard
-    monkeypatch.setattr(Batches, "sized", seen)
-    monkeypatch.setattr(Batches, "heard", heard)
+    told = ArrowBatchSizer.heard
+    monkeypatch.setattr(ArrowBatchSizer, "sized", seen)
+    monkeypatch.setattr(ArrowBatchSizer, "heard", heard)
     return found
 
 
@@ -52,23 +52,23 @@ def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
         runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9, user="w" * 2_000 if n == 2 else "a"))
 
     def run(many: int) -> tuple[Any, ...]:
-        monkeypatch.setattr(batches, "MANY_ROWS", many)
+        monkeypatch.setattr(arrow_batch_size, "MANY_ROWS", many)
         for folder in ("state", "out"):
             shutil.rmtree(runner.home / folder, ignore_errors=True)
         bounds.clear()
         found = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
         return found.rows(), list(bounds)
 
-    results, few = run(batches.MANY_ROWS)
+    results, few = run(arrow_batch_size.MANY_ROWS)
     assert set(few) == {weighed}
     assert run(1) == (results, [COUNTED, COUNTED, weighed, COUNTED])
 
 
 def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
     """A batch was too large: the next try is of the same rows."""
-    rows, sizes = runner.spark.range(1), Batches()
+    rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
-    sizes.heard([(batches.MANY_ROWS, 1)])
+    sizes.heard([(arrow_batch_size.MANY_ROWS, 1)])
     with pytest.raises(OverflowError), sizes.sized(rows):
         assert runner.spark.conf.get(KEY) == COUNTED
         raise OverflowError
@@ -79,15 +79,15 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("handed", "narrow"),
     [
-        ([(batches.MANY_ROWS, 600 * batches.MANY_ROWS)], True),
-        ([(batches.MANY_ROWS, 700 * batches.MANY_ROWS)], False),
-        ([(batches.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
-        ([(batches.MANY_ROWS - 1, 0)], False),
+        ([(arrow_batch_size.MANY_ROWS, 600 * arrow_batch_size.MANY_ROWS)], True),
+        ([(arrow_batch_size.MANY_ROWS, 700 * arrow_batch_size.MANY_ROWS)], False),
+        ([(arrow_batch_size.MANY_ROWS, 0), (1, 700)], False),  # the widest of all shards counts
+        ([(arrow_batch_size.MANY_ROWS - 1, 0)], False),
         ([(0, 0)], False),
         ([], False),
     ],
 )
 def test_which_rows_are_narrow(handed: list[tuple[int, int]], narrow: bool) -> None:
-    sizes = Batches()
+    sizes = ArrowBatchSizer()
     sizes.heard(handed)
     assert sizes._are_narrow is narrow

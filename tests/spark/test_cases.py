@@ -14,9 +14,9 @@ import polars as pl
 import pytest
 from tests.support.effort import long, some
 
-from slackwater.cli.init import Asked, init_file
+from slackwater.cli.init import InitOptions, init_file
 from slackwater.cli.test import test_path as run_path
-from slackwater.testing.cases import Outcome, Test
+from slackwater.testing.case_runner import CaseResult, CaseTest
 
 pytestmark = pytest.mark.spark
 
@@ -94,8 +94,8 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def outcome_of(file: Path, spark: Any) -> Outcome:
-    return Test.read(file).run(spark)
+def outcome_of(file: Path, spark: Any) -> CaseResult:
+    return CaseTest.read(file).run(spark)
 
 
 def test_a_file_runs_with_crash_restart_and_files(spark: Any, home: Path, capsys: Any) -> None:
@@ -301,7 +301,7 @@ def sample(name: str, home: Path) -> dict[str, Any]:
     ),
 )
 def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, capsys: Any, name: str) -> None:
-    init_file(Asked(tmp_path / "first.toml", **sample(name, tmp_path)))
+    init_file(InitOptions(tmp_path / "first.toml", **sample(name, tmp_path)))
     said = capsys.readouterr().out
     assert "a test with" in said, said
     file = tmp_path / "tests" / "first.toml"

@@ -11,9 +11,9 @@ from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipe
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
-from slackwater.runner import assemble, binding
+from slackwater.runner import components, stage_binding
 from slackwater.sources.lookups import Lookups
-from slackwater.spark.session import private
+from slackwater.spark.session import private_session
 
 pytestmark = pytest.mark.spark
 
@@ -27,12 +27,12 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     (home / "users" / "0.jsonl").write_text('{"id": "u1", "segment": "s", "score": 1.0}\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        session = private(spark, 2)
+        session = private_session(spark, 2)
         Lookups(session, pipeline().transform.lookups, lambda line: None).load()
 
         def start(spec: Pipeline) -> None:
-            sources = [assemble.source_of(session, spec, i, None) for i in range(len(spec.sources))]
-            binding.bind(spec, session, binding.frames_of(session, sources)).end(session)
+            sources = [components.source_of(session, spec, i, None) for i in range(len(spec.sources))]
+            stage_binding.bind_stage(spec, session, stage_binding.frames_of(session, sources)).end(session)
 
         yield start
 

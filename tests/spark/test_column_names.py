@@ -21,7 +21,7 @@ from slackwater.core.reserved import OF_ROWS
 from slackwater.errors import SlackwaterError
 from slackwater.spark import origin
 from slackwater.testing import LocalPipeline
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 pytestmark = pytest.mark.spark
 
@@ -51,7 +51,7 @@ def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pi
         source="lake",
         source_query=str(home / "in"),
         source_format="json",
-        source_schema=f"{quote(name)} BIGINT, key STRING, t TIMESTAMP",
+        source_schema=f"{quote_column(name)} BIGINT, key STRING, t TIMESTAMP",
         transform_sql=sql,
         window=sw.Window(**window, **step),
         target=sw.Target(connection="lake", path=str(home / "out"), format="parquet"),
@@ -70,7 +70,10 @@ def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     whole = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
     return {
-        "input": (f"SELECT key, {quote(name)}, _event_ts FROM source", {"group_by": ["key"], "aggregations": [total]}),
+        "input": (
+            f"SELECT key, {quote_column(name)}, _event_ts FROM source",
+            {"group_by": ["key"], "aggregations": [total]},
+        ),
         "key": ("SELECT * FROM source", {"group_by": [name], "aggregations": [COUNT]}),
         "struct": (whole, {"group_by": ["key"], "aggregations": [shown]}),
     }
@@ -143,7 +146,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
 def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
-    (row,) = spark.sql(origin.carried(shape.format(clause))).collect()
+    (row,) = spark.sql(origin.carry_origin(shape.format(clause))).collect()
     assert row["_origin"] == "hidden"
     assert "hidden" not in row["j"]
     assert "_event_ts" in row["j"]
@@ -152,10 +155,10 @@ def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: st
 def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
     """What the sources and the way to the shards write as `… AS __name`, or hold as a constant for it."""
     rooms = [
-        SOURCES / "spark/rows.py",
-        SOURCES / "spark/statistics.py",
-        SOURCES / "testing/front.py",
-        SOURCES / "testing/given.py",
+        SOURCES / "spark/row_plan.py",
+        SOURCES / "spark/source_statistics.py",
+        SOURCES / "testing/sql_frontend.py",
+        SOURCES / "testing/given_sources.py",
     ]
     written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}
     assert written - {"__all__"} <= OF_ROWS

@@ -16,10 +16,10 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError, CapExceededError, EpochError, LockHeldError, StartError, StateError
-from slackwater.spark import statistics
+from slackwater.spark import source_statistics
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, run_local
-from slackwater.watermark import Heard
+from slackwater.testing.script import RowsInput, run_local
+from slackwater.watermark import SourceActivity
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +39,7 @@ def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.Dat
     plain = [{**{c: value(c, v) for c, v in r.items() if c != "ts"}, "ts": us(r["ts"])} for r in rows]
     types = {"user": "string", "i": "int", "l": "bigint", "d": "double", "m": "decimal(10,2)", "s": "string"}
     types |= {"b": "boolean", "t": "timestamp"}
-    result = run_local(window(kind, **settings), [Rows({"a": plain})], schema=types)
+    result = run_local(window(kind, **settings), [RowsInput({"a": plain})], schema=types)
     frame = pl.DataFrame([{k: v for k, v in r.items() if k != "_epoch"} for r in result.rows], infer_schema_length=None)
     return frame.sort(frame.columns[:4])
 
@@ -341,21 +341,23 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
         "NOT (_topic = 'b' AND _partition = 2)"
     )
     counts = dict.fromkeys([f"{t}-{p}" for t in "ab" for p in range(4)], 7)
-    found = timed.agg(*statistics.statistics(timed, counts, True)).collect()[0].asDict()
-    each = statistics.stats_of(found, counts, lambda mark: None)
-    monkeypatch.setattr(statistics, "MANY", 8)
-    monkeypatch.setattr(statistics, "LOOKS", 8 * 56)
-    assert statistics.are_many(counts)
-    assert not statistics.are_many(counts | {"a-0": 6})  # few rows: a job of its own costs more
-    assert not statistics.are_many({"a-0": 10**9})
+    found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
+    each = source_statistics.stats_of(found, counts, lambda mark: None)
+    monkeypatch.setattr(source_statistics, "MANY", 8)
+    monkeypatch.setattr(source_statistics, "LOOKS", 8 * 56)
+    assert source_statistics.are_many(counts)
+    assert not source_statistics.are_many(counts | {"a-0": 6})  # few rows: a job of its own costs more
+    assert not source_statistics.are_many({"a-0": 10**9})
     few, many = ({f"a-{n}": 100 for n in range(count)} for count in (8, 1000))
-    assert len(statistics.statistics(timed, many, False)) == len(statistics.statistics(timed, few, False))
-    found = timed.agg(*statistics.statistics(timed, counts, True)).collect()[0].asDict()
-    newest = statistics.newest_of(timed, "events", found["newest"], 2)
-    assert statistics.stats_of(found, counts, lambda mark: None, newest) == each
-    assert each.partitions["a-0"] == Heard(7, 39)
-    assert each.partitions["b-2"] == Heard(7, None)
+    assert len(source_statistics.statistics_columns(timed, many, False)) == len(
+        source_statistics.statistics_columns(timed, few, False)
+    )
+    found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
+    newest = source_statistics.newest_of(timed, "events", found["newest"], 2)
+    assert source_statistics.stats_of(found, counts, lambda mark: None, newest) == each
+    assert each.partitions["a-0"] == SourceActivity(7, 39)
+    assert each.partitions["b-2"] == SourceActivity(7, None)
     with pytest.raises(
         EpochError, match=r'source "events": the input was not the same when it was read again .* now it is 1970'
     ):
-        statistics.newest_of(timed, "events", 41, 2)
+        source_statistics.newest_of(timed, "events", 41, 2)

@@ -12,8 +12,8 @@ from tests.support.float_sums import bits, expected
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.spark import columns
-from slackwater.spark.folding import Folding
+from slackwater.spark import shard_columns
+from slackwater.spark.preaggregation import PreaggregationPolicy
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +65,9 @@ def test_folded_before_the_shuffle_behind_it_and_in_sessions_are_one_answer(
         pq.write_table(table, folder / "0.parquet")
         with monkeypatch.context() as patched:
             if is_behind:
-                patched.setattr(Folding, "of", lambda folding, operator: columns.one_by_one(operator))
+                patched.setattr(
+                    PreaggregationPolicy, "of", lambda folding, operator: shard_columns.one_by_one(operator)
+                )
             runner.run(
                 source=source,
                 window=window,

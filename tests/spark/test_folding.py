@@ -11,8 +11,8 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
-from slackwater.operators.task import IngestReport
-from slackwater.spark.folding import FOLDS, Folding
+from slackwater.operators.reports import IngestReport
+from slackwater.spark.preaggregation import FOLDS, PreaggregationPolicy
 
 OPERATOR = bind_window(
     "p",
@@ -47,7 +47,7 @@ def reports(*shards: tuple[int, int]) -> list[IngestReport]:
 def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
     shards: list[tuple[int, int]], behind: bool
 ) -> None:
-    folding = Folding()
+    folding = PreaggregationPolicy()
     assert folding.of(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
     folding.heard(reports(*shards))
     assert (folding.of(OPERATOR) is not OPERATOR) == behind
@@ -67,14 +67,14 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
         late = [{**rows[n], "ts": iso(-600)}] if n else []
         runner.write(f"{n}.jsonl", [*rows[15 * n : 15 * (n + 1)], *late])
     ways: list[bool] = []
-    of = Folding.of
+    of = PreaggregationPolicy.of
 
-    def noted(folding: Folding, operator: Any) -> Any:
+    def noted(folding: PreaggregationPolicy, operator: Any) -> Any:
         found = of(folding, operator)
         ways.append(not found.lifts_in_sql)
         return found
 
-    monkeypatch.setattr(Folding, "of", noted)
+    monkeypatch.setattr(PreaggregationPolicy, "of", noted)
 
     def run(name: str) -> tuple[Any, ...]:
         ways.clear()
@@ -92,6 +92,6 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
     found = run("by-itself")
     assert ways == [False, True, True, True]
     assert len(found[1]) == 3
-    monkeypatch.setattr(Folding, "heard", lambda *_: None)
+    monkeypatch.setattr(PreaggregationPolicy, "heard", lambda *_: None)
     assert run("before") == found
     assert ways == [False] * 4

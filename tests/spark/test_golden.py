@@ -114,7 +114,7 @@ def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
     sources = [runner.source(SIMPLE, max_files_per_trigger=1)]
     sources.append(runner.source(SIMPLE, name="more", folder="more", max_files_per_trigger=1))
     found = runner.run(sources=sources, window=shape)
-    expected = oracle.batch(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
+    expected = oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
     got = found.with_columns(times).drop("session_id", strict=False).to_dicts()
     key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice, here

@@ -18,14 +18,14 @@ from tests.support.topics import Make, minutes, waited_for
 
 import slackwater as sw
 from slackwater import api
-from slackwater.config.ways import Way
+from slackwater.config.lineage import InputPath
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
 from slackwater.spark import analysis, origin
-from slackwater.spark.aside import Aside
+from slackwater.spark.rejected_rows import RejectedRowHandler
 
-IN = Way("in", "in")
+IN = InputPath("in", "in")
 
 pytestmark = pytest.mark.spark
 
@@ -179,7 +179,7 @@ def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     [("SELECT _ORIGIN FROM x", True), ("SELECT `_origin`", True), ("SELECT http_origin, _origins", False)],
 )
 def test_who_selects_it_is_left_alone(sql: str, found: bool) -> None:
-    assert origin.mentions(sql) is found
+    assert origin.mentions_origin(sql) is found
 
 
 # -- letters ---------------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    monkeypatch.setattr(Aside, "_write_late", lambda *_: [])
+    monkeypatch.setattr(RejectedRowHandler, "_write_late", lambda *_: [])
     with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
         runner.run(**given)
     monkeypatch.undo()

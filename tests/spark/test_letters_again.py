@@ -19,15 +19,15 @@ import slackwater as sw
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError
 from slackwater.replay.replay import GONE
-from slackwater.runner import dead_letters
-from slackwater.runner.replay import replay
+from slackwater.runner import dead_letter_reader
+from slackwater.runner.replay import replay_dead_letters
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
 
 
 def replayed(runner: Runner, given: dict[str, Any], **more: Any) -> Any:
-    return replay(sw.pipeline(name="test", **given), lambda letters: letters, spark=runner.spark, **more)
+    return replay_dead_letters(sw.pipeline(name="test", **given), lambda letters: letters, spark=runner.spark, **more)
 
 
 def times(rows: Any) -> list[tuple[Any, ...]]:
@@ -75,7 +75,9 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
         for user, amount, at in sent
         for x in (1, 2)
     ]
-    expected = times((r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch(window, rows))
+    expected = times(
+        (r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch_windows(window, rows)
+    )
     before, described = table(), sw.pipeline(name="test", **given)
     assert before != expected
     with psycopg.connect(url) as db:
@@ -96,7 +98,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert table() == expected
     found = {
         r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
-        for r in dead_letters.summary(described).to_dicts()
+        for r in dead_letter_reader.letter_summary(described).to_dicts()
     }
     assert found == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 

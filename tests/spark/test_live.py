@@ -19,7 +19,7 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.core.hashing import spark_xxhash64
 from slackwater.core.schema import Field
-from slackwater.runner import pace
+from slackwater.runner import poll_interval
 
 pytestmark = pytest.mark.spark
 
@@ -116,11 +116,11 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        found, asked = pace.of_query(query), query._jsq.streamingQuery()
+        found, asked = poll_interval.of_query(query), query._jsq.streamingQuery()
         found.quiet_for(60)
-        assert asked.pollingDelayMs() == found.pause_ms == pace.LONGEST_MS
+        assert asked.pollingDelayMs() == found.pause_ms == poll_interval.LONGEST_MS
         found.rows_came()
-        assert asked.pollingDelayMs() == found.pause_ms == pace.SHORTEST_MS
+        assert asked.pollingDelayMs() == found.pause_ms == poll_interval.SHORTEST_MS
     finally:
         query.stop()
 

@@ -22,14 +22,14 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.config import toml
-from slackwater.config.bounds import Bounds
-from slackwater.config.sql.columns import Columns, Findings
-from slackwater.config.sql.query import query
+from slackwater.config.groupable_columns import GroupableColumns
+from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.sql.query import resolve_query
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
 from slackwater.spark import row_wise
-from slackwater.spark.session import private
+from slackwater.spark.session import private_session
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
 
@@ -180,7 +180,7 @@ def _look_into_postgres(url: str) -> None:
     store = PostgresStore(url, "public", "plain")
     report = verify_postgres.verify_postgres(store)
     assert (report.problems, report.unread) == ([], 0)
-    assert all(t.rows == 0 for t in sizes.sizes(store, hot=3).tables if "slackwater_state" in t.table)
+    assert all(t.rows == 0 for t in sizes.measure_sizes(store, hot=3).tables if "slackwater_state" in t.table)
     copy = store.fork("copied")
     assert copy is not None
     with psycopg.connect(url) as db:
@@ -256,12 +256,12 @@ def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pip
 
 def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
     """At every named step, with more and fewer shards from then on, letters complete: the table is the batch answer."""
-    from slackwater.testing.front import Given, bound
+    from slackwater.testing.sql_frontend import GivenRows, bind_frontend
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
     wanted = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
-    front = bound(spark, pipeline, {})
-    prepared = front.prepare([Given("a", batch) for batch in BATCHES if batch])
+    front = bind_frontend(spark, pipeline, {})
+    prepared = front.prepare([GivenRows("a", batch) for batch in BATCHES if batch])
     for step in (None, *KILL_POINTS):
         for shards in (1, 4):
             with LocalPipeline(pipeline, session=spark, shards=2) as test:
@@ -361,7 +361,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     assert len(before) == len(expected(events(4)))
     from slackwater.runner import replay as running
 
-    left = running.replay(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
+    left = running.replay_dead_letters(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
     assert (left.applied, sum(left.left.values())) == (0, 1)
     assert in_files(runner.home) == before
 
@@ -369,7 +369,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
 # -- groups of results -------------------------------------------------------------------------------------------------
 
 RESULTS = "window_start TIMESTAMP, window_end TIMESTAMP, user STRING, n BIGINT, _event_ts TIMESTAMP"
-KNOWN = Columns(
+KNOWN = KnownColumns(
     {"window_start": "timestamp", "window_end": "timestamp", "user": "string", "n": "bigint", "_event_ts": "timestamp"},
     True,
     frozenset({"window_start", "window_end"}),
@@ -411,21 +411,21 @@ GROUPED: list[tuple[str, set[str]]] = [
 @pytest.mark.parametrize(("sql", "found"), GROUPED, ids=[sql for sql, _ in GROUPED])
 def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[str]) -> None:
     """Spark's analyser says so; `check` reports nothing that it accepts. Without bounds all of it is refused."""
-    session = private(spark, 1)
+    session = private_session(spark, 1)
     view = session.createDataFrame([], RESULTS)
     view.createOrReplaceTempView("source")
     session.createDataFrame([], "id STRING, name STRING").createOrReplaceTempView("users")
     session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
     out = session.sql(sql)
-    assert row_wise.forbidden(out, view, Bounds(frozenset({"window_start", "window_end"}))) == found
-    assert row_wise.forbidden(out, view) >= found
-    assert row_wise.forbidden(out), "without bounds"
+    assert row_wise.forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"}))) == found
+    assert row_wise.forbidden_parts(out, view) >= found
+    assert row_wise.forbidden_parts(out), "without bounds"
     here = Findings()
     users, others = (
-        Columns({"id": "string", "name": "string"}, True),
-        Columns({"id": "string", "window_start": "timestamp"}, True),
+        KnownColumns({"id": "string", "name": "string"}, True),
+        KnownColumns({"id": "string", "window_start": "timestamp"}, True),
     )
-    query(sql, {"source": KNOWN, "users": users, "others": others}, here)
+    resolve_query(sql, {"source": KNOWN, "users": users, "others": others}, here)
     assert here.problems == []
     assert here.beyond <= found
 

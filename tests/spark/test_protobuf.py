@@ -17,9 +17,9 @@ from tests.support.topics import Make, Topic, counted, minutes
 
 import slackwater as sw
 from slackwater.config.source import Source
-from slackwater.runner.replay import replay
-from slackwater.sources.payloads.base import Undecoded
-from slackwater.sources.payloads.formats import payload_of
+from slackwater.runner.replay import replay_dead_letters
+from slackwater.sources.payloads.base import RawRecords
+from slackwater.sources.payloads.registry import payload_of
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +45,7 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
     path, most = runner.home / "types.proto", 2**64 - 1
     path.write_text(TYPES)
     spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
-    payload = payload_of(Undecoded(runner.spark, spec))
+    payload = payload_of(RawRecords(runner.spark, spec))
     given = {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=", "color": "BLUE",
         "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": "w", "inner": {"u": most, "names": ["x", "y"]},
@@ -150,7 +150,7 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
     assert set(letters["key"]) == {b"k"}
     assert runner.statuses[-1].counters.rows_bad == len(bad)
     registered.add(11)
-    outcome = replay(
+    outcome = replay_dead_letters(
         sw.pipeline(
             name="test", **given, target=sw.FilesConnection(), target_path=str(runner.home / "out"),
             state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),

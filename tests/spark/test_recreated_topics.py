@@ -17,7 +17,7 @@ from tests.support.topics import Make, Topic, counted, minutes
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.core.offsets import KafkaOffsets
-from slackwater.sources.kafka_broker import Broker
+from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
@@ -118,7 +118,7 @@ def test_a_state_without_ids_takes_them_with_its_next_commit(
     events = topic(1)
     events.send({"user": "a", "amount": 1}, at=1)
     with monkeypatch.context() as former:
-        former.setattr(Broker, "topic_ids", lambda self, topics: {})
+        former.setattr(KafkaBroker, "topic_ids", lambda self, topics: {})
         runner.run(source=events.source(), window=minutes(), flush=False)
     assert not stored(runner.home).ids
     events.send({"user": "a", "amount": 1}, at=2)

@@ -136,7 +136,7 @@ def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monk
     """Commits without ids and marks, and markers without them."""
     one = make("files")
     with monkeypatch.context() as patch:
-        patch.setattr("slackwater.engine.fold.new_commit_id", lambda: "")
+        patch.setattr("slackwater.engine.next_commit.new_commit_id", lambda: "")
         patch.setattr("slackwater.engine.publishing.destinations.addressed", unmarked)
         one.add(1, 2)
         one.start()

@@ -60,9 +60,9 @@ path = "{home}/state"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    secrets.forget()
+    secrets.forget_secrets()
     yield
-    secrets.forget()
+    secrets.forget_secrets()
 
 
 def found_in(text: str) -> list[str]:
@@ -105,7 +105,7 @@ def test_no_secret_leaves_a_run(
             ran(spark, tmp_path, wrong, said)
             assert len(said) > before
     view = sw.open_state(str(tmp_path / "state"))
-    serving, counting = server.serve(view, 0), metrics.serve(metrics.Metrics(), 0)
+    serving, counting = server.serve_state(view, 0), metrics.serve_metrics(metrics.Metrics(), 0)
     try:
         for port, paths in ((serving.port, ("/", "/scan", f"/scan?where=n={token}")), (counting.port, ("/metrics",))):
             for path in paths:

@@ -19,10 +19,10 @@ from tests.support.sql_texts import LOOKUP, SCHEMA, Text
 
 import slackwater as sw
 from slackwater.config import sql_check
-from slackwater.config.ways import Way
+from slackwater.config.lineage import InputPath
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.spark import analysis
-from slackwater.spark.session import private
+from slackwater.spark.session import private_session
 from slackwater.testing import LocalPipeline
 
 pytestmark = pytest.mark.spark
@@ -65,13 +65,13 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(spark: Any, home: Path) -> Iterator[Any]:
     """Why a start refuses the SQL of a pipeline; None: it accepts it."""
-    session = private(spark, 2)
+    session = private_session(spark, 2)
     session.read.schema(LOOKUP).json(str(home / "users")).localCheckpoint().createOrReplaceTempView("users")
     rows = session.createDataFrame([], SCHEMA)
 
     def refused(spec: sw.Pipeline) -> str | None:
         try:
-            analysis.check_sql(session, spec, Way("a", "a"), rows)
+            analysis.check_sql(session, spec, InputPath("a", "a"), rows)
         except StartError as error:
             return str(error)
         return None
@@ -100,7 +100,7 @@ def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: P
         except SlackwaterError:  # an empty text is no SQL
             counts["no SQL"] += 1
             continue
-        checked, why = sql_check.check(spec), start(spec)
+        checked, why = sql_check.check_sql(spec), start(spec)
         assert why is None or "\n" not in why, why
         refuses = "refuses" if checked.problems else "accepts"
         counts[f"{given.family}: check {refuses}, start {'accepts' if why is None else 'refuses'}"] += 1

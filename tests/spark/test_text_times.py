@@ -18,8 +18,8 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.runner import dead_letters
-from slackwater.runner.replay import replay
+from slackwater.runner import dead_letter_reader
+from slackwater.runner.replay import replay_dead_letters
 from slackwater.sources.payloads.text import JsonPayload
 from slackwater.spark.epoch_sql import event_time_sql
 
@@ -152,13 +152,13 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    letters = dead_letters.newest(pipeline, dead_letters.Wanted())
+    letters = dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter())
     assert sorted(json.loads(v)["ts"] if v[:1] == b"{" else v.decode().split(";")[1] for v in letters["value"]) == [
         "10:15",
         "2024",
         "T10:15:00Z",
     ]
-    again = replay(pipeline, lambda letters: letters, spark=runner.spark)
+    again = replay_dead_letters(pipeline, lambda letters: letters, spark=runner.spark)
     assert sum(again.left.values()) == 3
     assert runner.output()["n"].sum() == 3
 

@@ -15,9 +15,9 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import EpochError
-from slackwater.sources import footers
+from slackwater.sources import parquet_footers
 from slackwater.sources.files import FilesSource
-from slackwater.spark import first_rows, told
+from slackwater.spark import first_row_counts, statistics_collector
 from slackwater.spark.engine import SparkEngine
 from slackwater.state.files.store import FilesStore
 
@@ -67,8 +67,8 @@ class Ways:
     seen: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.patch.setattr(told, "_ask", self.noting("job", told._ask))
-        self.patch.setattr(footers, "known", self.noting("footers", footers.known))
+        self.patch.setattr(statistics_collector, "_ask", self.noting("job", statistics_collector._ask))
+        self.patch.setattr(parquet_footers, "column_stats", self.noting("footers", parquet_footers.column_stats))
 
     def noting(self, way: str, done: Any) -> Any:
         def do(*given: Any) -> Any:
@@ -81,7 +81,7 @@ class Ways:
     def run(self, source: sw.Source, many: int, footers_tell: bool, **window: Any) -> tuple[Any, ...]:
         """Results, the counters of each epoch, what the clock heard. `many`: rows from which on a job is begun."""
         self.seen.clear()
-        self.patch.setattr(told, "MANY_ROWS", many)
+        self.patch.setattr(statistics_collector, "MANY_ROWS", many)
         with self.patch.context() as patch:
             if not footers_tell:
                 patch.setattr(FilesSource, "_footers_tell", lambda *_: False)
@@ -104,7 +104,7 @@ def ways(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Ways:
     return Ways(runner, monkeypatch)
 
 
-OBSERVED = told.MANY_ROWS
+OBSERVED = statistics_collector.MANY_ROWS
 
 
 def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
@@ -125,7 +125,7 @@ def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
     observed = ways.run(source, OBSERVED, False)
     assert ways.run(source, OBSERVED, True) == observed
     assert not ways.seen, "all are first rows"
-    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(first_row_counts, "ROWS", 1)
     assert ways.run(source, OBSERVED, True) == observed
     assert ways.seen == ["footers"] * 2
 
@@ -141,7 +141,7 @@ def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
 )
 def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, unit: str | None) -> None:
     source = columnar(ways.runner, NEAR, kind, declared)
-    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(first_row_counts, "ROWS", 1)
     more = {} if unit is None else {"event_time_unit": unit}
     observed = ways.run(source, OBSERVED, False, **more)
     assert observed[1][-1].rows_bad == 1
@@ -152,7 +152,7 @@ def test_footers_know_what_spark_reads(ways: Ways, kind: Any, declared: str, uni
 def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None:
     """seconds 0 1 2 | 10 | 100 | 200      sessions with a gap of 20 s: one is over in the third epoch, one in the fourth"""
     source = columnar(ways.runner, [[0, 1, 2], [10], [100], [200]])
-    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(first_row_counts, "ROWS", 1)
     ways.patch.setattr(SparkEngine, "emit", ways.noting("emit", SparkEngine.emit))
     observed = ways.run(source, OBSERVED, False, lateness_ms=0)
     assert ways.seen == ["emit"] * 3, "the last is the flush"
@@ -163,7 +163,7 @@ def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None
 def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
     """A time outside of all years is a bad row, and which is the newest of the others only reading them tells."""
     source = columnar(ways.runner, OUTSIDE, pl.Int64, "BIGINT")
-    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(first_row_counts, "ROWS", 1)
     observed = ways.run(source, OBSERVED, False, event_time_unit="us")
     assert observed[1][-1].rows_bad == 2
     assert ways.run(source, OBSERVED, True, event_time_unit="us") == observed
@@ -173,7 +173,7 @@ def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
 @pytest.mark.parametrize("option", ["ignoreCorruptFiles", "ignoreMissingFiles"])
 def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option: str) -> None:
     source = columnar(ways.runner, NEAR)
-    ways.patch.setattr(first_rows, "ROWS", 1)
+    ways.patch.setattr(first_row_counts, "ROWS", 1)
     ways.run(source.model_copy(update={"options": {option: "true"}}), OBSERVED, True)
     assert not ways.seen
 
@@ -181,17 +181,17 @@ def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option
 def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
     """Text would be parsed twice; and a stage's results are there already."""
     raw = runner.spark.createDataFrame([(1, None)], "__mark BIGINT, _corrupt_record STRING")
-    assert not told.is_read_by_columns(raw)
-    assert not told.is_read_by_columns(raw.select("_corrupt_record"))
-    assert told.is_read_by_columns(raw.select("__mark"))
+    assert not statistics_collector.is_read_by_columns(raw)
+    assert not statistics_collector.is_read_by_columns(raw.select("_corrupt_record"))
+    assert statistics_collector.is_read_by_columns(raw.select("__mark"))
 
 
 def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("An error occurred while calling o1.x\nCaused by: java.io.IOException: the file is gone")
 
-    monkeypatch.setattr(told, "MANY_ROWS", 1)
-    monkeypatch.setattr(told, "_ask", failing)
+    monkeypatch.setattr(statistics_collector, "MANY_ROWS", 1)
+    monkeypatch.setattr(statistics_collector, "_ask", failing)
     with pytest.raises(
         EpochError, match='not committed: the rows of source "events" cannot be counted: IOException: the file is gone'
     ):

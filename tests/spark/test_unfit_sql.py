@@ -13,7 +13,7 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.errors import BadRowError
-from slackwater.operators import fitting
+from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ ROWS = [
     {"id": 7, "k": "ok", "s": "bytes", "t": 0},
     {"id": 8, "k": None, "s": None, "t": 0},
 ]
-BAD = {fitting.ZERO: 3, fitting.KEY: 1, OUTSIDE: 1}
+BAD = {storability.ZERO: 3, storability.KEY: 1, OUTSIDE: 1}
 # one text is made by the SQL: bytes that are no UTF-8
 SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
 AGGREGATIONS = [

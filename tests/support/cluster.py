@@ -19,13 +19,15 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from slackwater.spark import class_archive
+from slackwater.spark import jvm_class_archive
 from slackwater.testing.services import SECONDS, Process, free_port
 
 WORKERS = 2
 _SPARK = Path(pyspark.__file__).parent
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_ARCHIVE = class_archive.place()  # executors start faster with it, too; where there is none, Java says nothing
+_ARCHIVE = (
+    jvm_class_archive.archive_path()
+)  # executors start faster with it, too; where there is none, Java says nothing
 _KEPT = f" -XX:SharedArchiveFile={_ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off" if _ARCHIVE else ""
 
 # Of a pipeline on it. Nothing is compiled: an executor lives for a few epochs

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from tests.support.lakes import options
 
 import slackwater as sw
-from slackwater.query.published import published
+from slackwater.query.result_readers import result_reader
 from slackwater.runner.run import run
 
 TARGETS = ("files", "delta", "iceberg", "postgres", "kafka")
@@ -162,9 +162,9 @@ class Continued:
         if self.target in ("files", "delta"):
             shutil.rmtree(self.home / "out", ignore_errors=True)
         elif self.target == "iceberg":
-            from slackwater.targets.iceberg_tables import Tables
+            from slackwater.targets.iceberg_tables import IcebergTables
 
-            tables = Tables("sql", "default", options(self.home))
+            tables = IcebergTables("sql", "default", options(self.home))
             if tables.load("shop.counts") is not None:
                 tables.catalog.drop_table("shop.counts")
         elif self.target == "postgres":
@@ -186,7 +186,7 @@ class Continued:
     def rows(self) -> Counter[int]:
         """The minutes in the target, with their counts; a row that is there twice counts twice."""
         found: Counter[int] = Counter()
-        with closing(published(self.pipeline())) as results:
+        with closing(result_reader(self.pipeline())) as results:
             frame = results.newest(100_000)
         if frame is not None:
             starts = frame["window_start"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slackwater.sources.base import Batch
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, distinct, member
+from slackwater.core.arrays import Int64s, distinct_values, in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.kept import FAR
-from slackwater.windows.outcomes import Counts, Ingested
+from slackwater.windows.results import IngestResult, ResultCounts
+from slackwater.windows.state_rows import FAR
 
 Bools = NDArray[np.bool_]
 SETTLED, LOOSE, FLOOR, TOLD, LOOSE_TOLD, ROW = 0, 1, 2, 4, 5, 9
@@ -24,7 +24,7 @@ OPEN = (SETTLED, LOOSE, TOLD, LOOSE_TOLD)
 
 def ingest(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
-) -> Ingested:
+) -> IngestResult:
     """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
@@ -89,7 +89,7 @@ def ingest(
         touched[unit.key[unit.kind == ROW]] = True
         # keys that share a hash share a unit, which is replaced as a whole
         unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
-        touched = member(unit_of_key, distinct(unit_of_key[touched]))
+        touched = in_sorted(unit_of_key, distinct_values(unit_of_key[touched]))
         kept = touched[unit.key]
         unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
         unit = as_told(logic, unit, piece) if logic.revises else unit
@@ -105,9 +105,9 @@ def ingest(
     has_open[unit.key] = True
     lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()
     old_windows = int((held & has_open[whole.key]).sum())
-    return Ingested(
+    return IngestResult(
         state=new_state.sort("__h", maintain_order=True),
-        counts=Counts(
+        counts=ResultCounts(
             used=int((is_row & ~late & ~refused).sum()),
             late=lost.height,
             late_idle=int(lost["__idle"].sum()) if "__idle" in extra else 0,
@@ -251,7 +251,7 @@ class Unit:
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
+        """Floors, and whole sessions whose close is at or before the horizon (see `WindowLogic.horizon`)."""
         whole = (self.kind == SETTLED) | (self.kind == TOLD)
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 

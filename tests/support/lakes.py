@@ -10,9 +10,9 @@ import duckdb
 import polars as pl
 from pyiceberg.table import Table as IcebergTable
 
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.iceberg import IcebergTarget
-from slackwater.targets.iceberg_tables import Tables, whole
+from slackwater.targets.iceberg_tables import IcebergTables, read_all
 
 
 def options(home: Path) -> dict[str, str]:
@@ -38,13 +38,13 @@ class Lake:
         self.kind, self.options = kind, options
         self.name = name or f"n{uuid.uuid4().hex}.t"
 
-    def tables(self, **more: str) -> Tables:
-        return Tables(self.kind, "default", {**self.options, **more})
+    def tables(self, **more: str) -> IcebergTables:
+        return IcebergTables(self.kind, "default", {**self.options, **more})
 
-    def target(self, table: Table, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
+    def target(self, table: TargetTable, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
         return IcebergTarget(self.tables(**more), self.name, mode, table, day_of)
 
-    def opened(self, table: Table, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
+    def opened(self, table: TargetTable, mode: str = "merge", day_of: str | None = None, **more: str) -> IcebergTarget:
         target = self.target(table, mode, day_of, **more)
         target.open()
         return target
@@ -55,7 +55,7 @@ class Lake:
         return found
 
     def content(self) -> pl.DataFrame:
-        return whole(self.table())
+        return read_all(self.table())
 
     def duck(self, columns: str = "*") -> list[tuple[Any, ...]]:
         """What another reader sees: DuckDB, in the files that the metadata of this version names."""

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Self
 
 import polars as pl
 
-from slackwater.config.keyed import KeyedStep
-from slackwater.config.kinds import Kind, text, whole
+from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import one
-from slackwater.config.step import Step, Told
+from slackwater.config.spec import table_parser
+from slackwater.config.step_spec import StepSpec, StepSummary
 from slackwater.config.transform import Transform
+from slackwater.config.value_parsers import Kind, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed
-from slackwater.operators.keyed import KEY, Keyed
-from slackwater.operators.known import KNOWN, Columns, Known
+from slackwater.operators.keyed import KEY, KeyedOperator
+from slackwater.operators.registry import KNOWN, Columns, OperatorType
 from slackwater.state.commit import StageState
 
 
@@ -30,7 +30,7 @@ class Nth(KeyedStep):
     number_column: str | None = None  # says the how manieth a row is
 
     AT: ClassVar[str] = "transform.nth"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"every": whole(1), "number_column": text, **KeyedStep.KINDS}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"every": integer_parser(1), "number_column": parse_text, **KeyedStep.KINDS}
     REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
     TEXTS: ClassVar[Mapping[str, str]] = {
         "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
@@ -41,9 +41,9 @@ class Nth(KeyedStep):
     def added(self) -> Mapping[str, str]:
         return {} if self.number_column is None else {self.number_column: "bigint"}
 
-    def told(self) -> Told:
+    def told(self) -> StepSummary:
         rows = f"each {self.every:,}th row of a key"
-        return Told(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
+        return StepSummary(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
 
 
 class WithNth(Transform):
@@ -51,12 +51,12 @@ class WithNth(Transform):
 
     nth: Nth | None = None
 
-    STEPS: ClassVar[Mapping[str, type[Step]]] = {**Transform.STEPS, "nth": Nth}
-    KINDS: ClassVar[Mapping[str, Kind]] = {**Transform.KINDS, "nth": one(Nth)}
+    STEPS: ClassVar[Mapping[str, type[StepSpec]]] = {**Transform.STEPS, "nth": Nth}
+    KINDS: ClassVar[Mapping[str, Kind]] = {**Transform.KINDS, "nth": table_parser(Nth)}
 
 
 @dataclass(frozen=True)
-class NthOfKey(Keyed):
+class NthOfKey(KeyedOperator):
     """`every`: which rows of a key come out."""
 
     every: int
@@ -91,7 +91,7 @@ class NthOfKey(Keyed):
 @contextmanager
 def known() -> Iterator[None]:
     """As if it were one of those that slackwater has."""
-    KNOWN.append(Known("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.of_state))
+    KNOWN.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.of_state))
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from slackwater.sources.payloads.protobuf_schema import Files, from_texts, heads
+from slackwater.sources.payloads.protobuf_schema import ProtoFiles, from_texts, record_prefixes
 
 FIRST = """
 syntax = "proto3";
@@ -27,7 +27,7 @@ NOTE = 'syntax = "proto3"; package shop; message Note { string text = 1; }'
 NOTES = {"shop/note.proto": NOTE}
 
 
-def written(files: Files, name: str, row: dict[str, Any]) -> bytes:
+def written(files: ProtoFiles, name: str, row: dict[str, Any]) -> bytes:
     """A message of these fields, spelled as JSON of Protobuf spells them."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(files.data).file:
@@ -37,7 +37,7 @@ def written(files: Files, name: str, row: dict[str, Any]) -> bytes:
 
 
 @cache
-def files_of(text: str) -> Files:
+def files_of(text: str) -> ProtoFiles:
     return from_texts(text, NOTES)
 
 
@@ -50,4 +50,4 @@ def second(row: dict[str, Any], number: int | None = None) -> bytes:
 
 
 def head(number: int | None, place: Sequence[int] = (0,)) -> bytes:
-    return b"" if number is None else heads(number, place)[0]
+    return b"" if number is None else record_prefixes(number, place)[0]

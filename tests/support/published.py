@@ -16,7 +16,7 @@ from tests.support.states import target_of
 from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.operators.compile import compile_window
-from slackwater.targets.base import Target
+from slackwater.targets.base import TargetWriter
 
 CONFIG = """name = "p"
 [connections.lake]
@@ -57,7 +57,7 @@ class Place:
         self.file, self.pipeline, self._ready = file, toml.load(file), ready
         self.logic = compile_window(self.pipeline, {"user": Field("user", "string")})
         self.state_id, self.epoch = uuid.uuid4().hex, 0
-        self._target: Target | None = None
+        self._target: TargetWriter | None = None
 
     def publish(self, *rows: Row, gone: Sequence[Row] = ()) -> None:
         if self._target is None:

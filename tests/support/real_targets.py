@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.runner.assemble import targets_of
+from slackwater.runner.components import targets_of
 from slackwater.testing.pipeline import LocalPipeline
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.stage import Stage
-from slackwater.runner.assemble import targets_of
+from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.stage import StageRunner
+from slackwater.runner.components import targets_of
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 _OF_SOURCE = SourceRecord.model_fields.keys()
@@ -26,11 +26,11 @@ def commit_of(epoch: int, **given: Any) -> Commit:
 
 
 def driver_of(
-    pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Hooks, letters: Any = None
+    pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Callbacks, letters: Any = None
 ) -> Driver:
     """A driver of a pipeline whose only stage has this logic."""
     ((name, own),) = pipeline.alone.items()
-    stage = Stage(name, own, logic, store, engine, hooks.faults.in_worker)
+    stage = StageRunner(name, own, logic, store, engine, hooks.faults.in_worker)
     return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, target), hooks, letters)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from slackwater.engine.status import Buffered, Counters, SourceStatus, StageStatus, Status
+from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.metrics import Metrics
 
 COUNTERS = Counters(
@@ -50,7 +50,7 @@ STATUS = Status(
 SIDES = {
     s: dict.fromkeys(("buffered", "late", "null_keys", "matched", "unmatched", "evicted"), 1) for s in ("left", "right")
 }
-BUFFERED = {"left": Buffered(2), "right": Buffered(3, (50_000, "k=1"))}
+BUFFERED = {"left": BufferCounts(2), "right": BufferCounts(3, (50_000, "k=1"))}
 PAIRS = replace(STAGE, name="transform", kind="join", buffered=BUFFERED, counters=Counters(sides=SIDES))
 JOIN = replace(
     STATUS,

@@ -14,7 +14,7 @@ from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.kept import CLEAN, TOMBSTONE
+from slackwater.windows.state_rows import CLEAN, TOMBSTONE
 
 
 def commit(epoch: int, **more: object) -> Commit:

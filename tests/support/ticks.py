@@ -11,16 +11,16 @@ import pytest
 
 from slackwater.config import connection
 from slackwater.config.connection import Connection
-from slackwater.config.connectors import CONNECTORS, Begins, Connector, kinds_of_keys
-from slackwater.config.kinds import Kind, choice, whole
+from slackwater.config.connector_info import CONNECTORS, ConnectorInfo, StartPosition, kinds_of_keys
 from slackwater.config.source import Source
+from slackwater.config.value_parsers import Kind, choice_parser, integer_parser
 from slackwater.core import offsets
-from slackwater.core.offsets import Ask, Change, Offsets
+from slackwater.core.offsets import Ask, OffsetChange, Offsets
 from slackwater.errors import StartError
-from slackwater.runner.systems import SYSTEMS
-from slackwater.runner.systems.base import System
-from slackwater.sources import letters
-from slackwater.sources.base import Planned, SourceBatch
+from slackwater.runner.connectors import SYSTEMS
+from slackwater.runner.connectors.base import Connector
+from slackwater.sources import dead_letter_rows
+from slackwater.sources.base import SelfPlannedSource, SourceBatch
 from slackwater.state.commit import SourceRecord
 
 
@@ -31,7 +31,7 @@ class TicksConnection(Connection):
     kind: Literal["ticks"] = "ticks"
     count: int
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("ticks"), "count": whole(0)}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("ticks"), "count": integer_parser(0)}
     REQUIRED: ClassVar[tuple[str, ...]] = ("count",)
     WRITES: ClassVar[bool] = False
 
@@ -56,9 +56,9 @@ class TicksRead(Offsets):
     def told(self) -> str:
         return f"from tick {self.next}"
 
-    def changes(self, before: Offsets | None) -> list[Change]:
+    def changes(self, before: Offsets | None) -> list[OffsetChange]:
         was = TicksRead.known(before).next
-        return [Change("ticks", str(was), str(self.next), again=self.next < was, skips=self.next > was)]
+        return [OffsetChange("ticks", str(was), str(self.next), again=self.next < was, skips=self.next > was)]
 
     def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
         if not isinstance(wanted, str) or ask is None:
@@ -66,13 +66,13 @@ class TicksRead(Offsets):
         return ask(wanted)
 
 
-# -- config/connectors.py ----------------------------------------------------------------------------------------------
-TICKS = Connector(
+# -- config/connector_info.py ----------------------------------------------------------------------------------------------
+TICKS = ConnectorInfo(
     keeps_history=True,
     own_time=True,
     keys=("starting_offsets", "max_messages_per_trigger"),
     offsets=TicksRead,
-    begins=Begins("earliest", without="ticks begin at the first"),
+    begins=StartPosition("earliest", without="ticks begin at the first"),
     named=lambda s: f"ticks of {s.query}",
     rows=lambda s: f"ticks of {s.query}",
 )
@@ -80,7 +80,7 @@ TICKS = Connector(
 
 # -- sources/ticks.py --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class TicksSource(Planned):
+class TicksSource(SelfPlannedSource):
     """`count`: so many there are."""
 
     count: int
@@ -97,7 +97,7 @@ class TicksSource(Planned):
         return TicksPlanner(self, TicksRead.known(record.offsets).next)
 
     def reread(self, found: Any, letter: str, file: str) -> Any:
-        return letters.rows(found, self.schema, [letter])
+        return dead_letter_rows.decoded_rows(found, self.schema, [letter])
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class TicksPlanner:
         return Some(self._source, first, self._next) if first < self._next else None
 
 
-# -- runner/systems/ticks.py -------------------------------------------------------------------------------------------
-class Ticks(System[TicksConnection]):
+# -- runner/connectors/ticks.py -------------------------------------------------------------------------------------------
+class Ticks(Connector[TicksConnection]):
     def source(self, session: Any, pipeline: Any, spec: Source, known: str | None) -> TicksSource:
         from pyspark.sql import types as T  # noqa: N812
 

@@ -10,8 +10,8 @@ from tests.support.ui_states import DAY, S, config, ran
 
 from slackwater.config import toml
 from slackwater.core.dead_letter import LETTER
-from slackwater.runner.assemble import letters_of
-from slackwater.testing.kit import Rows
+from slackwater.runner.components import letters_of
+from slackwater.testing.script import RowsInput
 
 SCHEMA = {f.name: f.polars for f in LETTER}
 
@@ -24,7 +24,7 @@ def with_letters(tmp_path: Path) -> Path:
         'connection = "lake"\npath = "out"', f'connection = "lake"\npath = "{tmp_path}/out"'
     )
     file.write_text(text.replace('event_time_column = "ts"', 'event_time_column = "ts"\nlate_data = "dlq"') + lake)
-    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
+    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
     at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
     letter = {
         "reason": "late",

@@ -24,9 +24,9 @@ from tests.support.ui_states import DAY, S, config, drawn, joined_and_counted, r
 
 from slackwater.cli.ui import save_page, watched_at
 from slackwater.state.runs import Run
-from slackwater.testing.kit import Rows
-from slackwater.ui.seen import Watched
-from slackwater.ui.server import serve
+from slackwater.testing.script import RowsInput
+from slackwater.ui.page_model import PageSource
+from slackwater.ui.server import serve_pages
 
 STARTED = DAY + 11 * 3600 * S
 ERROR = (
@@ -44,7 +44,7 @@ class Scene:
     url: str
 
 
-def note(one: Watched, *runs: Run) -> None:
+def note(one: PageSource, *runs: Run) -> None:
     """Put down runs of a pipeline that nobody runs."""
     one.store.open()
     for run in runs:
@@ -65,14 +65,14 @@ def failed_run(hour: int) -> Run:
     return a_run(hour, outcome="failed", ended_us=DAY + hour * 3600 * S + 9 * S, last_epoch=hour - 10, error=ERROR)
 
 
-def session(home: Path, seed: int = 4, rows: int = 120) -> Watched:
+def session(home: Path, seed: int = 4, rows: int = 120) -> PageSource:
     home.mkdir()
     file = config("session", home)
     ran(file, drawn(seed, rows=rows))
     return watched(file)
 
 
-def long_names(home: Path) -> Watched:
+def long_names(home: Path) -> PageSource:
     """Keys, sources and partitions with names of a hundred characters and no blank."""
     home.mkdir()
     file = config("session", home)
@@ -84,7 +84,7 @@ def long_names(home: Path) -> Watched:
     ]
     for epoch in range(3):
         moved = [{**row, "ts": int(str(row["ts"])) + epoch * 400 * S} for row in parted]
-        script = [Rows({"web": rows if not epoch else [], "app": moved}, partitions={"app": (LONG + "-0", "p")})]
+        script = [RowsInput({"web": rows if not epoch else [], "app": moved}, partitions={"app": (LONG + "-0", "p")})]
         ran(file, script)
     return watched(file)
 
@@ -92,11 +92,11 @@ def long_names(home: Path) -> Watched:
 @contextmanager
 def scenes(home: Path) -> Iterator[list[Scene]]:
     """Servers over all of them, as long as the block lasts."""
-    found, several = list[Scene](), list[Watched]()
+    found, several = list[Scene](), list[PageSource]()
     with ExitStack() as stack:
 
-        def add(name: str, one: Watched, *paths: str) -> str:
-            running = serve([one], 0)
+        def add(name: str, one: PageSource, *paths: str) -> str:
+            running = serve_pages([one], 0)
             stack.callback(running.stop)
             base = f"http://127.0.0.1:{running.port}"
             for path in paths:
@@ -146,13 +146,13 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         note(long, failed_run(11))
         add("long", long, "/", bins, f"/key?user={LONG}0", "/hot")
         every = [_named(w, f"p{n}") for n, w in enumerate(several)]
-        running = serve(every, 0)
+        running = serve_pages(every, 0)
         stack.callback(running.stop)
         found.append(Scene("several", f"http://127.0.0.1:{running.port}/"))
         found.append(Scene("several-one", f"http://127.0.0.1:{running.port}/p/p0/"))
         yield found
 
 
-def _named(one: Watched, name: str) -> Watched:
+def _named(one: PageSource, name: str) -> PageSource:
     """The same under another name: only the page of several asks for it."""
     return replace(one, pipeline=one.pipeline.model_copy(update={"name": name}))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import LocalResult, Quiet, Rows, run_local
-from slackwater.ui.seen import Watched
+from slackwater.testing.script import LocalResult, Quiet, RowsInput, run_local
+from slackwater.ui.page_model import PageSource
 
 S = 1_000_000
 M = 60 * S
@@ -66,10 +66,10 @@ def config(shape: str, home: Path, name: str = "p.toml") -> Path:
     return file
 
 
-def watched(file: Path) -> Watched:
+def watched(file: Path) -> PageSource:
     pipeline = toml.load(file)
     assert pipeline.state_store is not None
-    return Watched(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), lines)
+    return PageSource(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), report_lines)
 
 
 def ran(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
@@ -100,7 +100,7 @@ def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[
                 found["web"].append({"ts": ts, "user": dice.choice(names)})
             else:
                 found["app"].append({"ts": ts, "user": dice.choice(names), "partition": dice.choice(there)})
-        script.append(Rows(found, partitions={"app": PARTITIONS}, took_ms=dice.randrange(3000)))
+        script.append(RowsInput(found, partitions={"app": PARTITIONS}, took_ms=dice.randrange(3000)))
         if dice.random() < 0.3:
             script.append(Quiet(dice.choice([1000, 50_000, 130_000])))
     return script
@@ -121,7 +121,7 @@ def joined_and_counted(home: Path, seed: int = 1, epochs: int = 12, kind: str = 
             ]
             for side in ("orders", "payments")
         }
-        script.append(Rows(rows, took_ms=dice.randrange(20_000)))
+        script.append(RowsInput(rows, took_ms=dice.randrange(20_000)))
     join = Join(
         kind=kind,
         left_source="orders",

@@ -13,7 +13,7 @@ import pytest
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.testing.kit import Crash, Quiet, Rows, run_local
+from slackwater.testing.script import Crash, Quiet, RowsInput, run_local
 
 BASE = """name = "law"
 [connections.lake]
@@ -68,14 +68,14 @@ def at(user: str | None, *clocks: str, partition: str | None = None) -> list[dic
 
 
 STORY = [
-    Rows({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:02")}),
-    Rows({"web": at("u1", "10:03")}),
+    RowsInput({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:02")}),
+    RowsInput({"web": at("u1", "10:03")}),
     Quiet(45_000),
-    Rows({"web": at(None, "10:04")}),
+    RowsInput({"web": at(None, "10:04")}),
 ]
 
 
-def ran(text: str, script: Sequence[Rows | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any) -> None:
+def ran(text: str, script: Sequence[RowsInput | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any) -> None:
     """A pipeline that ran this script and stopped without a flush, its clock at noon."""
     Path("p.toml").write_text(text)
     window = toml.loads(text).transform.window

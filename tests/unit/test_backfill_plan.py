@@ -10,9 +10,9 @@ import pytest
 
 import slackwater as sw
 from slackwater.errors import StartError
-from slackwater.runner.backfill import backfill
-from slackwater.runner.backfill_plan import Range, described, reach_us
-from slackwater.runner.backfill_target import Within
+from slackwater.runner.backfill import run_backfill
+from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
+from slackwater.runner.backfill_target import RangeFilterTarget
 
 DAY = 86_400_000_000
 COUNT = [sw.Aggregation(agg="count", as_="n")]
@@ -36,16 +36,16 @@ def pipeline(**more: Any) -> sw.Pipeline:
 
 
 def test_it_has_a_name_of_its_own_and_leaves_letters_and_groups_alone() -> None:
-    found = described(pipeline(), 0, DAY + 1, None)
+    found = backfill_pipeline(pipeline(), 0, DAY + 1, None)
     assert found.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
     assert (found.dead_letter, found.transform.on_error, found.transform.step.late_data) == (None, "drop", "drop")
     assert found.sources[0].commit_group is None
     assert found.target.table == "sessions"
-    assert described(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
+    assert backfill_pipeline(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
 
 
 def test_a_console_has_no_other_place_and_gets_files() -> None:
-    found = described(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
+    found = backfill_pipeline(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
     assert (found.target.path, found.target.format, found.connections["backfill"].kind) == ("out", "parquet", "files")
 
 
@@ -70,7 +70,7 @@ def test_what_is_refused(more: dict[str, Any], into: str | None, told: str) -> N
     given = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
     spec = pipeline(**given) if "commit_group" not in more else _without_group(**given)
     with pytest.raises(StartError, match=told):
-        described(spec, 0, DAY, into)
+        backfill_pipeline(spec, 0, DAY, into)
 
 
 def _without_group(**more: Any) -> sw.Pipeline:
@@ -79,7 +79,7 @@ def _without_group(**more: Any) -> sw.Pipeline:
 
 def test_a_range_has_a_beginning_before_its_end() -> None:
     with pytest.raises(StartError, match="--from 1970-01-02T00:00:00Z is not before --to 1970-01-02"):
-        backfill(pipeline(), DAY, DAY)
+        run_backfill(pipeline(), DAY, DAY)
 
 
 def test_a_join_has_no_windows() -> None:
@@ -93,7 +93,7 @@ def test_a_join_has_no_windows() -> None:
         source=None, source_query=None, sources=sources, window=None, join=join, dead_letter=None, on_error="fail"
     )
     with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a join"):
-        described(spec, 0, DAY, None)
+        backfill_pipeline(spec, 0, DAY, None)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_how_far_beyond_the_range_rows_are_read(given: dict[str, Any], minutes: 
 
 
 def test_records_are_found_by_their_own_time_give_or_take_the_slack() -> None:
-    span = Range(since_us=10_000_500, until_us=20_000_500, reach_us=1_000_000, slack_us=2_000_000)
+    span = BackfillRange(since_us=10_000_500, until_us=20_000_500, reach_us=1_000_000, slack_us=2_000_000)
     assert span.rows_us == (9_000_500, 21_000_500)
     assert span.records_ms == (7000, 23_001)
 
@@ -145,7 +145,7 @@ def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
 def test_windows_of_the_range_are_written_and_the_others_counted(partial: bool) -> None:
     """Of the range [100, 200), at a clock of 230."""
     kept = _Kept()
-    place = Within(kept, sw.Window(**TUMBLING), Range(100, 200, 60, 0), 230, partial)
+    place = RangeFilterTarget(kept, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
     place.open()
     rows = windows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
     place.publish(3, rows, windows((99, None), (100, None), (200, None)))

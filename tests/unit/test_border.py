@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from slackwater.errors import BadRowError, EpochError, SparkEndedError
-from slackwater.runner import border, tell
+from slackwater.runner import error_boundary, run_log
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a fresh process: without the filters that hide lines while an error is on its way; what was there comes back."""
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
-    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in border._BRIDGE)]
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in error_boundary._BRIDGE)]
     before = [(logger, list(logger.filters)) for logger in loggers]
     for logger, filters in before:
-        logger.filters[:] = [f for f in filters if not isinstance(f, border._Hide)]
+        logger.filters[:] = [f for f in filters if not isinstance(f, error_boundary._LogFilter)]
     yield
     for logger, filters in before:
         logger.filters[:] = filters
@@ -34,7 +34,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def caught(error: Exception, session: Any = None, committed: str = "") -> Exception:
     try:
-        with border.errors("clicks", lambda: session, lambda: committed):
+        with error_boundary.error_boundary("clicks", lambda: session, lambda: committed):
             try:
                 raise KeyError("a trace of another library")
             except KeyError as cause:
@@ -160,7 +160,7 @@ def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_th
     bridge.addHandler(handler)
     before = (list(bridge.filters), bridge.level, bridge.propagate, bridge.disabled)
     try:
-        with border.errors("clicks"):
+        with error_boundary.error_boundary("clicks"):
             bridge.error("There was an exception while executing the Python Proxy on the Python Side.")
             bridge.warning("a warning stays")
         bridge.error("after it")
@@ -172,8 +172,8 @@ def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_th
 
 ROOT = """
 import logging
-from slackwater.runner import border
-with border.errors("clicks"):
+from slackwater.runner import error_boundary
+with error_boundary.error_boundary("clicks"):
     logging.getLogger("mine").warning("of the user")
     code = compile("import logging; logging.error('of the bridge')", "/lib/py4j/java_gateway.py", "exec")
     exec(code)
@@ -192,9 +192,9 @@ def test_what_the_bridge_logs_to_the_root_neither_appears_nor_configures_logging
 
 HEARS = """
 import logging, sys
-from slackwater.runner import tell
+from slackwater.runner import run_log
 {before}
-with tell.heard() as notice:
+with run_log.log_to_stderr() as notice:
     notice("info", "said")
 log = logging.getLogger("slackwater")
 print(len(log.handlers), log.level, log.propagate)
@@ -222,4 +222,4 @@ def test_configured_logging_gets_each_line_once_and_decides() -> None:
 
 
 def test_nothing_committed_is_said_as_that() -> None:
-    assert tell.committed(None) == "nothing was committed yet"
+    assert run_log.committed_text(None) == "nothing was committed yet"

@@ -18,11 +18,11 @@ from tests.laws.graph import counting, of
 import slackwater as sw
 from slackwater.config import json_schema
 from slackwater.errors import ConfigError, StartError
-from slackwater.testing import LocalPipeline, case, pipeline
-from slackwater.testing.cases import Outcome, Test
-from slackwater.testing.difference import compare, equal
+from slackwater.testing import LocalPipeline, case_file, pipeline
+from slackwater.testing.case_runner import CaseResult, CaseTest
+from slackwater.testing.difference import compare_rows, equal_values
 from slackwater.testing.pipeline import LocalResult
-from slackwater.testing.update import update
+from slackwater.testing.update import update_case
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 PIPELINE = """
@@ -98,7 +98,7 @@ def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
 def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: str) -> None:
     file = written(tmp_path, content)
     with pytest.raises(ConfigError) as told:
-        Test.read(file)
+        CaseTest.read(file)
     (line,) = told.value.problems
     assert line.startswith(f"{file}: ") and said in line
 
@@ -109,11 +109,11 @@ def test_a_mistake_in_the_config_is_told_with_its_file(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r'clicks\.toml: transform\.window\.gruop_by: unknown key; did you mean "group_by"'
     ):
-        Test.read(file)
+        CaseTest.read(file)
 
 
 def test_the_schema_takes_what_is_right_and_refuses_unknown_keys(tmp_path: Path) -> None:
-    valid = Draft202012Validator(json_schema.schema(case.Case, "tests"))
+    valid = Draft202012Validator(json_schema.build_schema(case_file.TestCase, "tests"))
     page = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
     assert not [e.message for e in valid.iter_errors(json.loads(json.dumps(tomllib.loads(page), default=str)))]
     for wrong in (
@@ -130,15 +130,15 @@ def test_the_schema_takes_what_is_right_and_refuses_unknown_keys(tmp_path: Path)
 
 def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
     file = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
-    assert case.tested(file, None) == tmp_path / "clicks.toml"
+    assert case_file.tested_config(file, None) == tmp_path / "clicks.toml"
     (tmp_path / "clicks-late.toml").write_text(PIPELINE)
-    assert case.tested(file, None) == tmp_path / "clicks-late.toml"
-    assert case.tested(file, "../clicks.toml") == file.parent / "../clicks.toml"
+    assert case_file.tested_config(file, None) == tmp_path / "clicks-late.toml"
+    assert case_file.tested_config(file, "../clicks.toml") == file.parent / "../clicks.toml"
     other = written(tmp_path, "[[steps]]\nrows = []", "other.toml")
     with pytest.raises(
         ConfigError, match=r"pipeline: missing, and the folder above has clicks-late\.toml, clicks\.toml; write"
     ):
-        case.tested(other, None)
+        case_file.tested_config(other, None)
 
 
 def test_what_a_path_means(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_what_a_path_means(tmp_path: Path) -> None:
     late = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     (tmp_path / "other.toml").write_text(PIPELINE)
     other = written(tmp_path, 'pipeline = "../other.toml"\n[[steps]]\nrows = []', "z.toml")
-    assert case.found(tmp_path) == [late, one, other]
-    assert case.found(tmp_path / "tests") == [late, one, other]
-    assert case.found(tmp_path / "clicks.toml") == [late, one]
-    assert case.found(one) == [one]
+    assert case_file.find_cases(tmp_path) == [late, one, other]
+    assert case_file.find_cases(tmp_path / "tests") == [late, one, other]
+    assert case_file.find_cases(tmp_path / "clicks.toml") == [late, one]
+    assert case_file.find_cases(one) == [one]
     with pytest.raises(ConfigError, match="there are no tests"):
         (tmp_path / "empty").mkdir()
-        case.found(tmp_path / "empty")
+        case_file.find_cases(tmp_path / "empty")
 
 
 # -- rows against rows
@@ -181,7 +181,7 @@ def test_what_a_path_means(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_compared_as_people_mean_them(a: Any, b: Any, same: bool) -> None:
-    assert equal(a, b) is equal(b, a) is same
+    assert equal_values(a, b) is equal_values(b, a) is same
 
 
 def test_a_difference_is_told_by_row_and_column() -> None:
@@ -192,7 +192,7 @@ def test_a_difference_is_told_by_row_and_column() -> None:
         {"user": "b", "start": start, "n": 3},
         {"user": "d", "start": start, "n": 9},
     ]
-    assert compare(expected, found, ["user", "start", "n"], ["user"]).lines("rows") == [
+    assert compare_rows(expected, found, ["user", "start", "n"], ["user"]).lines("rows") == [
         "rows: 1 missing row, 1 unexpected row, 1 row differs in n",
         "  - missing     user=c",
         "  + unexpected  user=d n=9",
@@ -201,10 +201,13 @@ def test_a_difference_is_told_by_row_and_column() -> None:
 
 
 def test_rows_are_a_multiset_and_unnamed_columns_do_not_count() -> None:
-    assert not compare([{"n": 1}, {"n": 1}], [{"n": 1, "x": 3}, {"n": 1, "x": 4}], ["n", "x"])
-    twice = compare([{"n": 1}], [{"n": 1}, {"n": 1}], ["n"])
+    assert not compare_rows([{"n": 1}, {"n": 1}], [{"n": 1, "x": 3}, {"n": 1, "x": 4}], ["n", "x"])
+    twice = compare_rows([{"n": 1}], [{"n": 1}, {"n": 1}], ["n"])
     assert (len(twice.unexpected), twice.missing) == (1, [])
-    assert compare([], [{"n": 1}], ["n"]).lines("late rows") == ["late rows: 1 unexpected row", "  + unexpected  n=1"]
+    assert compare_rows([], [{"n": 1}], ["n"]).lines("late rows") == [
+        "late rows: 1 unexpected row",
+        "  + unexpected  n=1",
+    ]
 
 
 SEVERAL = """
@@ -262,19 +265,22 @@ rows = [
 def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None:
     file = tmp_path / "t.toml"
     file.write_text(FILE)
-    rows = case.load(file).expect.rows[""]
+    rows = case_file.load_case(file).expect.rows[""]
     assert rows is not None
     found = [{"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d", "n": None}]
-    outcome = Outcome(
-        file, {"rows": compare(rows, found, ["user_id", "n"], ["user_id"]), "late": compare([], [{"x": 1}], ["x"])}
+    outcome = CaseResult(
+        file,
+        {"rows": compare_rows(rows, found, ["user_id", "n"], ["user_id"]), "late": compare_rows([], [{"x": 1}], ["x"])},
     )
-    assert update(file, outcome)
+    assert update_case(file, outcome)
     assert file.read_text().startswith(FILE.replace("n = 2", "n = 5").partition('  { user_id = "c"')[0])
-    again = case.load(file).expect
+    again = case_file.load_case(file).expect
     assert again.rows[""] == ({"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d"})
     assert again.late == ({"x": 1},)
     content = file.read_text()
-    assert not update(file, Outcome(file, {"rows": compare(again.rows[""], found, ["user_id", "n"], ["user_id"])}))
+    assert not update_case(
+        file, CaseResult(file, {"rows": compare_rows(again.rows[""], found, ["user_id", "n"], ["user_id"])})
+    )
     assert file.read_text() == content
 
 
@@ -292,13 +298,13 @@ visits = [
   { user = "a", n = 1 },  # one
 ]
 """)
-    expect = case.load(file).expect
-    outcome = Outcome(
+    expect = case_file.load_case(file).expect
+    outcome = CaseResult(
         file,
         {
-            "rows.hours": compare(expect.rows["hours"], [{"h": 1, "n": 3}], ["h", "n"], ["h"]),
-            "rows.a b": compare(expect.rows["a b"], [{"x": 1}], ["x"]),
-            "stages.visits": compare(expect.stages["visits"], [{"user": "a", "n": 4}], ["user", "n"], ["user"]),
+            "rows.hours": compare_rows(expect.rows["hours"], [{"h": 1, "n": 3}], ["h", "n"], ["h"]),
+            "rows.a b": compare_rows(expect.rows["a b"], [{"x": 1}], ["x"]),
+            "stages.visits": compare_rows(expect.stages["visits"], [{"user": "a", "n": 4}], ["user", "n"], ["user"]),
         },
     )
     assert outcome.lines() == [
@@ -309,11 +315,11 @@ visits = [
         'rows of stage "visits": 1 row differs in n',
         "  ~ differs     user=a  n: expected 1, found 4",
     ]
-    assert update(file, outcome)
+    assert update_case(file, outcome)
     text = file.read_text()
     assert "rows.hours = [{ h = 1, n = 3 }]  # per hour" in text
     assert '{ user = "a", n = 4 },  # one' in text
-    again = case.load(file).expect
+    again = case_file.load_case(file).expect
     assert dict(again.rows) == {"hours": ({"h": 1, "n": 3},), "a b": ({"x": 1},)}
     assert dict(again.stages) == {"visits": ({"user": "a", "n": 4},)}
 
@@ -347,7 +353,7 @@ def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     file = written(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
     with pytest.raises(ConfigError) as told:
-        Test.read(file)
+        CaseTest.read(file)
     assert list(told.value.problems) == [
         f"{file}: expect.rows: rows of which target? write rows.visits or one of rows.hours",
         f'{file}: expect.stages.vists: there is no such stage; did you mean "visits"?',

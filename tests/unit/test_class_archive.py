@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import class_archive
+from slackwater.spark import jvm_class_archive
 
 JAVA = shutil.which("java") or "java"
 
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place() -> Path:
-    found = class_archive.place()
+    found = jvm_class_archive.archive_path()
     assert found is not None
     return found
 
@@ -31,7 +31,7 @@ def place() -> Path:
 def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = place()
     assert first == place()
-    monkeypatch.setattr(class_archive.metadata, "version", lambda name: "4.0.0")
+    monkeypatch.setattr(jvm_class_archive.metadata, "version", lambda name: "4.0.0")
     assert place() != first
     monkeypatch.undo()
     other = tmp_path / "other"
@@ -41,22 +41,22 @@ def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("JAVA_HOME", str(other))
     assert place() != first
     (other / "bin" / "java").unlink()
-    assert class_archive.place() is None
+    assert jvm_class_archive.archive_path() is None
 
 
 def test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    with class_archive.used():
+    with jvm_class_archive.use_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
     place().parent.mkdir(parents=True)
     place().touch()
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
-    with class_archive.used():
+    with jvm_class_archive.use_archive():
         assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Xss2m -XX:SharedArchiveFile={place()} -Xshare:auto ")
         assert "SPARK_LAUNCHER_OPTS" in os.environ
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xss2m"
     assert "SPARK_LAUNCHER_OPTS" not in os.environ
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:SharedArchiveFile=mine.jsa")
-    with class_archive.used():
+    with jvm_class_archive.use_archive():
         assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:SharedArchiveFile=mine.jsa"
 
 
@@ -67,7 +67,7 @@ def test_a_jvm_that_cannot_use_it_says_nothing(held: bytes) -> None:
     (place().parent / "Hello.java").write_text(
         "class Hello { public static void main(String[] a) { System.out.print(1); } }"
     )
-    with class_archive.used():
+    with jvm_class_archive.use_archive():
         options = os.environ["SPARK_SUBMIT_OPTS"].split()
         done = subprocess.run([JAVA, *options, "Hello.java"], capture_output=True, text=True, cwd=place().parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
@@ -80,7 +80,7 @@ def test_what_runs_without_a_jvm_leaves_none_and_is_told(tmp_path: Path, monkeyp
     with pytest.raises(
         StartError, match=r"^the archive of Spark's classes was not made \(it went wrong\); starts go on without it$"
     ):
-        class_archive.make("fails")
+        jvm_class_archive.make_archive("fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):
-        class_archive.make("nothing")
+        jvm_class_archive.make_archive("nothing")
     assert [p.name for p in place().parent.iterdir()] == []

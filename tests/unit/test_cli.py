@@ -160,10 +160,10 @@ def test_a_bug_shows_its_stack_trace_when_asked(slackwater: Command, monkeypatch
 
 
 def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.metrics import Metrics, serve
+    from slackwater.metrics import Metrics, serve_metrics
 
     failing(monkeypatch, AssertionError("must not be reached"))
-    server = serve(Metrics(), 0)
+    server = serve_metrics(Metrics(), 0)
     said = slackwater("run", write(GOOD), "--metrics-port", str(server.port))
     server.stop()
     expected = f"error: metrics cannot be served on 127.0.0.1:{server.port} (Address already in use); choose another --metrics-port\n"

@@ -19,10 +19,10 @@ import pytest
 from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
-from slackwater.cli.clicks import FILES, HOURS, MORNING, generate
 from slackwater.cli.demo import activity
+from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate
+from slackwater.cli.format import program
 from slackwater.cli.main import main
-from slackwater.cli.text import program
 from slackwater.config import toml
 
 

@@ -17,7 +17,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, StateError
 from slackwater.evolution import compare
-from slackwater.evolution.change import Change
+from slackwater.evolution.difference import KeyChange
 from slackwater.runner import starting_offsets
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -53,8 +53,8 @@ def latest() -> Commit:
         return snapshot.commit
 
 
-def found(text: str) -> dict[str, Change]:
-    compared = compare.compare(toml.loads(text), latest())
+def found(text: str) -> dict[str, KeyChange]:
+    compared = compare.compare_config(toml.loads(text), latest())
     return {c.what: c for c in compared.changes}
 
 
@@ -160,7 +160,7 @@ def test_a_stage_that_is_gone_lets_its_rows_go() -> None:
     one = latest()
     other = one.stages[0].model_copy(update={"name": "other"})
     two = one.model_copy(update={"stages": (one.stages[0], other)})
-    (change,) = compare.compare(toml.loads(SESSION), two).changes
+    (change,) = compare.compare_config(toml.loads(SESSION), two).changes
     assert (change.what, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
     assert "are forgotten, open windows with them" in change.how
 
@@ -169,10 +169,10 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     ran(SESSION, STORY)
     told = latest()
     bare = told.model_copy(update={"stages": (told.stages[0].model_copy(update={"described": {}}),)})
-    compared = compare.compare(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
+    compared = compare.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state was written by a version"):
         compared.check()
-    assert compare.compare(toml.loads(SESSION), bare).changes == ()
+    assert compare.compare_config(toml.loads(SESSION), bare).changes == ()
 
 
 def test_what_is_not_published_goes_out_by_the_former_config_first(say: Say) -> None:
@@ -224,7 +224,10 @@ def kafka(*names: str) -> Pipeline:
 
 
 def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
-    return [s.starting_offsets for s in starting_offsets.stated(pipeline, starting_offsets.parse(text)).sources]
+    return [
+        s.starting_offsets
+        for s in starting_offsets.with_offsets(pipeline, starting_offsets.parse_offsets(text)).sources
+    ]
 
 
 def test_where_sources_begin() -> None:
@@ -233,9 +236,12 @@ def test_where_sources_begin() -> None:
     assert starting(two, "latest") == ["latest", "latest"]
     assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
     assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
-    assert starting_offsets.text(starting_offsets.stated(two, {"a": "latest"})) == "a at latest, b at earliest"
-    assert starting_offsets.text(toml.loads(SESSION)) == "web at its first file, app at its first file"
-    assert starting_offsets.stated(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
+    assert (
+        starting_offsets.offsets_text(starting_offsets.with_offsets(two, {"a": "latest"}))
+        == "a at latest, b at earliest"
+    )
+    assert starting_offsets.offsets_text(toml.loads(SESSION)) == "web at its first file, app at its first file"
+    assert starting_offsets.with_offsets(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from slackwater.cli.dlq_replay import epochs, told
+from slackwater.cli.dlq_replay import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.replayable import late_notes
 from slackwater.errors import LockHeldError, StartError
-from slackwater.replay.replay import Outcome
-from slackwater.runner.letters import SCHEMA
-from slackwater.runner.replay import replay
-from slackwater.sources.streams import FrameSource
-from slackwater.spark import reread
+from slackwater.replay.replay import ReplayResult
+from slackwater.runner.dead_letter_filter import SCHEMA
+from slackwater.runner.replay import replay_dead_letters
+from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.spark import dead_letter_frames
 from slackwater.state.files.store import FilesStore
 
 CONFIG = """name = "orders"
@@ -61,31 +61,31 @@ def pipeline(home: Path, letters: str = LETTERS) -> object:
     [(None, (None, None)), ("3", (3, 3)), ("3..7", (3, 7)), ("3..", (3, None)), ("..7", (None, 7))],
 )
 def test_a_range_of_epochs(text: str | None, expected: tuple[int | None, int | None]) -> None:
-    assert epochs(text) == expected
+    assert parse_epoch_range(text) == expected
 
 
 @pytest.mark.parametrize("text", ["..", "a..b", "-1", "3-7", ""])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(StartError, match=r"is no range of epochs; expected A\.\.B, A\.\., \.\.B or one number"):
-        epochs(text)
+        parse_epoch_range(text)
 
 
 def test_a_range_that_is_empty_is_refused() -> None:
     with pytest.raises(StartError, match=r'--epoch "7\.\.3" is empty: 7 comes after 3'):
-        epochs("7..3")
+        parse_epoch_range("7..3")
 
 
 def test_what_is_said() -> None:
-    outcome = Outcome(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
-    assert list(told(outcome, "orders", dry=False)) == [
+    outcome = ReplayResult(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
+    assert list(summary_lines(outcome, "orders", dry=False)) == [
         "orders: 1,200 letters applied: 700 windows written, 3 taken back",
         "  1 letter had been applied before",
         "  5 letters left: gone",
         "  2 letters left: too old",
     ]
-    assert list(told(Outcome(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
-    again = Outcome(3, Counter({"bad again: undecodable": 1}), renewed=Counter({"late": 2}), refused=1)
-    assert list(told(again, "orders", dry=True)) == [
+    assert list(summary_lines(ReplayResult(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
+    again = ReplayResult(3, Counter({"bad again: undecodable": 1}), renewed=Counter({"late": 2}), refused=1)
+    assert list(summary_lines(again, "orders", dry=True)) == [
         "orders: 3 letters would be applied",
         "  2 rows late by now: new letters take their place",
         "  1 row refused: max_groups_per_window is reached",
@@ -101,7 +101,7 @@ def test_what_is_said() -> None:
 def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
-        reread.frames(None, [FrameSource("web", None)], letters)  # type: ignore[arg-type]
+        dead_letter_frames.letter_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
 def everything(letters: object) -> object:
@@ -110,7 +110,7 @@ def everything(letters: object) -> object:
 
 def test_a_config_without_dead_letters(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no letters are kept"):
-        replay(pipeline(tmp_path, letters=""), everything)  # type: ignore[arg-type]
+        replay_dead_letters(pipeline(tmp_path, letters=""), everything)  # type: ignore[arg-type]
 
 
 def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         LockHeldError, match=r"already running: process \d+ .*; a replay is an epoch of a runner: replay, then"
     ):
-        replay(given, everything)  # type: ignore[arg-type]
+        replay_dead_letters(given, everything)  # type: ignore[arg-type]
     store.close()
 
 
@@ -139,14 +139,14 @@ def test_late_letters_of_a_target_that_only_adds_rows_are_refused_before_spark_s
     given = pipeline(tmp_path, LETTERS + 'format = "json"\n')
     put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
-        replay(given, everything)  # type: ignore[arg-type]
+        replay_dead_letters(given, everything)  # type: ignore[arg-type]
     assert str(refused.value) == (
         "orders: 1 letter of late rows cannot be replayed: they correct windows that the target holds, and the target "
         f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )
     with pytest.raises(StartError, match="there is no state yet"):  # the others would go on
-        replay(given, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
+        replay_dead_letters(given, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
 
 
 def config(target: str, metadata: bool = False, kind: str = "") -> str:
@@ -195,7 +195,7 @@ def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None
     with pytest.raises(
         StartError, match=r"orders: there is no state yet, so nothing was ever late; run the pipeline first"
     ):
-        replay(pipeline(tmp_path), everything)  # type: ignore[arg-type]
+        replay_dead_letters(pipeline(tmp_path), everything)  # type: ignore[arg-type]
     store = FilesStore(str(tmp_path / "state"), "orders")
     store.open()  # the lock is free again
     store.close()

@@ -21,11 +21,11 @@ from rich.console import Console
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 
+from slackwater.cli.format import describe_source, format_age, format_time, summary
+from slackwater.cli.progress import LogProgress, render_status
 from slackwater.cli.runner import _signals, run_file
-from slackwater.cli.text import ago, describe, moment, summary
-from slackwater.cli.view import LogView, render
 from slackwater.engine.status import Counters, Status
-from slackwater.runner.tell import line
+from slackwater.runner.run_log import status_line
 
 QUIET = replace(STATUS, emitted=0, late=0)
 STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
@@ -70,7 +70,7 @@ def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen
 
 def shown(status: Status) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render(status))
+    console.print(render_status(status))
     return console.export_text()
 
 
@@ -78,21 +78,27 @@ def shown(status: Status) -> str:
 
 
 def test_moments_and_distances() -> None:
-    assert moment(0) == "1970-01-01 00:00:00Z"
-    assert moment(-1_000_000) == "1969-12-31 23:59:59Z"
-    assert moment(None) == "none yet"
-    assert moment(1 << 62) == f"{1 << 62} µs"
-    assert [ago(s * 1_000_000) for s in (1, 119, 120, 7200, 172_800)] == ["1.0 s", "119.0 s", "2 m", "2 h", "2 d"]
+    assert format_time(0) == "1970-01-01 00:00:00Z"
+    assert format_time(-1_000_000) == "1969-12-31 23:59:59Z"
+    assert format_time(None) == "none yet"
+    assert format_time(1 << 62) == f"{1 << 62} µs"
+    assert [format_age(s * 1_000_000) for s in (1, 119, 120, 7200, 172_800)] == [
+        "1.0 s",
+        "119.0 s",
+        "2 m",
+        "2 h",
+        "2 d",
+    ]
 
 
 def test_a_source_is_told_with_its_lag_and_idleness() -> None:
     web, app = STATUS.sources
-    assert describe(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
-    assert describe(app, STATUS) == "app: no event yet, idle"
+    assert describe_source(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
+    assert describe_source(app, STATUS) == "app: no event yet, idle"
 
 
 def test_a_log_line_is_key_and_value() -> None:
-    assert line(replace(STATUS, files_done=2, files_total=3)) == (
+    assert status_line(replace(STATUS, files_done=2, files_total=3)) == (
         "pipeline=clicks epoch=7 rows=100 rows_per_s=200 emitted=4 late=1 open_windows=12 "
         "state_bytes=4096 watermark=2023-11-14T21:56:40Z watermark[web]=2023-11-14T21:56:40Z "
         "watermark[app]=none(idle) rows_total=1000 emitted_total=42 late_total=25 bad_total=10 refused_total=15 files=2/3"
@@ -153,8 +159,8 @@ def test_the_live_view_has_a_bar_only_where_the_end_is_known() -> None:
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogView, list[str]]]:
-    view = LogView(every=60)
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogProgress, list[str]]]:
+    view = LogProgress(every=60)
     lines: list[str] = []
     monkeypatch.setattr(logging.getLogger("slackwater").handlers[0], "emit", lambda r: lines.append(r.getMessage()))
     yield view, lines
@@ -165,7 +171,7 @@ def epochs(lines: list[str]) -> list[str]:
     return [part for text in lines for part in text.split() if part.startswith("epoch=")]
 
 
-def test_log_lines_are_held_back_but_first_last_and_telling_ones(logged: tuple[LogView, list[str]]) -> None:
+def test_log_lines_are_held_back_but_first_last_and_telling_ones(logged: tuple[LogProgress, list[str]]) -> None:
     view, lines = logged
     for epoch, status in enumerate(
         [QUIET, QUIET, replace(QUIET, emitted=3), QUIET, replace(QUIET, late=1), QUIET, QUIET]
@@ -179,7 +185,7 @@ def test_log_lines_are_held_back_but_first_last_and_telling_ones(logged: tuple[L
 
 
 def test_every_epoch_is_logged_at_zero_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    view = LogView(every=0)
+    view = LogProgress(every=0)
     for epoch in range(3):
         view.status(replace(QUIET, epoch=epoch))
     view.close()
@@ -189,7 +195,7 @@ def test_every_epoch_is_logged_at_zero_seconds(capsys: pytest.CaptureFixture[str
 def test_a_closed_view_leaves_the_log_as_it_was() -> None:
     log = logging.getLogger("slackwater")
     before = (log.handlers, log.propagate, log.level)
-    LogView().close()
+    LogProgress().close()
     assert (log.handlers, log.propagate, log.level) == before
 
 
@@ -323,7 +329,7 @@ def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
     """`Event.wait` holds the event's lock for a moment, in the very thread that handles signals."""
     said: list[str] = []
 
-    class View(LogView):
+    class View(LogProgress):
         def notice(self, level: str, line: str) -> None:
             said.append(line)
 
@@ -338,7 +344,7 @@ def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
 
 def test_signals_are_handled_as_before_after_the_run() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    view = LogView()
+    view = LogProgress()
     with _signals(threading.Event(), view):
         assert signal.getsignal(signal.SIGTERM) is not before[1]
     view.close()

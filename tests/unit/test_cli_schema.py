@@ -14,7 +14,7 @@ from tests.support.command import Command
 from tests.support.mistakes import BASE, CASES
 from tests.support.pages import anchors
 
-from slackwater.config import documented, json_schema
+from slackwater.config import json_schema, key_docs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_schema_is_printed(slackwater: Command) -> None:
     said = slackwater("schema")
     assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == json_schema.schema()
+    assert json.loads(said.out) == json_schema.build_schema()
 
 
 def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_only_check_names_places(slackwater: Command, tmp_path: Path, command: s
 
 def test_every_place_that_a_mistake_leads_to_is_there() -> None:
     """For each line of the table of errors: a page, and a heading on it."""
-    places = {documented.place(line.partition(": ")[0]) for case in CASES for line in case[3:]}
-    places |= {documented.place_of(spec) for spec in documented.TEXTS}
+    places = {key_docs.find_place(line.partition(": ")[0]) for case in CASES for line in case[3:]}
+    places |= {key_docs.place_of(spec) for spec in key_docs.TEXTS}
     assert len(places) == 10
     for page, _, anchor in (place.partition("#") for place in places):
         assert anchor in anchors((ROOT / page).read_text()), f"{page} has no heading {anchor}"

@@ -18,19 +18,19 @@ from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
-from slackwater.core.offsets import FilesRead
+from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
 from slackwater.engine.bounds import share
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
-from slackwater.sources.streams import Streams
+from slackwater.sources.streaming_plan import SourceSet
 from slackwater.state.commit import BatchId, SegmentMeta
-from slackwater.state.files import arrow, units
-from slackwater.state.files.directory import Directory
+from slackwater.state.files import arrow, segments
+from slackwater.state.files.directory import LocalStorage
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
-from slackwater.windows.kept import Due
+from slackwater.windows.state_rows import DueQuery
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -56,23 +56,24 @@ def test_key_hashes_spread_and_panes_mix() -> None:
 @pytest.mark.parametrize("distinct", [0, 1, 100, 5_000, 200_000])
 def test_sketches_estimate_within_their_error_in_any_order_and_batching(distinct: int) -> None:
     values = np.random.default_rng(distinct).integers(-(2**63), 2**63 - 1, distinct, dtype=np.int64)
-    coupons = hll.coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
+    coupons = hll.hash_coupons(pl.Series("c", np.concatenate([values, values[: distinct // 2]])), 14)
 
     def sketch(parts: int) -> pl.DataFrame:
         frame = pl.DataFrame({"g": np.zeros(len(coupons), dtype=np.int64), "c": coupons}).with_columns(
             pl.concat_list("c")
         )
         union = [
-            frame.gather_every(parts, n).group_by("g").agg(hll.union(pl.col("c")).alias("c")) for n in range(parts)
+            frame.gather_every(parts, n).group_by("g").agg(hll.merge_sketches(pl.col("c")).alias("c"))
+            for n in range(parts)
         ]
-        return pl.concat(union).group_by("g").agg(hll.union(pl.col("c")).alias("c"))
+        return pl.concat(union).group_by("g").agg(hll.merge_sketches(pl.col("c")).alias("c"))
 
     if not distinct:
-        assert hll.estimate(pl.Series("c", [[]], dtype=pl.List(pl.Int32)), 14).to_list() == [0]
+        assert hll.estimate_distinct(pl.Series("c", [[]], dtype=pl.List(pl.Int32)), 14).to_list() == [0]
         return
     once, often = sketch(1), sketch(7)
     assert once.equals(often)
-    (estimate,) = hll.estimate(once["c"], 14)
+    (estimate,) = hll.estimate_distinct(once["c"], 14)
     assert abs(estimate - distinct) <= 3 * 0.0082 * distinct + 0.5
 
 
@@ -98,12 +99,12 @@ def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Pat
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
-    reader = units.SegmentReader(Directory(str(tmp_path)), metas, dict(parts[0].schema))
+    reader = segments.SegmentReader(LocalStorage(str(tmp_path)), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
-    due = reader.due(Due(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
+    due = reader.due(DueQuery(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
     assert sorted(due["__due"]) == [10, 21]
-    nothing = Due(((100, 199),), ((0, 199),), (), pending_upto=0, start_before=199)
+    nothing = DueQuery(((100, 199),), ((0, 199),), (), pending_upto=0, start_before=199)
     assert reader.due(nothing).is_empty()
 
 
@@ -112,7 +113,7 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     meta = written(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
-        units.SegmentReader(Directory(str(tmp_path)), [meta], {}).scan()
+        segments.SegmentReader(LocalStorage(str(tmp_path)), [meta], {}).scan()
 
 
 def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None:
@@ -139,7 +140,7 @@ def test_a_bound_is_divided_over_the_shards() -> None:
 
 def test_the_plan_tells_guarantee_and_size() -> None:
     counting = BASE.replace(f"[[{A}]]\n{DISTINCT}", "")
-    found = explain.build(toml.loads(counting))
+    found = explain.build_plan(toml.loads(counting))
     assert [s.name for s in found.stages] == [
         "read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish",
     ]  # fmt: skip
@@ -148,16 +149,16 @@ def test_the_plan_tells_guarantee_and_size() -> None:
     closing = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nidle_close_ms = "5m"'))
     idle = "a source counts as idle after 1m without rows"
     assert [line for line in found.stages[1].lines if "idle" in line] == [idle]
-    assert f"{idle}; after 5m without any the watermark runs on" in explain.build(closing).stages[1].lines
+    assert f"{idle}; after 5m without any the watermark runs on" in explain.build_plan(closing).stages[1].lines
     large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
-    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in explain.build(large).notes[0]
+    assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in explain.build_plan(large).notes[0]
     in_memory = toml.loads(counting.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))
-    assert explain.build(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
-    assert explain.build(in_memory).guarantee.startswith("exactly once while the process lives")
+    assert explain.build_plan(in_memory).notes[0].startswith("STATE IS IN MEMORY: it is lost when the process ends")
+    assert explain.build_plan(in_memory).guarantee.startswith("exactly once while the process lives")
     console = toml.loads(
         counting.replace('[target]\nconnection = "lake"\npath = "out"', '[target]\nconnection = "screen"')
     )
-    assert explain.build(console).guarantee.startswith("at least once")
+    assert explain.build_plan(console).guarantee.startswith("at least once")
 
 
 def test_dates_and_times_hash_as_spark_hashes_them() -> None:
@@ -166,13 +167,13 @@ def test_dates_and_times_hash_as_spark_hashes_them() -> None:
 
 
 def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> None:
-    offsets, store = FilesRead(), FilesStore(tmp_path, "p")
+    offsets, store = FileOffsets(), FilesStore(tmp_path, "p")
     store.open()
     for n in range(200):
-        offsets = files.remember(store, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
+        offsets = files.store_file_list(store, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
     assert offsets.count == 200
     assert len(offsets.lists) <= files.MERGE_AT
-    assert [e.timestamp for e in files.recall(store, offsets)] == list(range(200))
+    assert [e.timestamp for e in files.load_file_list(store, offsets)] == list(range(200))
     store.close()
 
 
@@ -185,8 +186,8 @@ def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None
     store = FilesStore(tmp_path, "p")
     store.open()
     seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]
-    streams = Streams(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
-    sources = {"a": {"rows": 9, "offsets": files.remember(store, 3, FilesRead(), seen)}, "b": {}}
+    streams = SourceSet(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
+    sources = {"a": {"rows": 9, "offsets": files.store_file_list(store, 3, FileOffsets(), seen)}, "b": {}}
     state = commit_of(3, sources=sources, batch=BatchId(checkpoint="lost", batch=41))
     (store.checkpoint / "older").mkdir()
 

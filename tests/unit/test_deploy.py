@@ -21,10 +21,10 @@ from slackwater.cli.main import app
 from slackwater.config import state_size
 from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
-from slackwater.engine.observer import Waiting
+from slackwater.engine.observer import PendingPublish
 from slackwater.engine.status import Status
 from slackwater.metrics import PREFIX, Metrics
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ def real() -> dict[str, set[str]]:
         max_groups_per_window=100,
         aggregations=[Aggregation(agg="count", as_="n")],
     )
-    script = [Rows({"a": [{"ts": t, "k": "x"}]}) for t in (0, 5_000_000, 90_000_000)]
+    script = [RowsInput({"a": [{"ts": t, "k": "x"}]}) for t in (0, 5_000_000, 90_000_000)]
     metrics = Metrics()
     metrics.begun(loads(GOOD, "p.toml", {}))
     for status in [*run_local(window, script, schema={"k": "string"}, sources=("a",)).statuses, STATUS, JOIN]:
@@ -257,7 +257,7 @@ def always(**more: Any) -> Change:
     return lambda minute, given: given.update(more if minute > 10 else {})
 
 
-AWAY = Waiting(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, "files": 7}, ("base",), "base")
+AWAY = PendingPublish(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, "files": 7}, ("base",), "base")
 
 
 def not_published(minute: int, given: dict[str, Any]) -> None:

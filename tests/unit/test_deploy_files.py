@@ -16,7 +16,7 @@ from tests.support import deployed
 from tests.support.deployed import DEPLOY, PIPELINE, PORT, ROOT
 from typer.main import get_command
 
-from slackwater.cli.describe import check_file
+from slackwater.cli.check import check_file
 from slackwater.cli.main import app
 from slackwater.errors import StartError
 from slackwater.health import LIVE, READY
@@ -202,10 +202,10 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: asked.append(module) or [Path(module)])
     monkeypatch.setattr(packages, "_is_cached", lambda home: False)
-    assert sum(len(packages.named(name)) for name in names) == len(asked)
+    assert sum(len(packages.connector_jars(name)) for name in names) == len(asked)
     assert any("kafka-clients" in m for m in asked) and any("spark-avro" in m for m in asked)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
-        packages.named("kafkas")
+        packages.connector_jars("kafkas")
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

@@ -11,17 +11,17 @@ from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.observer import Waiting
+from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.observer import PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.compile import compile_window
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.testing.kit import START_US, pipeline_for
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import START_US, pipeline_for
 
 COUNT = Aggregation(agg="count", as_="n")
 
@@ -62,7 +62,7 @@ class Refusing:
 def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", told: Any = None) -> Driver:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
-    hooks = Hooks(lambda: START_US, on_waiting=(lambda epoch: None) if told is None else told.append)
+    hooks = Callbacks(lambda: START_US, on_waiting=(lambda epoch: None) if told is None else told.append)
     made = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
     latest = made.store.open()
     try:
@@ -118,7 +118,7 @@ def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
 
 
 def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: Path) -> None:
-    target, told = Refusing(), list[Waiting | None]()
+    target, told = Refusing(), list[PendingPublish | None]()
     run = driver(tmp_path, target, told=told)
     run.run_batch(batch(0, 1000), 0)
     assert told == []  # nothing is due yet
@@ -126,7 +126,7 @@ def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: P
     with pytest.raises(PublishError):
         run.run_batch(batch(1, 50_000), 0)
     run.store.close()
-    waiting = Waiting(1, run.state.committed_us)
+    waiting = PendingPublish(1, run.state.committed_us)
     assert told == [waiting, waiting]
     assert [(w.missing, w.failed) for w in told if w is not None] == [
         (("transform",), None),
@@ -184,11 +184,11 @@ def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> No
 
 def test_a_pipeline_that_is_started_over_publishes_again(tmp_path: Path) -> None:
     """Its epochs begin at 0 while the target's marker says more: the marker is that of another state."""
-    table = Table("p", (Field("n", "bigint"),), None, "first")
+    table = TargetTable("p", (Field("n", "bigint"),), None, "first")
     first = FilesTarget(tmp_path, "parquet", table)
     first.publish(0, pl.DataFrame({"n": [1]}))
     first.publish(7, pl.DataFrame({"n": [2]}))
-    second = FilesTarget(tmp_path, "parquet", Table("p", table.fields, None, "second"))
+    second = FilesTarget(tmp_path, "parquet", TargetTable("p", table.fields, None, "second"))
     assert second.last_epoch() == -1
     second.publish(0, pl.DataFrame({"n": [3]}))
     second.publish(0, pl.DataFrame({"n": [9]}))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.command import GOOD, Command
 
-from slackwater.sources.base import reason
+from slackwater.sources.base import spark_error_reason
 
 TABLE = GOOD.replace('[[sources]]', '[connections.warm]\nKIND\n[[sources]]').replace(
     'connection = "lake"\nquery = "in/*.jsonl"\nformat = "json"\nschema = "user_id STRING, page STRING, ts TIMESTAMP"',
@@ -93,4 +93,4 @@ def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
     ],
 )
 def test_a_run_ends_with_what_to_name(said: str, told: str) -> None:
-    assert reason(RuntimeError(said)) == told
+    assert spark_error_reason(RuntimeError(said)) == told

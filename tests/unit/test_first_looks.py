@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.core.offsets import ChangedFiles, FilesRead
+from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import StartError
-from slackwater.sources.changed import AT_ONCE, ReadFiles, text
-from slackwater.sources.files import FileEntry, check_exists, located, note_changes, readable, recall, remember
-from slackwater.spark.first_rows import FirstRows, missing_text, unit_hint
+from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker, changed_files_text
+from slackwater.sources.files import (
+    FileEntry,
+    absolute_query,
+    check_exists,
+    load_file_list,
+    note_changes,
+    readable_path,
+    store_file_list,
+)
+from slackwater.spark.first_row_counts import FirstRowCounts, missing_text, unit_hint
 from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
@@ -39,7 +47,7 @@ def test_times_that_no_unit_explains_are_left_alone() -> None:
 def test_a_name_is_found_whatever_its_case() -> None:
     assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('there are: User_ID, b; did you mean "User_ID"?')
     assert "did you mean" not in missing_text("s", "user_id", 7, ["x"])
-    look = FirstRows(["a", "b"])
+    look = FirstRowCounts(["a", "b"])
     look.saw(600, {"a": 1, "b": 0})
     assert look.looks
     look.saw(600, {"a": 0, "b": 0})
@@ -57,7 +65,7 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
     for path in paths:
         path.write_text("x")
         os.utime(path, (1000, 1000))
-    known = ReadFiles()
+    known = FileChangeTracker()
     known.add(entry(p) for p in paths)
     assert known.changed() == []
     paths[0].write_text("xy")
@@ -66,7 +74,7 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
     paths[2].unlink()
     assert sorted(e.path for e in known.changed(None)) == sorted(p.as_uri() for p in paths[:2])
     assert known.changed(None) == []
-    old = ReadFiles()
+    old = FileChangeTracker()
     old.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
     assert old.changed() == []
 
@@ -74,7 +82,7 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
 def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     path = tmp_path / "grows.json"
     path.write_text("x")
-    known = ReadFiles()
+    known = FileChangeTracker()
     known.add([entry(path)])
     known.add(FileEntry(f"file:///nowhere/{n}", n) for n in range(100_000))
     path.write_text("xyz")
@@ -89,18 +97,20 @@ def test_changes_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) 
     store = FilesStore(str(tmp_path), "p")
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
-    before = FilesRead((name,), 2)
+    before = FileOffsets((name,), 2)
     after = note_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
-    assert recall(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
+    assert load_file_list(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
     assert (after.count, after.changed) == (2, ChangedFiles(1, ("/a",)))
-    later = remember(store, 2, after, [FileEntry("file:///c", 3, 1)])
+    later = store_file_list(store, 2, after, [FileEntry("file:///c", 3, 1)])
     assert (later.count, later.changed) == (3, ChangedFiles(1, ("/a",)))
     store.close()
 
 
 def test_what_is_said_of_changed_files() -> None:
-    assert 'source "s": 1 file changed after it was read, and is not read again: /a;' in text("s", ["/a"], 1)
-    assert "5 files changed after they were read, and are not read again: /a, /b and 3 more;" in text(
+    assert 'source "s": 1 file changed after it was read, and is not read again: /a;' in changed_files_text(
+        "s", ["/a"], 1
+    )
+    assert "5 files changed after they were read, and are not read again: /a, /b and 3 more;" in changed_files_text(
         "s", ["/a", "/b"], 5
     )
 
@@ -118,7 +128,7 @@ def test_what_is_said_of_changed_files() -> None:
     ],
 )
 def test_a_listed_file_is_read_by_its_name(uri: str, path: str) -> None:
-    assert readable(uri) == path
+    assert readable_path(uri) == path
 
 
 def test_what_is_there_by_its_name_is_no_pattern(tmp_path: Path) -> None:
@@ -127,11 +137,11 @@ def test_what_is_there_by_its_name_is_no_pattern(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "{a}.json").touch()
     escaped = rf"{tmp_path}/in \[1\]"
-    assert located(str(folder)) == escaped
-    assert located(str(folder / "[ab]*.json")) == f"{escaped}/[ab]*.json"
-    assert located(str(folder / "{a}.json")) == rf"{escaped}/\{{a\}}.json"
-    assert located(str(tmp_path / "in*")) == str(tmp_path / "in*")
-    assert located("s3a://bucket/[a]/*") == "s3a://bucket/[a]/*"
+    assert absolute_query(str(folder)) == escaped
+    assert absolute_query(str(folder / "[ab]*.json")) == f"{escaped}/[ab]*.json"
+    assert absolute_query(str(folder / "{a}.json")) == rf"{escaped}/\{{a\}}.json"
+    assert absolute_query(str(tmp_path / "in*")) == str(tmp_path / "in*")
+    assert absolute_query("s3a://bucket/[a]/*") == "s3a://bucket/[a]/*"
     source = sw.Source(name="a", connection=sw.FilesConnection(), query=str(folder / "sub" / "*.json"), format="json")
     with pytest.raises(StartError, match=r"there is no .*in \[1\]/sub"):
         check_exists(source)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slackwater.sources.footers import Known, known
+from slackwater.sources.parquet_footers import ColumnStats, column_stats
 
 BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 BEGIN_US = 1_709_251_200_000_000
@@ -42,30 +42,32 @@ def test_times_are_told_by_every_unit_over_all_files_and_row_groups(tmp_path: Pa
     a = written(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
     b = written(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
     begin = BEGIN_US // unit_us
-    found = Known(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
-    assert known([a, b], "ts") == known([b, a], "ts") == found
-    assert known([a, b], "TS") == found, "Spark does not tell names apart by their case"
+    found = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
+    assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == found
+    assert column_stats([a, b], "TS") == found, "Spark does not tell names apart by their case"
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 def test_numbers_have_no_unit(tmp_path: Path, kind: Any) -> None:
     path = written(tmp_path / "a", pa.array([7, -3, None], kind))
-    assert known([path], "ts") == Known(3, 1, 0, -3, 7, str(path))
+    assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
 def test_polars_writes_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pl.DataFrame({"ts": at(1, 9, None)}).write_parquet(path, row_group_size=2)
-    assert known([path], "ts") == Known(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
+    assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
 
 
 def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
     none, nulls = written(tmp_path / "0", pa.array([], US)), written(tmp_path / "1", pa.array([None, None], US))
     some = written(tmp_path / "2", pa.array(at(5)).cast(US))
-    assert known([none], "ts") == Known(0, 0, 1)
-    assert known([none, nulls], "ts") == Known(2, 2, 1)
-    assert known([nulls, some, none], "ts") == Known(3, 2, 1, BEGIN_US + 5_000_000, BEGIN_US + 5_000_000, str(some))
-    assert known([], "ts") is None
+    assert column_stats([none], "ts") == ColumnStats(0, 0, 1)
+    assert column_stats([none, nulls], "ts") == ColumnStats(2, 2, 1)
+    assert column_stats([nulls, some, none], "ts") == ColumnStats(
+        3, 2, 1, BEGIN_US + 5_000_000, BEGIN_US + 5_000_000, str(some)
+    )
+    assert column_stats([], "ts") is None
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,19 @@ def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
 def test_what_they_do_not_say(tmp_path: Path, column: Any, how: Any) -> None:
     path = written(tmp_path / "a", column, **how)
     good = written(tmp_path / "b", pa.array(at(1)).cast(US))
-    assert known([path], "ts") is None
-    assert known([good, path], "ts") is None
+    assert column_stats([path], "ts") is None
+    assert column_stats([good, path], "ts") is None
 
 
 def test_names_that_are_not_there_or_not_one_column(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pq.write_table(pa.table({"ts": [1], "Ts": [2], "s": [{"x": 3}], "t.x": [4]}), path)
-    assert [known([path], name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
+    assert [column_stats([path], name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
 
 
 def test_files_that_differ_in_their_units(tmp_path: Path) -> None:
     a, b = (written(tmp_path / str(k), pa.array(at(1)).cast(k)) for k in (US, MS))
-    assert known([a, b], "ts") is None
+    assert column_stats([a, b], "ts") is None
 
 
 def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
@@ -119,4 +121,4 @@ def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
     torn.write_bytes(good.read_bytes()[:-20])
     (tmp_path / "empty").touch()
     for bad in (torn, tmp_path / "empty", tmp_path / "gone", tmp_path):
-        assert known([good, bad], "ts") is None
+        assert column_stats([good, bad], "ts") is None

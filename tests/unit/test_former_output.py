@@ -13,9 +13,9 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
-from slackwater.runner import former
+from slackwater.runner import previous_output
 from slackwater.runner.run import run
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 
@@ -64,7 +64,7 @@ def left(
     form: str = "parquet",
     folder: str = "out",
 ) -> None:
-    target = FilesTarget(home / folder, form, Table(writer, FIELDS, None, state))
+    target = FilesTarget(home / folder, form, TargetTable(writer, FIELDS, None, state))
     for epoch in epochs:
         target.publish(epoch, ROWS)
 
@@ -88,7 +88,7 @@ def test_files_without_a_marker_are_told_too(tmp_path: Path) -> None:
     left(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
     with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": the state'):
-        former.check(toml.load(config(tmp_path)), None)
+        previous_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
 def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
     left(tmp_path, 1, writer="p-letters")
     (tmp_path / "out" / "p-notes.parquet").write_bytes(b"")
     pipeline = toml.load(config(tmp_path))
-    assert former.check(pipeline, None) == []
-    assert former.put_aside(pipeline) == []
+    assert previous_output.check_previous_output(pipeline, None) == []
+    assert previous_output.put_aside(pipeline) == []
     left(tmp_path, 5)
-    assert len(former.put_aside(pipeline)) == 1
+    assert len(previous_output.put_aside(pipeline)) == 1
     assert sorted(p.name for p in (tmp_path / "out").glob("*.parquet")) == [
         "p-letters-000000001.parquet", "p-notes.parquet", "p-q-000000001.parquet", "q-000000001.parquet",
     ]  # fmt: skip
@@ -111,18 +111,18 @@ def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path,
     left(tmp_path, 3, 4, form=form)
     left(tmp_path, 0, state="abcdef0123456789", form=form)  # beside them, by --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
-    (line,) = former.put_aside(pipeline)
+    (line,) = previous_output.put_aside(pipeline)
     aside = Path(line.split('"')[1])
     assert len([p for p in aside.iterdir() if p.suffix != ".json"]) == 3
     assert (aside / "p.json").exists()
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["_slackwater"]
-    assert former.check(pipeline, None) == []
+    assert previous_output.check_previous_output(pipeline, None) == []
 
 
 def test_kept_output_is_told(tmp_path: Path) -> None:
     left(tmp_path, 3)
     pipeline = toml.load(config(tmp_path))
-    (line,) = former.check(pipeline, "keep")
+    (line,) = previous_output.check_previous_output(pipeline, "keep")
     assert "1 file of another state" in line
     assert "rows are added beside them" in line
     left(tmp_path, 0, state="0123456789abcdef")
@@ -131,17 +131,17 @@ def test_kept_output_is_told(tmp_path: Path) -> None:
 
 def test_without_a_state_and_of_letters_it_is_told_and_not_refused(tmp_path: Path) -> None:
     left(tmp_path, 3)
-    assert len(former.check(toml.load(config(tmp_path, state=False)), None)) == 1
+    assert len(previous_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
     (tmp_path / "b").mkdir()
     left(tmp_path / "b", 3, writer="p-letters", folder="letters")
-    (line,) = former.check(toml.load(config(tmp_path / "b", letters=True)), None)
+    (line,) = previous_output.check_previous_output(toml.load(config(tmp_path / "b", letters=True)), None)
     assert line.startswith("dead_letter: 1 file of another state")
-    assert len(former.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
+    assert len(previous_output.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
 
 
 def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
     path = str(tmp_path / "lake")
-    old = DeltaTarget(path, "append", Table("p", FIELDS, None, "old"))
+    old = DeltaTarget(path, "append", TargetTable("p", FIELDS, None, "old"))
     old.open()
     old.publish(6, ROWS)
     pipeline = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "append"'))
@@ -150,21 +150,21 @@ def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
             StartError,
             match=r'rows of another state of "p" in Delta table .*, up to epoch 6: .*; empty it, or name another place',
         ):
-            former.check(pipeline, choice)
-    assert len(former.check(pipeline, "keep")) == 1
+            previous_output.check_previous_output(pipeline, choice)
+    assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
     merging = toml.load(config(tmp_path, f'connection = "table"\npath = "{path}"\nmode = "merge"'))
-    assert former.check(merging, None) == []  # rows are replaced
+    assert previous_output.check_previous_output(merging, None) == []  # rows are replaced
 
 
 def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
     lake = sql(tmp_path, "shop.t")
-    lake.opened(Table("p", FIELDS, None, "old"), "append").publish(6, ROWS)
+    lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
     pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))
     told = r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another place'
     with pytest.raises(StartError, match=told):
-        former.check(pipeline, None)
-    assert len(former.check(pipeline, "keep")) == 1
+        previous_output.check_previous_output(pipeline, None)
+    assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
 
 
 def test_one_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from tests.support.states import commit_of
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.evolution import destinations, growth
-from slackwater.state.commit import Commit, Destination
+from slackwater.evolution import added_columns, destinations
+from slackwater.state.commit import Commit, TargetDestination
 
 CONFIG = """name = "p"
 [connections.lake]
@@ -63,14 +63,14 @@ def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None
     found = {}
     for name, own in pipeline.by_target.items():
         at = (place, None, None) if place else destinations.place_of(own.target)
-        found[name] = Destination(stage=str(own.target.from_), writer=own.writer, place=at, columns=columns)
+        found[name] = TargetDestination(stage=str(own.target.from_), writer=own.writer, place=at, columns=columns)
     return commit_of(3, targets=found)
 
 
 def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> None:
-    assert growth.takers(pipeline) == {"one"}
-    assert growth.of_targets(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
-    (change,) = growth.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
+    assert added_columns.targets_accepting_columns(pipeline) == {"one"}
+    assert added_columns.of_targets(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
+    (change,) = added_columns.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
     assert change.line.startswith(
         'target "one" columns: state has none, the result has new: "c" (bigint): a table that lacks it'
     )
@@ -88,7 +88,7 @@ def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> 
     ids=["no state", "nothing written", "unknown", "written before", "another place"],
 )
 def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipeline, commit: object) -> None:
-    assert growth.of_targets(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
+    assert added_columns.of_targets(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipel
     ids=["one more", "in another order", "the same", "one is gone", "another type"],
 )
 def test_a_join_goes_on_with_columns_that_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
-    assert growth.of_sides([["k string"], ["x int"]], now) == new
+    assert added_columns.of_sides([["k string"], ["x int"]], now) == new

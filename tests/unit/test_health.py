@@ -12,9 +12,9 @@ from tests.support.command import GOOD
 from tests.support.statuses import STATUS
 
 from slackwater.config.toml import loads
-from slackwater.engine.observer import Observers, Waiting
+from slackwater.engine.observer import ObserverGroup, PendingPublish
 from slackwater.health import LIVE, READY, Health
-from slackwater.metrics import Metrics, serve
+from slackwater.metrics import Metrics, serve_metrics
 
 
 class Told:
@@ -37,16 +37,16 @@ def told() -> Told:
 
 def test_a_run_is_ready_while_it_asks_its_sources(told: Told) -> None:
     assert told.codes() == (200, 503, "starting")
-    with Observers([told.health]).of(loads(GOOD, "p.toml", {})):
+    with ObserverGroup([told.health]).of(loads(GOOD, "p.toml", {})):
         assert told.codes() == (200, 503, "starting")
-        told.health.waiting(Waiting(3, 0))
+        told.health.waiting(PendingPublish(3, 0))
         assert told.codes() == (200, 503, "publishing")
         told.health.waiting(None)
         told.health.status(STATUS)  # what the state held
         assert told.codes() == (200, 503, "starting")
         told.health.reading()
         assert told.codes() == (200, 200, "reading")
-        told.health.waiting(Waiting(4, 0))  # each epoch is
+        told.health.waiting(PendingPublish(4, 0))  # each epoch is
         assert told.codes() == (200, 200, "reading")
         told.stop.set()
         assert told.codes() == (200, 503, "stopping")
@@ -54,7 +54,7 @@ def test_a_run_is_ready_while_it_asks_its_sources(told: Told) -> None:
 
 
 def test_a_run_that_fails_is_over(told: Told) -> None:
-    with pytest.raises(ValueError, match=r"^no$"), Observers([told.health]).of(loads(GOOD, "p.toml", {})):
+    with pytest.raises(ValueError, match=r"^no$"), ObserverGroup([told.health]).of(loads(GOOD, "p.toml", {})):
         raise ValueError("no")
     assert told.codes() == (503, 503, "ended")
 
@@ -82,7 +82,7 @@ def test_the_answer_says_whose_it_is_and_since_when(told: Told) -> None:
 def port(told: Told) -> Iterator[int]:
     metrics = Metrics()
     metrics.update(STATUS)
-    server = serve(metrics, 0, health=told.health)
+    server = serve_metrics(metrics, 0, health=told.health)
     yield server.port
     server.stop()
 

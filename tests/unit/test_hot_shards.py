@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from slackwater.cli.state_upkeep import MOST_SHARDS, _sizes
-from slackwater.maintenance.sizes import ShardSize, Sizes, heavy
+from slackwater.cli.state_maintenance import MOST_SHARDS, _sizes
+from slackwater.maintenance.sizes import ShardSize, Sizes, find_hot_shards
 
 
 def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
@@ -13,13 +13,15 @@ def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
 
 
 def told(found: list[ShardSize]) -> str:
-    return "\n".join(_sizes(Sizes("p", 7, shards=found, kept=[7], hot_shards=heavy(found))))
+    return "\n".join(_sizes(Sizes("p", 7, shards=found, kept=[7], hot_shards=find_hot_shards(found))))
 
 
 def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
-    assert heavy(shards(1000, 1000, 1000, 2999)) == []
-    assert [s.shard for s in heavy(shards(0, 4000, 1000, 8000, 1000))] == [3]
-    assert [(s.stage, s.shard) for s in heavy([*shards(900, 100, 100, 0), *shards(100, 700, 0, stage=1)])] == [
+    assert find_hot_shards(shards(1000, 1000, 1000, 2999)) == []
+    assert [s.shard for s in find_hot_shards(shards(0, 4000, 1000, 8000, 1000))] == [3]
+    assert [
+        (s.stage, s.shard) for s in find_hot_shards([*shards(900, 100, 100, 0), *shards(100, 700, 0, stage=1)])
+    ] == [
         (0, 0),
         (1, 1),
     ]
@@ -30,13 +32,13 @@ def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
 
 def test_stages_are_judged_apart() -> None:
     found = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
-    assert [(s.stage, s.shard) for s in heavy(found)] == [(1, 2)]
+    assert [(s.stage, s.shard) for s in find_hot_shards(found)] == [(1, 2)]
     assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in told(found)
 
 
 def test_few_rows_say_nothing() -> None:
-    assert heavy(shards(0, 0, 0, 9)) == []
-    assert heavy([]) == []
+    assert find_hot_shards(shards(0, 0, 0, 9)) == []
+    assert find_hot_shards([]) == []
     assert "hot shards" not in told(shards(0, 0, 0, 9))
 
 

@@ -28,11 +28,11 @@ from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
 from slackwater.scaffold import propose
-from slackwater.scaffold.sample import read
-from slackwater.scaffold.times import disorder, unit_of
+from slackwater.scaffold.sample import read_sample
+from slackwater.scaffold.times import measure_disorder, unit_of
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
-VALID = Draft202012Validator(json_schema.schema())
+VALID = Draft202012Validator(json_schema.build_schema())
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pipelines: object) -> None:
         raise StartError("no Spark in this test")
 
-    monkeypatch.setattr("slackwater.testing.cases.spark_session", refused)
+    monkeypatch.setattr("slackwater.testing.case_runner.spark_session", refused)
 
 
 def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     data = tomllib.loads(Path("p.toml").read_text())
     (source,), window = data["sources"], data["transform"]["window"]
     assert source["query"] == "in/*.jsonl" and source["format"] == "json"
-    assert ddl.columns(source["schema"]) == {
+    assert ddl.parse_columns(source["schema"]) == {
         "user_id": "string",
         "ts": "timestamp",
         "amount": "double",
@@ -269,7 +269,7 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
     (source,) = data["sources"]
     assert source.get("options", {}) == ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     names = ("user id", "zip", "at") if header else ("c1", "c2", "c3")
-    assert ddl.columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
+    assert ddl.parse_columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
     assert data["transform"]["window"]["group_by"] == [names[0]]
 
 
@@ -347,7 +347,7 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = written(slackwater, "--sample", sample, "--kind", kind)
     lateness = duration_ms(data["transform"]["window"]["lateness"])
-    behind = disorder(propose.time_columns(read(Path(sample)))[0].times_us)
+    behind = measure_disorder(propose.time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
     kept = data["transform"]["window"]["late_data"] == "dlq"
@@ -518,9 +518,9 @@ def test_numbers_that_are_no_times() -> None:
 
 
 def test_disorder_is_measured_against_the_newest_row_before() -> None:
-    seen = disorder([0, 100_000_000, 59_000_000, 200_000_000])
+    seen = measure_disorder([0, 100_000_000, 59_000_000, 200_000_000])
     assert (seen.most_us, seen.lateness_ms, seen.in_time) == (41_000_000, 60_000, 1.0)
-    assert disorder([]).lateness_ms == disorder([1, 2, 3]).lateness_ms == 10_000
+    assert measure_disorder([]).lateness_ms == measure_disorder([1, 2, 3]).lateness_ms == 10_000
 
 
 def test_a_lateness_keeps_all_but_one_row_in_a_thousand(slackwater: Command) -> None:

@@ -10,9 +10,9 @@ from tests.support.states import commit_of
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.engine import fold
+from slackwater.engine import next_commit
 from slackwater.errors import StartError
-from slackwater.runner.replay import replay
+from slackwater.runner.replay import replay_dead_letters
 from slackwater.state.commit import Commit
 from slackwater.watermark import SourceClock
 
@@ -140,7 +140,7 @@ def commit(**more: object) -> Commit:
 
 def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
     """Allowed lateness keeps rows, it does not hold the watermark back."""
-    clocks = fold.clocks(toml.loads(CONFIG), commit())
+    clocks = next_commit.input_clocks(toml.loads(CONFIG), commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
         "orders": (SourceClock, 10_000_000, 60_000_000),
         "payments": (SourceClock, 30_000_000, 60_000_000),
@@ -149,4 +149,4 @@ def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
 
 def test_letters_of_a_join_are_not_replayed() -> None:
     with pytest.raises(StartError, match="letters are replayed as corrections of windows, and this is a join"):
-        replay(toml.loads(CONFIG), lambda letters: letters)
+        replay_dead_letters(toml.loads(CONFIG), lambda letters: letters)

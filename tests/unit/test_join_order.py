@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slackwater.core.arrays import distinct, heads
-from slackwater.joins.match import order
+from slackwater.core.arrays import distinct_values, run_starts
+from slackwater.joins.match import sort_order
 
 
 @pytest.mark.parametrize("keys", [1, 3, 50, 10**12])
@@ -15,12 +15,12 @@ def test_by_hash_then_time_equal_rows_as_they_came(keys: int, times: int) -> Non
     rng = np.random.default_rng(keys + times)
     for length in (0, 1, 2, 100):
         kh, ts = rng.integers(-keys, keys, length), rng.integers(-times, times, length)
-        assert order(kh, ts).tolist() == sorted(range(length), key=lambda i: (kh[i], ts[i], i))
+        assert sort_order(kh, ts).tolist() == sorted(range(length), key=lambda i: (kh[i], ts[i], i))
 
 
 def test_heads_are_where_a_value_begins() -> None:
     extremes = np.iinfo(np.int64)
     values = np.array([extremes.min, extremes.min, 0, 4, 4, 4, extremes.max])
-    assert heads(values).tolist() == [0, 2, 3, 6]
-    assert heads(values[:0]).tolist() == []
-    assert distinct(values).tolist() == [extremes.min, 0, 4, extremes.max]
+    assert run_starts(values).tolist() == [0, 2, 3, 6]
+    assert run_starts(values[:0]).tolist() == []
+    assert distinct_values(values).tolist() == [extremes.min, 0, 4, extremes.max]

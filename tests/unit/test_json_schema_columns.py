@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from slackwater.sources.json_schema import columns
+from slackwater.sources.json_schema import schema_columns
 
 A_REF = {"$ref": "#/$defs/a"}
 
 
 def of(schema: Any, **others: Any) -> str:
     """The type of the one column."""
-    found = columns(
+    found = schema_columns(
         json.dumps({"properties": {"c": schema}, "$defs": DEFS}), {n: json.dumps(s) for n, s in others.items()}
     )
     return found.removeprefix("`c` ")
@@ -84,5 +84,5 @@ def test_references_to_other_subjects_are_followed_from_there() -> None:
 )
 def test_what_cannot_become_columns_is_told(text: str, expected: str) -> None:
     with pytest.raises(ValueError) as told:
-        columns(text, {})
+        schema_columns(text, {})
     assert str(told.value) == expected

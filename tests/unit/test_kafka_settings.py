@@ -10,15 +10,15 @@ from confluent_kafka.admin import AdminClient
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.errors import StartError
-from slackwater.sources.kafka_broker import Broker, make_client
+from slackwater.sources.kafka_broker import KafkaBroker, make_client
 
 NOWHERE = "127.0.0.1:1"
 SCRAM = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
 JAAS = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u \\"1\\"" password="p=;w";'
 
 
-def broker(**options: str) -> Broker:
-    return Broker(KafkaConnection(bootstrap_servers=NOWHERE, options=options))
+def broker(**options: str) -> KafkaBroker:
+    return KafkaBroker(KafkaConnection(bootstrap_servers=NOWHERE, options=options))
 
 
 REFUSED = {
@@ -29,7 +29,7 @@ REFUSED = {
     "a certificate that does not exist": {"security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"},
     "a number beyond its range": {"socket.timeout.ms": "9" * 5000},
 }
-QUESTIONS: dict[str, Callable[[Broker], object]] = {
+QUESTIONS: dict[str, Callable[[KafkaBroker], object]] = {
     "partitions": lambda b: b.partitions("t", 'source "s"'),
     "bounds": lambda b: b.bounds([("t", 0)]),
     "at": lambda b: b.at([("t", 0)], 0),

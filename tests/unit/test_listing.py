@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.sources import globs
-from slackwater.sources.listing import Listing, is_hidden, uri
+from slackwater.sources.listing import DirectoryListing, is_hidden, to_uri
 
 
 def tree(home: Path, *names: str) -> None:
@@ -19,7 +19,7 @@ def tree(home: Path, *names: str) -> None:
 
 
 def found(home: Path, pattern: str = "", **more: object) -> list[str]:
-    listed = Listing(f"{home}/{pattern}" if pattern else str(home), **more)  # type: ignore[arg-type]
+    listed = DirectoryListing(f"{home}/{pattern}" if pattern else str(home), **more)  # type: ignore[arg-type]
     return sorted(str(Path(p).relative_to(home)) for p in listed.files())
 
 
@@ -36,7 +36,7 @@ def found(home: Path, pattern: str = "", **more: object) -> list[str]:
     ],
 )
 def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
-    assert globs.expanded(pattern) == expected
+    assert globs.expand_braces(pattern) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
     ],
 )
 def test_patterns_are_those_of_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
-    assert [n for n in [*yes, *no] if globs.matches(pattern, n)] == yes
+    assert [n for n in [*yes, *no] if globs.matches_pattern(pattern, n)] == yes
 
 
 @pytest.mark.parametrize("pattern", ["{a", "[a", "a\\", "[z-a]"])
 def test_what_is_no_pattern_is_said(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not closed|stands before nothing|is no pattern"):
-        globs.matches(pattern, "a")
+        globs.matches_pattern(pattern, "a")
 
 
 def test_hidden_names() -> None:
@@ -105,7 +105,7 @@ def test_what_a_stream_of_spark_has_not_committed_is_not_there(tmp_path: Path) -
     tree(tmp_path, "t/a", "t/b", "t/c", "t/d", "t/_spark_metadata/.3.crc")
 
     def log(number: str, *actions: tuple[str, str]) -> None:
-        lines = [json.dumps({"path": uri(f"{tmp_path}/t/{name}"), "action": action}) for name, action in actions]
+        lines = [json.dumps({"path": to_uri(f"{tmp_path}/t/{name}"), "action": action}) for name, action in actions]
         (tmp_path / "t" / "_spark_metadata" / number).write_text("\n".join(["v1", *lines]))
 
     log("0", ("x", "add"))  # part of the compact one
@@ -125,7 +125,7 @@ def test_what_a_stream_of_spark_has_not_committed_is_not_there(tmp_path: Path) -
     ],
 )
 def test_a_path_as_spark_writes_it(path: str, expected: str) -> None:
-    assert uri(path) == expected
+    assert to_uri(path) == expected
 
 
 def test_links_are_followed(tmp_path: Path) -> None:

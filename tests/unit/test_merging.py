@@ -11,7 +11,7 @@ from tests.support.stores import LOGIC, commit, rows
 
 from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.merging import Merge
+from slackwater.state.files.merging import SegmentMerge
 from slackwater.state.files.store import FilesStore
 
 ALIVE = -(1 << 62)
@@ -43,12 +43,12 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
 def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
     of: str, there: str, watermark: int, after: str
 ) -> None:
-    found = Merge(metas(of), metas("M")).applied(metas(there), watermark)
+    found = SegmentMerge(metas(of), metas("M")).applied(metas(there), watermark)
     assert "".join(m.file for m in found) == after
 
 
 def test_of_rows_that_are_all_over_nothing_is_left() -> None:
-    assert Merge(metas("ab"), ()).applied(metas("xaby"), 0) == metas("xy")
+    assert SegmentMerge(metas("ab"), ()).applied(metas("xaby"), 0) == metas("xy")
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from tests.support.statuses import COUNTERS, STATUS
 
 import slackwater as sw
 from slackwater.config.toml import loads
-from slackwater.engine.observer import Waiting
+from slackwater.engine.observer import PendingPublish
 from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError
-from slackwater.metrics import Metrics, serve
+from slackwater.metrics import Metrics, serve_metrics
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.web.server import HttpServer
 
@@ -115,7 +115,7 @@ def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
     metrics.begun(loads(GOOD, "p.toml", {}))
     assert samples(metrics)[name] == 0
     assert samples(metrics)['slackwater_streaming_started_seconds{pipeline="user-sessions"}'] == 1000
-    metrics.waiting(Waiting(7, 900_000_000))
+    metrics.waiting(PendingPublish(7, 900_000_000))
     assert samples(metrics)[name] == 100
     now = 1060.0
     assert samples(metrics)[name] == 160
@@ -133,7 +133,7 @@ def test_two_pipelines_keep_apart() -> None:
 def served() -> Iterator[HttpServer]:
     metrics = Metrics()
     metrics.update(STATUS)
-    server = serve(metrics, 0)
+    server = serve_metrics(metrics, 0)
     yield server
     server.stop()
 
@@ -145,7 +145,7 @@ def test_the_server_is_bound_to_loopback_and_answers(served: HttpServer) -> None
 
 
 def test_another_address_only_when_told() -> None:
-    server = serve(Metrics(), 0, "0.0.0.0")
+    server = serve_metrics(Metrics(), 0, "0.0.0.0")
     assert server.address == "0.0.0.0"
     server.stop()
 
@@ -155,11 +155,11 @@ def test_a_port_in_use_is_one_line(served: HttpServer) -> None:
         StartError,
         match=rf"^metrics cannot be served on 127\.0\.0\.1:{served.port} \(Address already in use\); choose another --metrics-port$",
     ):
-        serve(Metrics(), served.port)
+        serve_metrics(Metrics(), served.port)
 
 
 def test_stop_frees_the_port() -> None:
-    server = serve(Metrics(), 0)
+    server = serve_metrics(Metrics(), 0)
     server.stop()
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", server.port))

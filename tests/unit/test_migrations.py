@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.data import from_data
+from slackwater.config.serialization import from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError
 from slackwater.state import migrations
-from slackwater.state.migrations import FORMAT, STEPS, UNBOUNDED, forward, route, statements, to_2
-from slackwater.state.postgres.tables import Tables
+from slackwater.state.migrations import (
+    FORMAT,
+    STEPS,
+    UNBOUNDED,
+    migrate_record,
+    migration_route,
+    migration_statements,
+    to_2,
+)
+from slackwater.state.postgres.tables import TableNames
 
 SESSION = {
     "kind": "session", "duration_ms": None, "hop_ms": None, "offset_ms": 0, "gap_ms": 5, "max_session_duration_ms": 90,
@@ -87,7 +95,7 @@ def test_a_description_that_is_there_is_kept() -> None:
 def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> None:
     given = {**record(), "then": record(kind="join")}
     before = json.dumps(given)
-    found = forward(given, 1, "state")
+    found = migrate_record(given, 1, "state")
     assert (found["format"], [s["fingerprint"]["kind"] for s in found["stages"]]) == (FORMAT, ["session", "join"])
     assert found["stages"][0]["described"]["window"]["kind"] == "session"
     assert found["stages"][1]["described"] == {}
@@ -95,20 +103,22 @@ def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> No
 
 
 def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = migrations.Step("adds x", lambda r: {**r, "x": r["described"]["assumed"]}, lambda t: [f"ALTER {t.state}"])
+    added = migrations.Migration(
+        "adds x", lambda r: {**r, "x": r["described"]["assumed"]}, lambda t: [f"ALTER {t.state}"]
+    )
     monkeypatch.setattr(migrations, "STEPS", {1: STEPS[1], 2: added})
     monkeypatch.setattr(migrations, "FORMAT", 3)
-    found = forward(record(), 1, "state")
+    found = migrate_record(record(), 1, "state")
     assert (found["format"], found["x"][0]) == (3, "lateness_ms")
-    assert forward({**found, "format": 2}, 2, "state")["format"] == 3
-    tables = [Tables("public", "p", stage) for stage in (0, 1)]
-    assert statements(1, tables) == [
+    assert migrate_record({**found, "format": 2}, 2, "state")["format"] == 3
+    tables = [TableNames("public", "p", stage) for stage in (0, 1)]
+    assert migration_statements(1, tables) == [
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p" ALTER COLUMN state_version SET DEFAULT 2',
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p#2" ALTER COLUMN state_version SET DEFAULT 2',
         'ALTER "public"."slackwater_state_p"',
         'ALTER "public"."slackwater_state_p#2"',
     ]
-    assert statements(3, tables) == []
+    assert migration_statements(3, tables) == []
 
 
 @pytest.mark.parametrize(
@@ -122,9 +132,9 @@ def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_format_without_a_way_is_refused(version: int, message: str) -> None:
     with pytest.raises(StateError, match=message):
-        route(version, "state of x")
+        migration_route(version, "state of x")
 
 
 def test_a_record_that_is_not_what_its_format_writes_is_damaged() -> None:
     with pytest.raises(StateError, match=r"^state of x is damaged: .* not what format 1 writes \(KeyError\); restore"):
-        forward({"format": 1}, 1, "state of x")
+        migrate_record({"format": 1}, 1, "state of x")

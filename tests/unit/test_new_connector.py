@@ -17,11 +17,11 @@ from slackwater import explain
 from slackwater.config import toml
 from slackwater.errors import ConfigError, StartError
 from slackwater.maintenance import reset_offsets
-from slackwater.runner import backfill_plan, starting_offsets, tell
-from slackwater.runner.backfill_source import PlannedReader
-from slackwater.runner.systems import system_of
+from slackwater.runner import backfill_plan, run_log, starting_offsets
+from slackwater.runner.backfill_source import PlannedRangeReader
+from slackwater.runner.connectors import system_of
 from slackwater.sources import planning
-from slackwater.sources.streams import FrameSource
+from slackwater.sources.streaming_plan import DataFrameSource
 from slackwater.state.commit import Commit, SourceRecord
 
 TEXT = """
@@ -85,8 +85,8 @@ def source(pipeline: sw.Pipeline) -> TicksSource:
 
 def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
-    assert "ticks of numbers, at most 4 per epoch" in str(explain.build(pipeline))
-    assert starting_offsets.text(pipeline) == "ticks at earliest"
+    assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
+    assert starting_offsets.offsets_text(pipeline) == "ticks at earliest"
     with pytest.raises(
         ConfigError, match='max_files_per_trigger: belongs to connections of kind "files" or "delta" or'
     ):
@@ -99,16 +99,16 @@ def test_a_commit_keeps_its_offsets_and_a_start_tells_them(tmp_path: Path) -> No
     record = SourceRecord(offsets=TicksRead(7))
     assert json.loads(record.model_dump_json())["offsets"] == {"ticks": 7}
     assert SourceRecord.model_validate_json(record.model_dump_json()) == record
-    assert '"ticks": ticks of numbers, from tick 7;' in tell.start(page(tmp_path), at(7))
+    assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), at(7))
 
 
 def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
-    (move,) = reset_offsets.moves(at(7), ["ticks=latest"], pipeline)
+    (move,) = reset_offsets.plan_moves(at(7), ["ticks=latest"], pipeline)
     assert move.after == TicksRead(10)
     assert [c.skips for c in move.after.changes(move.before)] == [True]
     with pytest.raises(StartError, match='source "ticks": no tick'):
-        reset_offsets.moves(at(7), ["ticks=latest"], None)
+        reset_offsets.plan_moves(at(7), ["ticks=latest"], None)
 
 
 def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
@@ -120,15 +120,17 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
     parts: list[Any] = [p["ticks"] for _ in range(2) if (p := found.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
     assert (found.next(), found.files_left) == ({}, 0)
-    streams = SimpleNamespace(sources=[own, FrameSource("queue", nothing)])  # type: ignore[arg-type]
+    streams = SimpleNamespace(sources=[own, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
     with pytest.raises(
         StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'
     ):
         planning.planners_of(streams, state, {})
     planning.check_connect("p", [own])
-    assert backfill_plan.described(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith("law-backfill")
+    assert backfill_plan.backfill_pipeline(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith(
+        "law-backfill"
+    )
     session: Any = SimpleNamespace(range=lambda first, end: SimpleNamespace(selectExpr=lambda *_: (first, end)))
-    part = PlannedReader(session, nothing, own, SourceRecord()).next(SourceRecord(), 0)  # type: ignore[arg-type]
+    part = PlannedRangeReader(session, nothing, own, SourceRecord()).next(SourceRecord(), 0)  # type: ignore[arg-type]
     assert part is not None
     assert (part.frame, part.offsets) == ((0, 4), TicksRead(4))
 

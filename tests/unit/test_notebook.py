@@ -19,7 +19,7 @@ from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError, StateError
 from slackwater.runner import background
 from slackwater.runner.background import Handle
-from slackwater.testing.kit import Rows
+from slackwater.testing.script import RowsInput
 from slackwater.ui import notebook
 
 
@@ -87,7 +87,7 @@ def test_values_are_text(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     day = 19_783 * 86_400_000_000
     evil = "<script>alert(1)</script>"
-    ran(file, [Rows({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
+    ran(file, [RowsInput({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
     with sw.open_state(file) as view:
         assert evil not in view._repr_html_()
         assert evil in words(shown(view))
@@ -114,13 +114,13 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
 
 def test_each_class_that_is_shown_has_a_picture() -> None:
     """And a class without one is an error, not an empty cell."""
-    from slackwater.core.notebook import Shown
+    from slackwater.core.notebook_repr import NotebookRepr
 
-    for cls in (sw.Pipeline, sw.Plan, sw.Why, sw.StateView, sw.Handle):
-        assert issubclass(cls, Shown)
+    for cls in (sw.Pipeline, sw.Plan, sw.WhyReport, sw.StateView, sw.Handle):
+        assert issubclass(cls, NotebookRepr)
         assert notebook._shown.dispatch(cls) is not notebook._shown.dispatch(object)
-    with pytest.raises(TypeError, match="no picture of a Shown"):
-        Shown()._repr_html_()
+    with pytest.raises(TypeError, match="no picture of a NotebookRepr"):
+        NotebookRepr()._repr_html_()
     assert watched  # the states of these tests are those of the page's
 
 
@@ -226,7 +226,7 @@ def test_run_takes_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         runner.reporter.status(status(7))
         raise StartError("law: there it is")
 
-    monkeypatch.setattr(background, "notice", lambda level, line: said.append((level, line)))
+    monkeypatch.setattr(background, "print_warning", lambda level, line: said.append((level, line)))
     monkeypatch.setattr(module, "_run", fails)
     one = sw.run(pipeline, background=True, available_now=True)
     with pytest.raises(StartError, match="law: there it is"):

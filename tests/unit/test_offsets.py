@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from slackwater.core.offsets import Change, ChangedFiles, FilesRead, KafkaOffsets, Offsets, TableRead, parsed
+from slackwater.core.offsets import (
+    ChangedFiles,
+    FileOffsets,
+    KafkaOffsets,
+    OffsetChange,
+    Offsets,
+    TableOffsets,
+    parse_offsets,
+)
 from slackwater.state.commit import SourceRecord
 
 FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count": 3}
@@ -17,10 +25,10 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
     ("stored", "known"),
     [
         (None, None),
-        (FILES, FilesRead(tuple(FILES["segments"]), 3)),  # type: ignore[arg-type]
+        (FILES, FileOffsets(tuple(FILES["segments"]), 3)),  # type: ignore[arg-type]
         (
             FILES | {"changed": {"count": 2, "last": ["/a"]}},
-            FilesRead(tuple(FILES["segments"]), 3, ChangedFiles(2, ("/a",))),
+            FileOffsets(tuple(FILES["segments"]), 3, ChangedFiles(2, ("/a",))),
         ),  # type: ignore[arg-type]
         ({"clicks": {"0": 1200, "1": 0}}, KafkaOffsets({"clicks": {"0": 1200, "1": 0}})),
         ({}, KafkaOffsets()),
@@ -56,7 +64,7 @@ def test_what_is_stored_is_read_and_stored_again_as_it_was(stored: Any, known: A
 )
 def test_what_no_commit_holds_is_refused(stored: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parsed(stored)
+        parse_offsets(stored)
 
 
 def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
@@ -70,35 +78,35 @@ def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
     assert list(known.each()) == [("clicks", "0", 0), ("clicks", "1", 7)]
     assert known.lists == ()
     assert known.renamed(str.upper) == known
-    assert FilesRead(("a", "b"), 2).renamed(str.upper) == FilesRead(("A", "B"), 2)
+    assert FileOffsets(("a", "b"), 2).renamed(str.upper) == FileOffsets(("A", "B"), 2)
     assert known.rows() == {"clicks-0": "0", "clicks-1": "7"}
-    assert FilesRead(("a",), 2).rows() == {"files": "2"}
+    assert FileOffsets(("a",), 2).rows() == {"files": "2"}
 
 
 @pytest.mark.parametrize(
     ("at", "told"),
     [
-        (FilesRead(("a",), 1), "after 1 file"),
+        (FileOffsets(("a",), 1), "after 1 file"),
         (KafkaOffsets({"t": {"0": 4, "1": 5}}), "from offsets t-0:4 t-1:5"),
         (KafkaOffsets({"t": {str(p): p for p in range(10)}}), " t-7:7 and 2 more partitions"),
-        (TableRead("id", 12), "after version 12"),
-        (TableRead("id", 12, files=3, content=True), "after 3 files of what version 12 holds"),
-        (TableRead("id"), "from its first version"),
-        (TableRead(files=0, content=True), "from nothing"),
+        (TableOffsets("id", 12), "after version 12"),
+        (TableOffsets("id", 12, files=3, content=True), "after 3 files of what version 12 holds"),
+        (TableOffsets("id"), "from its first version"),
+        (TableOffsets(files=0, content=True), "from nothing"),
     ],
 )
 def test_people_are_told_where_reading_goes_on(at: Offsets, told: str) -> None:
     assert at.told().endswith(told)
 
 
-TABLE = TableRead("id", 12)
+TABLE = TableOffsets("id", 12)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "changes"),
     [
-        (None, FilesRead(), [("files", "0 files read", "none read", "as it is")]),
-        (FilesRead(("a",), 2), FilesRead(), [("files", "2 files read", "none read", "2 files again", True)]),
+        (None, FileOffsets(), [("files", "0 files read", "none read", "as it is")]),
+        (FileOffsets(("a",), 2), FileOffsets(), [("files", "2 files read", "none read", "2 files again", True)]),
         (
             KafkaOffsets({"t": {"0": 2000, "2": 5, "10": 7}}),
             KafkaOffsets({"t": {"10": 8, "0": 0, "2": 5, "3": 1}}),
@@ -109,16 +117,16 @@ TABLE = TableRead("id", 12)
                 ("t-10", "7", "8", "1 skipped", False, True),
             ],
         ),
-        (FilesRead(("a",), 2), KafkaOffsets({"t": {"0": 1}}), [("t-0", "never read", "1")]),
-        (None, TableRead(files=0, content=True), [("versions", "never read", "what it holds")]),
+        (FileOffsets(("a",), 2), KafkaOffsets({"t": {"0": 1}}), [("t-0", "never read", "1")]),
+        (None, TableOffsets(files=0, content=True), [("versions", "never read", "what it holds")]),
         (
             TABLE,
-            TableRead(files=0, content=True),
+            TableOffsets(files=0, content=True),
             [("versions", "version 12", "what it holds", "all of it again", True)],
         ),
         (TABLE, TABLE, [("versions", "version 12", "after version 12")]),
-        (TABLE, TableRead("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
+        (TABLE, TableOffsets("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
     ],
 )
 def test_what_going_on_elsewhere_means(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:
-    assert after.changes(before) == [Change(*change) for change in changes]
+    assert after.changes(before) == [OffsetChange(*change) for change in changes]

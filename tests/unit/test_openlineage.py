@@ -24,11 +24,11 @@ from slackwater.config.toml import loads
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.observer import Columns
+from slackwater.engine.observer import RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, StartError
 from slackwater.observe import datasets
-from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, pipeline_for, run_local
 
 WINDOW = Window(
     kind="tumbling",
@@ -38,7 +38,7 @@ WINDOW = Window(
     max_groups_per_window=100,
     aggregations=[Aggregation(agg="count", as_="n")],
 )
-COLUMNS = Columns(
+COLUMNS = RunSchema(
     {"a": [Field("k", "string"), Field("ts", "timestamp")]}, {"transform": [Field("k", "string"), Field("n", "bigint")]}
 )
 Event = dict[str, Any]
@@ -58,7 +58,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE__")]:
         del os.environ[name]  # the client sets some from others
-    secrets.forget()
+    secrets.forget_secrets()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def stored() -> Pipeline:
 
 
 def statuses() -> list[Status]:
-    script = [Rows({"a": [{"ts": t + i, "k": "x"} for i in range(3)]}) for t in (0, 5_000_000, 90_000_000)]
+    script = [RowsInput({"a": [{"ts": t + i, "k": "x"} for i in range(3)]}) for t in (0, 5_000_000, 90_000_000)]
     return run_local(WINDOW, script, schema={"k": "string"}, sources=("a",)).statuses
 
 
@@ -170,7 +170,7 @@ def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
 
 
 def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> None:
-    secrets.remember("hunter-22-hunter")
+    secrets.remember_secret("hunter-22-hunter")
     made = lineage(said)
     made.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
     last = events()[-1]
@@ -232,7 +232,7 @@ def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], mo
     assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
     assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
     assert {e["job"]["namespace"] for e in receiver.events} == {"shop"}
-    assert secrets.masked("with sesame-open-42") == "with ***"
+    assert secrets.mask_secrets("with sesame-open-42") == "with ***"
     assert len(said) == 1
 
 

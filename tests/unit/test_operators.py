@@ -19,26 +19,26 @@ from tests.support.nth import NthOfKey
 import slackwater
 import slackwater as sw
 from slackwater.config.connection import CONNECTIONS, Connection
-from slackwater.config.rows import ROWS
+from slackwater.config.stateless_step import ROWS
 from slackwater.config.transform import Transform
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.logic import JoinLogic
-from slackwater.operators.base import Figures, Operator, ShardTask
+from slackwater.operators.base import Operator, ShardTask, StageCounts
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.keyed import Keyed
-from slackwater.operators.known import KNOWN, of_kind
-from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.task import EmitReport, IngestReport, SideReport
-from slackwater.operators.windowless import Windowless
-from slackwater.spark.workers import Packed
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.registry import KNOWN, of_kind
+from slackwater.operators.reports import EmitReport, IngestReport, SideReport
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.spark.workers import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.state.protocol import Stateless
-from slackwater.testing.kit import pipeline_for
-from slackwater.windows.logic import Logic
+from slackwater.state.protocol import NoState
+from slackwater.testing.script import pipeline_for
+from slackwater.windows.logic import WindowLogic
 
 FIELDS = {"u": Field("u", "string")}
 COUNT = [sw.Aggregation(agg="count", as_="n")]
@@ -54,14 +54,14 @@ def window(kind: str, **more: Any) -> Any:
     return compile_window(pipeline_for(sw.Window(kind=kind, **given), ["a"]), FIELDS)
 
 
-def join() -> IntervalJoin:
+def join() -> IntervalJoinOperator:
     spec = sw.Join(
         kind="left", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10
     )  # fmt: skip
     return compile_join(pipeline_for(spec, ["a", "b"]), (FIELDS, FIELDS))
 
 
-def rows() -> Rows:
+def rows() -> StatelessOperator:
     described = sw.Pipeline(
         name="p",
         sources=[sw.Source(name="a", dataframe=object())],
@@ -72,11 +72,11 @@ def rows() -> Rows:
 
 
 EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
-    "tumbling": (lambda: window("tumbling"), Panes),
-    "hopping": (lambda: window("hopping"), Panes),
-    "session": (lambda: window("session"), Sessions),
-    "join": (join, IntervalJoin),
-    "rows": (rows, Rows),
+    "tumbling": (lambda: window("tumbling"), PaneOperator),
+    "hopping": (lambda: window("hopping"), PaneOperator),
+    "session": (lambda: window("session"), SessionOperator),
+    "join": (join, IntervalJoinOperator),
+    "rows": (rows, StatelessOperator),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
     """Every worker gets the tasks of all shards: if each made all of them, an epoch would cost the square of the shards."""
     operator = window("session")
     tasks = [ShardTask(operator, Opened(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
-    sent = pickle.loads(cloudpickle.dumps(Packed.of(tasks)))  # type: ignore[no-untyped-call]
+    sent = pickle.loads(cloudpickle.dumps(PackedTasks.of(tasks)))  # type: ignore[no-untyped-call]
     assert _OPENED == []
     assert sent.task(1) == tasks[1]
     assert _OPENED == [1]
@@ -134,7 +134,7 @@ def test_what_tells_results_apart_and_what_a_row_that_goes_still_has() -> None:
 
 
 def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
-    operator, none = window("hopping"), Figures((0, 0), (0, 0))
+    operator, none = window("hopping"), StageCounts((0, 0), (0, 0))
     reports = [
         IngestReport(shard=0, segments=(), new_groups={0: 2}),
         IngestReport(shard=1, segments=(), new_groups={0: 1, 5000: 4}),
@@ -147,7 +147,7 @@ def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
 
 def test_sessions_count_keys_and_intervals_per_shard() -> None:
     operator = window("session")
-    after = operator.ingested(Figures((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)])
+    after = operator.ingested(StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)])
     assert (after.groups, after.windows, operator.size(after)) == ((1, 2), (1, 3), (4, 3))
     after = operator.emitted(after, [EmitReport(shard=0, segments=(), groups=-1, windows=-1)], 0)
     assert (after.groups, after.windows) == ((0, 2), (0, 3))
@@ -156,7 +156,7 @@ def test_sessions_count_keys_and_intervals_per_shard() -> None:
 def test_a_join_counts_what_became_of_the_rows_of_each_side() -> None:
     operator = join()
     sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
-    after = operator.ingested(Figures((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
+    after = operator.ingested(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
     after = operator.emitted(after, [EmitReport(shard=0, segments=(), unmatched=(2, 0))], 0)
     assert {side: (n["buffered"], n["late"], n["unmatched"]) for side, n in after.sides.items()} == {
         "left": (2, 1, 2),
@@ -180,7 +180,7 @@ def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -
 
 def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
     operator, asked = window("hopping"), list[object]()
-    figures = Figures((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
+    figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
 
     def recount(question: Any) -> dict[int, int]:
         asked.append(pickle.loads(pickle.dumps(question)))
@@ -191,8 +191,8 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
     with pytest.raises(CapExceededError, match=r"holds 4 groups, max_groups_per_window is 3"):
         operator.check_bounds(figures, -(1 << 62), lambda question: {0: 4})
     with pytest.raises(CapExceededError, match=r"4 keys have open sessions, max_groups_per_window is 3"):
-        window("session").check_bounds(Figures((2, 2), (2, 2)), 0, recount)
-    window("session", on_state_cap="drop_new_groups").check_bounds(Figures((2, 2), (2, 2)), 0, recount)
+        window("session").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
+    window("session", on_state_cap="drop_new_groups").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
     assert window("session", on_state_cap="drop_new_groups").admits == 3
     assert (window("session").admits, join().admits) == (None, None)
     assert len(asked) == 1, "sessions are counted by the commit"
@@ -239,11 +239,14 @@ def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
         if is_about_systems(question):
             continue
         bare = question.dispatch(object)
-        every = [cls for one in KNOWN for cls in one.operators if not issubclass(cls, Keyed)]
+        every = [cls for one in KNOWN for cls in one.operators if not issubclass(cls, KeyedOperator)]
         answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
         known[name] = answered
-        windows, stateful = {"Panes", "Sessions"}, {"Panes", "Sessions", "IntervalJoin"}
-        assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoin"}), name
+        windows, stateful = (
+            {"PaneOperator", "SessionOperator"},
+            {"PaneOperator", "SessionOperator", "IntervalJoinOperator"},
+        )
+        assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoinOperator"}), name
         assert question.dispatch(Strange) is bare, name
     assert len(known) > 30
     for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
@@ -254,25 +257,25 @@ def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
 def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is_new() -> None:
     """And what does not, as how its state is carried over, is refused by name: no default loses rows."""
 
-    class New(Windowless):
+    class New(NonWindowOperator):
         pass
 
     answered = {
         name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
     }
     assert answered == {
-        "evolution.migrate.limited",
-        "evolution.migrate.onward",
-        "operators.fitting.usable",
-        "spark.columns.aggregations",
-        "spark.columns.lift",
-        "spark.columns.one_by_one",
-        "spark.columns.typed",
-        "testing.local.as_declared",
-        "ui.blocks.closing._closes",
-        "ui.blocks.closing._keys",
+        "evolution.migrate.with_history",
+        "evolution.migrate.migrated",
+        "operators.storability.usable_times",
+        "spark.shard_columns.worker_aggregations",
+        "spark.shard_columns.lift_rows",
+        "spark.shard_columns.one_by_one",
+        "spark.shard_columns.typed_rows",
+        "testing.local_engine.as_declared",
+        "ui.blocks.upcoming_closes._closes",
+        "ui.blocks.upcoming_closes._keys",
     }
-    assert (New().updates, New().identity, New().admits, New().size(Figures((), ()))) == (False, None, None, (0, 0))
+    assert (New().updates, New().identity, New().admits, New().size(StageCounts((), ()))) == (False, None, None, (0, 0))
 
 
 def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
@@ -286,7 +289,7 @@ def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
 
 def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
-    none = Figures((2, 3), (0, 0))
+    none = StageCounts((2, 3), (0, 0))
     for found in (operator, rows()):
         task = ShardTask(found, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
         assert not found.touched((), 0, 1 << 60, True)
@@ -305,7 +308,7 @@ def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> Non
     assert found is not None
     assert type(operator) in found.operators
     if found.of_state is None or isinstance(
-        operator, Keyed
+        operator, KeyedOperator
     ):  # these are told by their steps, too: see test_keyed_state
         return
     told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.described({})}
@@ -341,7 +344,7 @@ def test_what_a_room_does_not_know_is_an_error() -> None:
 
 
 def test_an_operator_is_the_logic_that_stores_know() -> None:
-    assert issubclass(Panes, Logic)
-    assert issubclass(Sessions, Logic)
-    assert issubclass(IntervalJoin, JoinLogic)
-    assert issubclass(Rows, Stateless)
+    assert issubclass(PaneOperator, WindowLogic)
+    assert issubclass(SessionOperator, WindowLogic)
+    assert issubclass(IntervalJoinOperator, JoinLogic)
+    assert issubclass(StatelessOperator, NoState)

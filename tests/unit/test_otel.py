@@ -18,7 +18,7 @@ from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 
 from slackwater import observe, secrets
 from slackwater.config.toml import loads
-from slackwater.engine.observer import Waiting
+from slackwater.engine.observer import PendingPublish
 from slackwater.errors import StartError
 from slackwater.metrics import BUCKETS, Metrics
 
@@ -127,7 +127,7 @@ def test_what_waits_is_exported_before_there_is_a_status(
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     made = started(said)
-    made.waiting(Waiting(3, 0))
+    made.waiting(PendingPublish(3, 0))
     receiver.wait(2)
     name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
     waits = receiver.latest()[name]
@@ -152,7 +152,7 @@ def test_the_sdks_variables_say_where_and_as_what(
     assert receiver.resource["service.name"] == "shop"
     assert receiver.resource["deployment.environment"] == "staging"
     assert said == [f"info: OpenTelemetry metrics to {at} every 60 s"]
-    assert "sesame" not in secrets.masked("a line with open sesame-42 and open%20sesame-42")
+    assert "sesame" not in secrets.mask_secrets("a line with open sesame-42 and open%20sesame-42")
 
 
 def test_a_collector_that_is_away_stops_nothing(

@@ -13,20 +13,20 @@ from tests.support.states import driver_of
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine import outbox
-from slackwater.engine.driver import Hooks
+from slackwater.engine.driver import Callbacks
 from slackwater.errors import StartError
-from slackwater.evolution.restore import first_commit
+from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
-from slackwater.testing.kit import START_US, pipeline_for
-from slackwater.testing.local import LocalEngine
-from slackwater.windows.logic import Logic
+from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.script import START_US, pipeline_for
+from slackwater.windows.logic import WindowLogic
 
 COUNT = Aggregation(agg="count", as_="n")
 SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
@@ -38,7 +38,7 @@ def at(seconds: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
-def staged(*rows: tuple[str | None, int, int | None, str], logic: Logic = LOGIC) -> pl.DataFrame:
+def staged(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = LOGIC) -> pl.DataFrame:
     """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
     return pl.DataFrame(
         [(user, at(s), None if n is None else at(s + 10), s, n, reason) for user, s, n, reason in rows],
@@ -54,7 +54,7 @@ SHARDS = [
 
 
 def test_rows_and_what_is_gone_each_in_order() -> None:
-    rows, gone = outbox.split(LOGIC, SHARDS, upserts=True)
+    rows, gone = outbox.split_output(LOGIC, SHARDS, upserts=True)
     assert rows.rows() == [("a", at(100), at(110), 100, 1), ("b", at(100), at(110), 100, 8)]
     assert rows.columns == [f.name for f in LOGIC.output]
     assert gone.columns == ["user", "window_start", "session_id"]
@@ -62,7 +62,7 @@ def test_rows_and_what_is_gone_each_in_order() -> None:
 
 
 def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
-    rows, gone = outbox.split(LOGIC, SHARDS, upserts=False)
+    rows, gone = outbox.split_output(LOGIC, SHARDS, upserts=False)
     assert [(r[0], r[3], r[4]) for r in rows.rows()] == [
         ("a", 40, None), ("a", 100, 1), ("b", 100, 8), (None, 300, None), ("b", 300, None),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_of_a_tumbling_window_the_identity_has_no_session() -> None:
     output = pl.DataFrame(
         {"window_start": [at(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
     )
-    rows, gone = outbox.split(logic, [output], upserts=True)
+    rows, gone = outbox.split_output(logic, [output], upserts=True)
     assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at(0))])
 
 
@@ -113,7 +113,7 @@ def committed(home: Path, **destination: Any) -> None:
 def start(home: Path, target: Any) -> None:
     store = FilesStore(home, "law")
     run = driver_of(
-        pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Hooks(lambda: START_US)
+        pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Callbacks(lambda: START_US)
     )
     try:
         run.start(store.open(), 1, {}, "s")
@@ -132,7 +132,7 @@ def test_an_epoch_that_is_rolled_forward_takes_back_what_is_gone_once(tmp_path: 
 
 def test_rolled_forward_to_files_superseded_rows_are_rows(tmp_path: Path) -> None:
     committed(tmp_path / "state", upserts=False)
-    target = FilesTarget(tmp_path / "out", "parquet", Table("law", tuple(LOGIC.output), LOGIC.identity, "s"))
+    target = FilesTarget(tmp_path / "out", "parquet", TargetTable("law", tuple(LOGIC.output), LOGIC.identity, "s"))
     for _ in range(2):
         start(tmp_path / "state", target)
     assert pl.read_parquet(tmp_path / "out" / "*.parquet")["n"].to_list() == [8, None]
@@ -148,16 +148,16 @@ def test_a_target_that_stopped_upserting_waits_until_the_former_config_published
 
 def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
     for keys in (None, ["session_id", "user"]):
-        rows, gone = outbox.split(LOGIC, [staged((None, 300, 4, "close"))], upserts=True)
-        _, gone = outbox.split(LOGIC, [staged((None, 300, None, "supersede"))], upserts=True)
-        written = KafkaRows(Table("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
+        rows, gone = outbox.split_output(LOGIC, [staged((None, 300, 4, "close"))], upserts=True)
+        _, gone = outbox.split_output(LOGIC, [staged((None, 300, None, "supersede"))], upserts=True)
+        written = KafkaRows(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
         (key, value, _), (gone_key, nothing, own) = *written.messages(rows), *written.tombstones(gone)
         assert key == gone_key
         assert value is not None and nothing is None and own == []
 
 
 def test_who_upserts() -> None:
-    table, letters = Table("p", tuple(LOGIC.output), LOGIC.identity), Table("p", tuple(LOGIC.output), None)
+    table, letters = TargetTable("p", tuple(LOGIC.output), LOGIC.identity), TargetTable("p", tuple(LOGIC.output), None)
     assert not ConsoleTarget.upserts and not FilesTarget.upserts
     assert KafkaTarget({}, "t", table).upserts
     assert not KafkaTarget({}, "t", table, key_columns=["user"], upserts=False).upserts

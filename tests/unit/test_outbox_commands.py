@@ -14,13 +14,13 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, Hooks
+from slackwater.engine.driver import Callbacks, Driver
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
-from slackwater.runner import dead_letters
-from slackwater.runner.assemble import letters_of, store_of
+from slackwater.runner import dead_letter_reader
+from slackwater.runner.components import letters_of, store_of
 from slackwater.sources.base import Batch
-from slackwater.testing.local import LocalEngine
+from slackwater.testing.local_engine import LocalEngine
 
 S = 1_000_000
 
@@ -66,7 +66,7 @@ def started(file: Path) -> Driver:
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = store_of(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
-    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Hooks(lambda: 4 * 10**15))
+    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Callbacks(lambda: 4 * 10**15))
     driver = driver_of(pipeline, logic, store, *parts, letters_of(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)
@@ -116,7 +116,7 @@ def test_show_and_set_aside(
     assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
     assert "the next start goes on after it" in capsys.readouterr().out
-    kept = dead_letters.newest(toml.load(stuck), dead_letters.Wanted())
+    kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(kept["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in kept["value"]) == ["a", "b"]
     assert ask(monkeypatch, "show", stuck) == 0
@@ -153,14 +153,14 @@ def test_a_runner_keeps_its_epochs(
 
 
 def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.runner import set_aside
+    from slackwater.runner import skip_publish
 
     pipeline = toml.load(stuck)
-    with set_aside.held(pipeline, 0) as (store, commit):
-        found = set_aside._waiting(store, commit, commit.missing(store.reached()))
-        set_aside._to_letters(pipeline, commit, found, None)
+    with skip_publish.locked_pending(pipeline, 0) as (store, commit):
+        found = skip_publish._waiting(store, commit, commit.missing(store.reached()))
+        skip_publish._to_letters(pipeline, commit, found, None)
     assert ask(monkeypatch, "set-aside", stuck, 0) == 0
-    assert dead_letters.newest(pipeline, dead_letters.Wanted()).height == 2
+    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
 
 def test_without_a_state_nothing_waits(

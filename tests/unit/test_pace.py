@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from slackwater.runner.pace import LONGEST_MS, SHORTEST_MS, Pace
+from slackwater.runner.poll_interval import LONGEST_MS, SHORTEST_MS, PollInterval
 
 
 def test_the_pause_grows_with_the_silence_in_few_steps_and_falls_at_once() -> None:
     put: list[int] = []
-    pace = Pace(put.append)
+    pace = PollInterval(put.append)
     for tenth in range(600):
         pace.quiet_for(tenth / 10)
         assert pace.pause_ms <= max(SHORTEST_MS, 1000 * tenth / 10 * 0.02), "at most a fiftieth of the silence"
@@ -20,13 +20,13 @@ def test_the_pause_grows_with_the_silence_in_few_steps_and_falls_at_once() -> No
 
 
 def test_what_was_not_asked_yet_is_no_silence() -> None:
-    pace = Pace(lambda ms: None)
+    pace = PollInterval(lambda ms: None)
     assert pace.asked(100.0) == 100.0 - SHORTEST_MS / 1000
     pace.quiet_for(60.0)
     assert pace.asked(100.0) == 100.0 - LONGEST_MS / 1000
 
 
 def test_where_the_pause_cannot_be_set_it_stays_what_it_is() -> None:
-    pace = Pace(None)
+    pace = PollInterval(None)
     pace.quiet_for(60.0)
     assert pace.pause_ms == SHORTEST_MS

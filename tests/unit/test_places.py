@@ -12,7 +12,7 @@ import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.config.paths import as_written
 from slackwater.errors import StartError
-from slackwater.runner import places
+from slackwater.runner import local_paths
 
 CONFIG = """name = "clicks"
 [connections.lake]
@@ -132,11 +132,11 @@ def test_it_is_told_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    places.check_former(loaded(home))  # there is one where paths begin now
+    local_paths.check_former(loaded(home))  # there is one where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths begin at the folder of the config"):
-        places.check_former(loaded(home))
+        local_paths.check_former(loaded(home))
 
 
 def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
-    places.check_former(loaded(home))
+    local_paths.check_former(loaded(home))
 
 
 def test_check_says_absolute_paths_and_what_is_not_there(
@@ -176,7 +176,7 @@ def test_a_path_that_cannot_be_written_is_a_mistake(
 def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the system says it: whoever runs this test may write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
-    lines = list(places.unwritable(loaded(home)))
+    lines = list(local_paths.unwritable_directories(loaded(home)))
     assert len(lines) == 3
     assert f'target.path: "{home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
     assert "${STATE}" in lines[0] and str(home / "conf" / "state") not in lines[0]

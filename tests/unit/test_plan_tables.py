@@ -16,9 +16,9 @@ from tests.support.why import SESSION, STORY, ran
 
 from slackwater.cli.main import main
 from slackwater.runner import table_changes
-from slackwater.runner.systems import system_of
+from slackwater.runner.connectors import system_of
 from slackwater.state.commit import SourceRecord
-from slackwater.state.files.arrow import checksum
+from slackwater.state.files.arrow import file_checksum
 
 Say = Callable[..., tuple[int, list[str]]]
 WEB = SESSION[SESSION.index('[[sources]]\nname = "web"') : SESSION.index('[[sources]]\nname = "app"')]
@@ -73,7 +73,7 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> None:
         change(found)
         text = json.dumps(found)
         _, space, writer = seal.partition(" ")
-        file.write_text(f"{text}\n{checksum(text.encode())}{space}{writer}\n")
+        file.write_text(f"{text}\n{file_checksum(text.encode())}{space}{writer}\n")
 
 
 def of_table(lines: list[str]) -> list[str]:

@@ -15,11 +15,11 @@ import pytest
 
 from slackwater.config.source import Source
 from slackwater.errors import EpochError, StartError
-from slackwater.runner import loop
-from slackwater.sources.base import NoAnswerError
+from slackwater.runner import epoch_loop
+from slackwater.sources.base import SourceUnavailableError
 from slackwater.sources.files import FilesSource
 from slackwater.sources.files_planner import FilesPlanner, listing_of
-from slackwater.sources.kafka_planner import limited
+from slackwater.sources.kafka_planner import limit_offsets
 from slackwater.sources.planning import Planners
 
 
@@ -155,10 +155,10 @@ class Said:
 
 
 def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
-    away = NoAnswerError(StartError("Kafka is away"))
+    away = SourceUnavailableError(StartError("Kafka is away"))
     one, other = Said("first", None, "third"), Said(away, "second", "fourth")
     planners = Planners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
-    with pytest.raises(NoAnswerError):
+    with pytest.raises(SourceUnavailableError):
         planners.next()
     assert planners.next() == {"one": "first", "other": "second"}
     assert planners.next() == {"other": "fourth"}, "the one was asked anew"
@@ -170,10 +170,10 @@ def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
 
 def test_a_limit_is_shared_by_the_partitions() -> None:
     start, end = {("t", 0): 0, ("t", 1): 100, ("t", 2): 7}, {("t", 0): 900, ("t", 1): 200, ("t", 2): 7}
-    assert limited(start, end, None) == limited(start, end, 1000) == end
-    assert limited(start, end, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
-    assert limited(start, end, 1) == {("t", 0): 1, ("t", 1): 101, ("t", 2): 7}, "each gets on"
-    assert limited({("t", 0): 50, ("t", 1): 0}, {("t", 0): 10, ("t", 1): 100}, 10) == {("t", 0): 10, ("t", 1): 10}
+    assert limit_offsets(start, end, None) == limit_offsets(start, end, 1000) == end
+    assert limit_offsets(start, end, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
+    assert limit_offsets(start, end, 1) == {("t", 0): 1, ("t", 1): 101, ("t", 2): 7}, "each gets on"
+    assert limit_offsets({("t", 0): 50, ("t", 1): 0}, {("t", 0): 10, ("t", 1): 100}, 10) == {("t", 0): 10, ("t", 1): 10}
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(loop.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(loop.time, "time", lambda: 5_000_000.0 + self.now)
+        monkeypatch.setattr(epoch_loop.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(epoch_loop.time, "time", lambda: 5_000_000.0 + self.now)
 
 
 class Run:
@@ -234,7 +234,7 @@ class Run:
         self.heard.append(("tick", self.clock.now, quiet_us / 1e6))
 
     def go(self, available_now: bool = False) -> None:
-        loop.Loop(self, self, available_now)._epochs()  # type: ignore[arg-type]
+        epoch_loop.EpochLoop(self, self, available_now)._epochs()  # type: ignore[arg-type]
 
 
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()
@@ -324,7 +324,7 @@ def test_what_is_stopped_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_source_that_does_not_answer_is_asked_again_and_was_not_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = NoAnswerError(StartError("Kafka is away"))
+    away = SourceUnavailableError(StartError("Kafka is away"))
 
     def script() -> Iterator[Any]:
         yield ROWS
@@ -344,7 +344,7 @@ def test_a_source_that_does_not_answer_is_asked_again_and_was_not_silent(
 def test_a_source_that_does_not_answer_for_long_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, before: list[Any]
 ) -> None:
-    away = NoAnswerError(StartError("Kafka is away"))
+    away = SourceUnavailableError(StartError("Kafka is away"))
     run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
     with pytest.raises(StartError, match="Kafka is away"):
         run.go()
@@ -370,7 +370,7 @@ def test_an_interrupt_lets_the_epoch_in_progress_end() -> None:
         def next(self) -> Mapping[str, Any]:
             return ROWS
 
-    one = loop.Loop(Slow(), Asked(), False)  # type: ignore[arg-type]
+    one = epoch_loop.EpochLoop(Slow(), Asked(), False)  # type: ignore[arg-type]
 
     class Interrupted(threading.Thread):
         joined = 0

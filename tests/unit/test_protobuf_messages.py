@@ -13,8 +13,8 @@ from google.protobuf import descriptor_pb2
 from tests.support.protobuf import FIRST, NOTES, SECOND, first, head, second, written
 
 from slackwater.sources.payloads import protobuf_schema
-from slackwater.sources.payloads.protobuf_rows import Decoder, decoded
-from slackwater.sources.payloads.protobuf_schema import Files, columns, from_file, from_texts
+from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder, decode_batches
+from slackwater.sources.payloads.protobuf_schema import ProtoFiles, from_file, from_texts, message_columns
 
 TYPES = """
 syntax = "proto3";
@@ -47,17 +47,17 @@ NONE = {
 }
 
 
-def decoder(files: Files, name: str | None = None, heads: list[bytes] | None = None) -> Decoder:
+def decoder(files: ProtoFiles, name: str | None = None, heads: list[bytes] | None = None) -> ProtobufDecoder:
     return files.decoder(files.named(name), heads, "value")
 
 
-def rows(of: Decoder, *bodies: bytes | None) -> list[Any]:
+def rows(of: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
     found: list[Any] = of.structs(pa.array(bodies, pa.binary())).to_pylist()
     return found
 
 
 def test_the_columns_of_every_type() -> None:
-    assert columns(decoder(from_texts(TYPES, {}))) == (
+    assert message_columns(decoder(from_texts(TYPES, {}))) == (
         "`i` INT, `l` BIGINT, `ui` BIGINT, `ul` DECIMAL(20, 0), `fl` DECIMAL(20, 0), `f` FLOAT, `d` DOUBLE, `b` BOOLEAN, `s` STRING, "
         "`raw` BINARY, `color` STRING, `at` TIMESTAMP, `took` INTERVAL DAY TO SECOND, `wrapped` DECIMAL(20, 0), "
         "`inner` STRUCT<`u`: BIGINT>, `inners` ARRAY<STRUCT<`u`: BIGINT>>, `counts` MAP<STRING, DECIMAL(20, 0)>, `maybe` INT, "
@@ -103,7 +103,10 @@ def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
 
 
 def test_frames_tell_the_message_and_the_version() -> None:
-    of = decoder(from_texts(SECOND, NOTES), heads=[*protobuf_schema.heads(7, (0,)), *protobuf_schema.heads(300, (0,))])
+    of = decoder(
+        from_texts(SECOND, NOTES),
+        heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
+    )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
     long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, its place written out
     found = rows(of, first(row, 7), second(more, 300), long)
@@ -132,8 +135,8 @@ def test_places_of_messages_are_counted_as_writers_do() -> None:
     )
     places = {name: place for name, place in files.places.items() if -1 not in place}
     assert places == {"A": (0,), "A.B": (0, 0), "A.B.C": (0, 0, 0), "D": (1,)}
-    assert protobuf_schema.heads(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
-    assert protobuf_schema.heads(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
+    assert protobuf_schema.record_prefixes(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
+    assert protobuf_schema.record_prefixes(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
 
 
 @pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])
@@ -162,13 +165,13 @@ def test_bytes_at_which_the_decoder_itself_gives_up() -> None:
 def test_batches_keep_their_other_columns() -> None:
     body = pa.array([first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
     batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
-    (found,) = decoded(decoder(from_texts(FIRST, {})), iter([batch]))
+    (found,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
     assert found.to_pydict() == {
         "n": [1, 2, 3],
         "value": body.to_pylist(),
         "_p": [{"user": "a", "amount": 1}, None, None],
     }
-    (none,) = decoded(decoder(from_texts(FIRST, {})), iter([batch.slice(0, 0)]))
+    (none,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch.slice(0, 0)]))
     assert none.schema == found.schema
 
 
@@ -209,7 +212,7 @@ def test_versions_that_mean_the_same_are_read_by_the_newest(before: str, after: 
 )  # fmt: skip
 def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        columns(decoder(from_texts(text, {}), name))
+        message_columns(decoder(from_texts(text, {}), name))
 
 
 def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
@@ -236,7 +239,8 @@ def test_what_a_registry_of_confluent_knows_by_itself() -> None:
     """
     files = from_texts(text, {})
     assert (
-        columns(decoder(files)) == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
+        message_columns(decoder(files))
+        == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
     )
     assert rows(decoder(files), written(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
 
@@ -252,8 +256,11 @@ def test_files_of_messages_and_descriptor_sets(tmp_path: Path) -> None:
     path = tmp_path / "event.proto"
     path.write_text(SECOND)
     files = from_file(path)
-    assert columns(decoder(files)) == "`user` STRING, `amount` BIGINT, `note` STRUCT<`text`: STRING>, `kind` STRING"
-    assert columns(decoder(files, "shop.Note")) == "`text` STRING"
+    assert (
+        message_columns(decoder(files))
+        == "`user` STRING, `amount` BIGINT, `note` STRUCT<`text`: STRING>, `kind` STRING"
+    )
+    assert message_columns(decoder(files, "shop.Note")) == "`text` STRING"
     compiled = tmp_path / "event.binpb"
     compiled.write_bytes(files.data)
     assert from_file(compiled) == files

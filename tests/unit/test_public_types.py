@@ -33,7 +33,7 @@ one = sw.load("p.toml")
 in_front: Status | None = sw.run(one, available_now=True)
 behind: sw.Handle = sw.run(one, background=True)
 latest: Status | None = behind.status
-why: sw.Why = behind.why({"user": None})
+why: sw.WhyReport = behind.why({"user": None})
 plan: sw.Plan = sw.describe(one)
 """
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.statuses import COUNTERS, STAGE, STATUS
 
 import slackwater as sw
-from slackwater.engine.status import Buffered, Status
+from slackwater.engine.status import BufferCounts, Status
 from slackwater.runner.results_text import results_lines
 
 
@@ -58,7 +58,9 @@ def test_a_stage(kind: str, emitted: Mapping[str, int], said: str) -> None:
 
 
 def test_a_join() -> None:
-    found = status("join", {"match": 95_000, "unmatched": 1}, buffered={"left": Buffered(812), "right": Buffered(30)})
+    found = status(
+        "join", {"match": 95_000, "unmatched": 1}, buffered={"left": BufferCounts(812), "right": BufferCounts(30)}
+    )
     assert list(results_lines(found)) == [
         "95,001 rows: 95,000 pairs, 1 without a partner; 812 left and 30 right rows wait for partners"
     ]

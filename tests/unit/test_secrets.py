@@ -47,9 +47,9 @@ SECRET = "s3cr3t-t0ken-value"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> Iterator[None]:
-    secrets.forget()
+    secrets.forget_secrets()
     yield
-    secrets.forget()
+    secrets.forget_secrets()
 
 
 @pytest.mark.parametrize("command", [["explain"], ["check"], ["plan"], ["plan", "--json"], ["why"]])
@@ -100,7 +100,7 @@ def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixtur
 )
 def test_the_password_of_an_address_is_known_by_itself(url: str, said: str) -> None:
     sw.PostgresConnection(url=url)
-    shown = secrets.masked(f"authentication failed: {said} in {url}")
+    shown = secrets.mask_secrets(f"authentication failed: {said} in {url}")
     assert "S3cr3t" not in shown
     assert "assw0rd" not in shown
 
@@ -108,7 +108,7 @@ def test_the_password_of_an_address_is_known_by_itself(url: str, said: str) -> N
 def test_settings_whose_name_says_so() -> None:
     options = {"kafka.sasl.jaas.config": "x password='S3cr3tPassw0rd';", "kafka.ssl.key.password": "An0therOne!"}
     sw.KafkaConnection(bootstrap_servers="broker:9092", options={**options, "kafka.client.id": "not-a-secret"})
-    shown = secrets.masked(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
+    shown = secrets.mask_secrets(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
     assert "S3cr3t" not in shown
     assert "An0ther" not in shown
     assert "not-a-secret broker:9092" in shown
@@ -116,18 +116,18 @@ def test_settings_whose_name_says_so() -> None:
 
 @pytest.mark.parametrize("value", ["", "5", "30s", "1000", "true", "dev", "127.0.0.1:9092"])
 def test_what_is_in_every_other_line_is_no_secret(value: str) -> None:
-    secrets.remember(value, "${X}")
-    assert secrets.masked(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
+    secrets.remember_secret(value, "${X}")
+    assert secrets.mask_secrets(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
 
 
 def test_a_short_value_is_replaced_where_it_stands_alone() -> None:
-    secrets.remember("hush", "${X}")
-    assert secrets.masked("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
+    secrets.remember_secret("hush", "${X}")
+    assert secrets.mask_secrets("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
 
 
 def test_the_longer_value_goes_first_and_the_name_of_a_pipeline_is_no_secret() -> None:
-    secrets.remember("abcdefgh", "${A}")
-    secrets.remember("abcdefghijkl", "${B}")
-    assert secrets.masked("abcdefghijkl abcdefgh") == "${B} ${A}"
+    secrets.remember_secret("abcdefgh", "${A}")
+    secrets.remember_secret("abcdefghijkl", "${B}")
+    assert secrets.mask_secrets("abcdefghijkl abcdefgh") == "${B} ${A}"
     loads(TOML.replace('name = "p"', 'name = "${TEAM}-clicks"'), env={"API_TOKEN": SECRET, "TEAM": "payments"})
-    assert secrets.masked("payments-clicks") == "payments-clicks"
+    assert secrets.mask_secrets("payments-clicks") == "payments-clicks"

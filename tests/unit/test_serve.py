@@ -22,8 +22,8 @@ from slackwater.errors import StartError
 from slackwater.query import condition, server
 from slackwater.query.view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, run_local
-from slackwater.web.server import HttpServer, start
+from slackwater.testing.script import RowsInput, run_local
+from slackwater.web.server import HttpServer, start_server
 
 WINDOW = sw.Window(
     kind="session",
@@ -37,7 +37,7 @@ WINDOW = sw.Window(
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateView]:
     home = tmp_path_factory.mktemp("state")
-    rows = Rows({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
+    rows = RowsInput({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
     run_local(WINDOW, [rows], {"k": "string"}, lateness_ms={"a": 86_400_000}, state_dir=str(home), flush=False)
     with StateView(FilesStore(home, "law")) as found:
         yield found
@@ -45,7 +45,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateView]:
 
 @pytest.fixture
 def served(view: StateView) -> Iterator[HttpServer]:
-    running = server.serve(view, 0, names=["state.example"])
+    running = server.serve_state(view, 0, names=["state.example"])
     yield running
     running.stop()
 
@@ -165,7 +165,7 @@ def test_what_is_allowed_means_what_it_means_to_polars(where: str) -> None:
         "w": ["2024-01-02"] * 3,
     }
     frame = pl.DataFrame(data).with_columns(pl.col("w").str.to_datetime("%Y-%m-%d"))
-    found = pl.concat(condition.chosen(frame, condition.condition(where, frame.columns)))
+    found = pl.concat(condition.filter_frame(frame, condition.parse_condition(where, frame.columns)))
     assert found.height == CONDITIONS[where]
     assert found.equals(frame.filter(pl.sql_expr(where)))
 
@@ -209,7 +209,7 @@ def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypat
         return {"was": "slow"}
 
     monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/slow": slow})
-    running = server.serve(view, 0)
+    running = server.serve_state(view, 0)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(get(running, "/slow")))
     thread.start()
@@ -241,7 +241,7 @@ def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest
         raise pl.exceptions.PanicException("out of luck\nand more")
 
     monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/bug": wrong})
-    running = server.serve(view, 0)
+    running = server.serve_state(view, 0)
     try:
         assert get(running, "/bug") == (500, {"error": "internal error: PanicException; the log has more"})
         assert get(running, "/")[0] == 200
@@ -254,7 +254,7 @@ def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest
 
 @pytest.fixture
 def counters() -> Iterator[HttpServer]:
-    running = metrics.serve(metrics.Metrics(), 0)
+    running = metrics.serve_metrics(metrics.Metrics(), 0)
     yield running
     running.stop()
 
@@ -332,7 +332,7 @@ def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch:
         return {"was": "slow"}
 
     monkeypatch.setattr(server, "_ANSWERS", {"/slow": slow})
-    running = server.serve(view, 0)
+    running = server.serve_state(view, 0)
     try:
         with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
             assert asked.wait(30)
@@ -371,7 +371,7 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 def small(app: Any = _hello, **given: Any) -> HttpServer:
-    return start(app, 0, what="a test", option="--port", **given)
+    return start_server(app, 0, what="a test", option="--port", **given)
 
 
 def ended(client: socket.socket) -> bool:
@@ -432,14 +432,14 @@ IDLE = """
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from slackwater import metrics
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 import slackwater as sw
-server = metrics.serve(metrics.Metrics(), 0)
+server = metrics.serve_metrics(metrics.Metrics(), 0)
 print(server.port, flush=True)
 sys.stdin.readline()
 window = sw.Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["k"],
     aggregations=[sw.Aggregation(agg="count", as_="n")])
-print(len(run_local(window, [Rows({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1]).rows))
+print(len(run_local(window, [RowsInput({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1]).rows))
 """
 
 
@@ -464,11 +464,11 @@ def test_idle_connections_to_the_metrics_leave_the_runner_its_files(tmp_path: An
 EXHAUSTED = """
 import resource, sys
 import slackwater as sw
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 window = sw.Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["k"],
     aggregations=[sw.Aggregation(agg="count", as_="n")])
 def run():
-    run_local(window, [Rows({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1], flush=False)
+    run_local(window, [RowsInput({"a": [{"ts": 0, "k": "u"}]})], {"k": "string"}, state_dir=sys.argv[1], flush=False)
 run()
 with sw.open_state(sys.argv[1]) as view:
     view.scan()

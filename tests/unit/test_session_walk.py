@@ -14,15 +14,15 @@ from tests.laws import steps
 from tests.support import former_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core import compiled
+from slackwater.core import jit
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
-from slackwater.windows import session_walk, walk_order, walk_places, walk_warm
-from slackwater.windows.arrangement import session_heads
+from slackwater.windows.session_kernel import late_rows, runs, sort, warm_up
+from slackwater.windows.session_layout import session_heads
 
 LOOPS = [
     loop
-    for module in (session_walk, walk_order, walk_places)
+    for module in (runs, sort, late_rows)
     for loop in vars(module).values()
     if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
 ]
@@ -45,10 +45,10 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
-    order, ordered = walk_order.in_order(hashes, start, start + wide)
+    order, ordered = sort.in_order(hashes, start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
     assert (ordered == hashes[order]).all()
-    assert (walk_order.distinct(hashes) == np.unique(hashes)).all()
+    assert (sort.distinct_hashes(hashes) == np.unique(hashes)).all()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -65,9 +65,9 @@ def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
 
 
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
-    walk_warm.warm()
+    warm_up.compile_loops()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
-    assert {"in_order", "distinct", "join", "of_keys", "fragments"} <= set(before)
+    assert {"in_order", "distinct_hashes", "build_runs", "of_keys", "build_fragments"} <= set(before)
     for seed in range(40):
         steps.checked(seed)
     assert {loop.__name__: loop.signatures for loop in LOOPS} == before
@@ -75,24 +75,24 @@ def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compiled.njit
+    real = jit.njit
 
     def without_a_place(*given: Any, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
         return real(*given, **options)
 
-    monkeypatch.setattr(compiled, "njit", without_a_place)
+    monkeypatch.setattr(jit, "njit", without_a_place)
 
     def double(n: int) -> int:
         return 2 * n
 
-    assert compiled.compiled(double)(21) == 42
+    assert jit.compiled(double)(21) == 42
 
 
 def test_importing_the_program_and_binding_a_window_leave_numba_alone() -> None:
     code = (
-        "import sys, slackwater, slackwater.operators.compile, slackwater.runner.run, slackwater.testing.local\n"
+        "import sys, slackwater, slackwater.operators.compile, slackwater.runner.run, slackwater.testing.local_engine\n"
         "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

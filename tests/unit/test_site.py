@@ -18,10 +18,10 @@ import pytest
 from docgen import pictures
 from tests.support.pages import anchors
 
-from slackwater.cli.describe import check_file
+from slackwater.cli.check import check_file
 from slackwater.config import toml
-from slackwater.core.time import iso
-from slackwater.testing.kit import Rows, run_local
+from slackwater.core.time import format_iso
+from slackwater.testing.script import RowsInput, run_local
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -178,7 +178,7 @@ def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytes
 def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
     """What a target that replaces rows holds in the end."""
     step = pictures.reopening() if corrected else pictures.window()
-    script = [Rows({"clicks": [event]}) for event in pictures.events()]
+    script = [RowsInput({"clicks": [event]}) for event in pictures.events()]
     found = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
     return {(r["user"], r["window_start"]): r for r in found.rows}
 
@@ -187,7 +187,7 @@ def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
 def test_the_tables_of_ten_events_are_what_comes_out(corrected: bool) -> None:
     names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
     held = _emitted(corrected).values()
-    shown = [[str(iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
+    shown = [[str(format_iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
     assert sorted(shown) == sorted(lines)
 
 
@@ -199,8 +199,8 @@ def test_the_page_of_ten_events_is_about_the_pictures_events_and_window() -> Non
     for name in pictures.PICTURES:
         assert f"](learn/{name})" in page
     seen, one, _ = pictures.state(5)
-    assert iso(seen.watermark.watermark_us or 0) == "2024-03-01T09:26:00Z"
-    assert [iso(w) for w in (one.bars[0].last_us or 0, one.bars[0].end_us, one.bars[0].cap_us or 0)] == [
+    assert format_iso(seen.watermark.watermark_us or 0) == "2024-03-01T09:26:00Z"
+    assert [format_iso(w) for w in (one.bars[0].last_us or 0, one.bars[0].end_us, one.bars[0].cap_us or 0)] == [
         "2024-03-01T09:31:00Z",
         "2024-03-01T10:01:00Z",
         "2024-03-01T12:00:00Z",

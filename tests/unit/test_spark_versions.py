@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import packages, placing
+from slackwater.spark import packages, shard_partitioning
 
 
 def test_the_hash_is_that_of_spark() -> None:
     """`SELECT hash(0), hash(1), hash(-1), hash(2147483647)` by Spark 4.3."""
     numbers = np.array([0, 1, -1, 2147483647], dtype=np.int32)
-    assert placing.murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
+    assert shard_partitioning.murmur3(numbers).tolist() == [933211791, -559580957, -1604776387, 133916647]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
 def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> None:
-    found = placing.murmur3(np.array(placing.keys(shards), dtype=np.int32))
+    found = shard_partitioning.murmur3(np.array(shard_partitioning.shard_keys(shards), dtype=np.int32))
     assert np.mod(found, shards).tolist() == list(range(shards))
 
 

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from slackwater.config.connection import CONNECTIONS
-from slackwater.config.connectors import CONNECTORS, injected
+from slackwater.config.connector_info import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.runner.systems import SYSTEMS
-from slackwater.runner.systems.base import System
+from slackwater.runner.connectors import SYSTEMS
+from slackwater.runner.connectors.base import Connector
 
 
 def test_every_kind_of_connection_has_both() -> None:
@@ -22,9 +22,9 @@ def test_every_kind_of_connection_has_both() -> None:
 @pytest.mark.parametrize("kind", CONNECTIONS)
 def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> None:
     connection, system = CONNECTIONS[kind], SYSTEMS[kind]
-    assert (system.source is not System.source) == connection.READS
+    assert (system.source is not Connector.source) == connection.READS
     for method in ("target", "letters"):
-        assert (getattr(system, method) is not getattr(System, method)) == connection.WRITES, method
+        assert (getattr(system, method) is not getattr(Connector, method)) == connection.WRITES, method
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
@@ -41,10 +41,10 @@ def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
 
 
 def test_a_dataframe_adds_no_columns() -> None:
-    assert injected(None) == ()
+    assert metadata_columns(None) == ()
 
 
 def test_what_a_config_tells_costs_no_libraries_of_systems() -> None:
     heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
-    code = f"import sys, slackwater.config.connectors; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, slackwater.config.connector_info; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

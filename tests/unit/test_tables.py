@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from tests.support.tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
-from slackwater.core.offsets import TableRead, parsed
+from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.runner.systems import system_of
-from slackwater.sources.base import NoAnswerError
+from slackwater.runner.connectors import system_of
+from slackwater.sources.base import SourceUnavailableError
 from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 
@@ -36,7 +36,7 @@ def source_of(table: Any, known: str | None = None, **keys: Any) -> Any:
 class Run:
     """What a run would do, epoch by epoch: `at` is what it would have committed."""
 
-    def __init__(self, table: Any, at: TableRead | None = None, **keys: Any) -> None:
+    def __init__(self, table: Any, at: TableOffsets | None = None, **keys: Any) -> None:
         self.table, self.at = table, at
         self.epochs: list[list[int]] = []
         self.lost = 0
@@ -339,7 +339,7 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(run.source.log, "after", away)
-        with pytest.raises(NoAnswerError, match=r"does not answer .connection refused"):
+        with pytest.raises(SourceUnavailableError, match=r"does not answer .connection refused"):
             run.epoch()
     assert run.all() == [[0]]
 
@@ -348,8 +348,13 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
 
 
 def test_a_position_survives_its_commit() -> None:
-    for at in (TableRead("t", 5), TableRead("t", 5, 3, 2, True), TableRead(files=0, content=True), TableRead("t")):
-        assert parsed(at.stored()) == at
+    for at in (
+        TableOffsets("t", 5),
+        TableOffsets("t", 5, 3, 2, True),
+        TableOffsets(files=0, content=True),
+        TableOffsets("t"),
+    ):
+        assert parse_offsets(at.stored()) == at
 
 
 @pytest.mark.parametrize(
@@ -366,4 +371,4 @@ def test_a_position_survives_its_commit() -> None:
 )
 def test_what_is_no_position_is_not_believed(stored: Any) -> None:
     with pytest.raises(ValueError):
-        parsed(stored)
+        parse_offsets(stored)

@@ -12,10 +12,10 @@ from tests.laws import seeds
 import slackwater as sw
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
-from slackwater.runner.set_aside import _waiting
+from slackwater.runner.skip_publish import _waiting
 from slackwater.state.commit import Commit
-from slackwater.state.files import published
-from slackwater.state.files.directory import Directory
+from slackwater.state.files import publish_markers
+from slackwater.state.files.directory import LocalStorage
 from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
@@ -59,7 +59,7 @@ def test(tmp_path: Path) -> Any:
 
 
 def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
-    found = compare.compare(pipeline, commit)
+    found = compare.compare_config(pipeline, commit)
     assert found.startable and not found.migrates
     return [c.line for c in found.changes]
 
@@ -132,7 +132,7 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
-        found = compare.compare(other, commit, missing=commit.missing(store.reached()))
+        found = compare.compare_config(other, commit, missing=commit.missing(store.reached()))
         assert not found.startable and found.waits is not None and 'target "minutes"' in found.waits
         with pytest.raises(StartError, match=waits):
             test.restart(other)
@@ -140,7 +140,9 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     for held in test._places.values():
         held.down = False
     elsewhere = described(target("elsewhere"), MINUTES)
-    assert compare.compare(elsewhere, commit, missing=["minutes"]).startable, "hours has its part: it may go elsewhere"
+    assert compare.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
+        "hours has its part: it may go elsewhere"
+    )
     hours = next(t for (name, _), t in test._places.items() if name == "hours")
     before = len(hours.rows)
     test.restart(elsewhere)
@@ -159,16 +161,22 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "reached"
-    note = published.OwnNote(Directory(str(tmp_path)), "reached")
-    assert published.reached(note, 3) == frozenset()
-    published.note_reached(note, 3, "a")
-    published.note_reached(note, 3, "b")
-    assert published.reached(note, 3) == {"a", "b"} and published.reached(note, 4) == frozenset()
-    published.note_reached(note, 4, "c")
-    assert published.reached(note, 4) == {"c"} and published.reached(note, 3) == frozenset()
+    note = publish_markers.MarkerFile(LocalStorage(str(tmp_path)), "reached")
+    assert publish_markers.delivered_targets(note, 3) == frozenset()
+    publish_markers.note_reached(note, 3, "a")
+    publish_markers.note_reached(note, 3, "b")
+    assert (
+        publish_markers.delivered_targets(note, 3) == {"a", "b"}
+        and publish_markers.delivered_targets(note, 4) == frozenset()
+    )
+    publish_markers.note_reached(note, 4, "c")
+    assert (
+        publish_markers.delivered_targets(note, 4) == {"c"}
+        and publish_markers.delivered_targets(note, 3) == frozenset()
+    )
     for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
         path.write_bytes(text.encode("latin-1"))
-        assert published.reached(note, 4) == frozenset()
+        assert publish_markers.delivered_targets(note, 4) == frozenset()
 
 
 def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:

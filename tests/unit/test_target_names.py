@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.lakes import sql
 
+from slackwater.core.json_text import json_text
 from slackwater.core.schema import Field
-from slackwater.core.text import json_text
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
@@ -26,9 +26,9 @@ HOSTILE = (
 SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # Delta has no use for these
 
 
-def frame(odd: str) -> tuple[Table, pl.DataFrame]:
+def frame(odd: str) -> tuple[TargetTable, pl.DataFrame]:
     fields = (Field(odd, "string"), Field("n", "bigint"))
-    return Table("p", fields, (odd,), "s"), pl.DataFrame({odd: ["u", None, 'v"%s'], "n": [1, 2, 3]})
+    return TargetTable("p", fields, (odd,), "s"), pl.DataFrame({odd: ["u", None, 'v"%s'], "n": [1, 2, 3]})
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])

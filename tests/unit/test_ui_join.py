@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from tests.support.why import JOIN
 
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, pipeline_for, run_local
 from slackwater.ui import pages
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import Watched, key_at, look_at
+from slackwater.ui.page_model import PageSource, key_at, look_at
+from slackwater.ui.pages import PageLocation
 
 S = 1_000_000
 TYPES = {"user": "string", "price": "decimal(10,2)"}
 SOURCES = ("orders", "payments")
-ROWS = Rows(
+ROWS = RowsInput(
     {
         "orders": [{"ts": n * 20 * S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
         "payments": [{"ts": n * 20 * S + S, "user": f"u{n % 3}"} for n in range(9)] + [{"ts": 5, "user": None}],
@@ -33,14 +33,14 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
-    watched = Watched(pipeline_for(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), lines)
+    watched = PageSource(pipeline_for(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), report_lines)
     seen = look_at(watched, 0)
     assert seen.closing is None
     # the order without a user comes out alone, the payment without one nowhere
     assert (seen.rows.total.rows_in, seen.rows.total.used, seen.rows.total.keyless) == (20, 19, 1)
     assert seen.top.accounted
     assert "1 without a key" in seen.top.sentence
-    content = pages.page(seen, Place("")).decode()
+    content = pages.render_page(seen, PageLocation("")).decode()
     assert "Rows of a join wait for partners" in content
     with pytest.raises(StartError, match="rows of a join have no window"):
         key_at(watched, {"user": "u1"}, 0)
@@ -55,7 +55,9 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     )
     given = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
     run_local(join, [ROWS, ROWS], TYPES, SOURCES, **given)  # type: ignore[arg-type]
-    watched = Watched(pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), lines)
+    watched = PageSource(
+        pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), report_lines
+    )
     seen = look_at(watched, 0)
     assert seen.top.accounted
     assert seen.closing is not None
@@ -64,4 +66,4 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     one = key_at(watched, {"left_user": "u1"}, 0)
     assert one.bars
     assert one.told[0].endswith(f"key left_user=u1: {len(one.bars)} open windows")
-    assert pages.key_page("law", Place(""), one)
+    assert pages.key_page("law", PageLocation(""), one)

@@ -11,9 +11,9 @@ from tests.support.ui_states import DAY, S, config, ran, watched
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Replay, Rows, run_local
-from slackwater.ui.blocks.account import rows
-from slackwater.ui.server import serve
+from slackwater.testing.script import Replay, RowsInput, run_local
+from slackwater.ui.blocks.row_accounting import build_accounting
+from slackwater.ui.server import serve_pages
 
 MS = 1000
 
@@ -32,8 +32,8 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         late_data="dlq",
     )
 
-    def at(*times: int) -> Rows:
-        return Rows({"a": [{"ts": t * MS, "u": "a"} for t in times]})
+    def at(*times: int) -> RowsInput:
+        return RowsInput({"a": [{"ts": t * MS, "u": "a"} for t in times]})
 
     script = [at(0, 2, 8, 9), at(100), at(5), Replay()]
     for number, late, replayed in ((3, 1, 0), (4, 0, 1)):
@@ -41,14 +41,14 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         run_local(window, script[:number], {"u": "string"}, state_dir=str(home), flush=False)
         with FilesStore(home, "law").peek() as snapshot:
             assert snapshot is not None
-            total = rows([snapshot.commit]).total
+            total = build_accounting([snapshot.commit]).total
         assert (total.late, total.replayed) == (late, replayed)
         assert total.rows_in == 6 == total.used + total.late + total.replayed
         assert total.unaccounted == 0
 
 
 def test_late_rows_lead_to_their_letters_and_a_key_has_its_own(tmp_path: Path) -> None:
-    running = serve([watched(with_letters(tmp_path))], 0)
+    running = serve_pages([watched(with_letters(tmp_path))], 0)
     try:
         found = get(running, "/letters?reason=late")
         assert found.status == 200
@@ -69,8 +69,8 @@ def test_late_rows_lead_to_their_letters_and_a_key_has_its_own(tmp_path: Path) -
 def test_hot_keys_and_the_fullest_shard_are_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     heavy = [{"ts": DAY + n * S, "user": "heavy"} for n in range(9)]
-    ran(file, [Rows({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
-    running = serve([watched(file)], 0)
+    ran(file, [RowsInput({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
+    running = serve_pages([watched(file)], 0)
     try:
         text = get(running, "/hot").text
         assert text.index("user=heavy") < text.index("user=light") or "user=light" not in text

@@ -9,22 +9,22 @@ from tests.support.browsing import get
 from tests.support.ui_scenes import a_run, failed_run, note
 from tests.support.ui_states import DAY, config, ran, watched
 
-from slackwater.testing.kit import Rows
-from slackwater.ui.server import serve
+from slackwater.testing.script import RowsInput
+from slackwater.ui.server import serve_pages
 from slackwater.ui.tables import with_labels
 
 
 def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
     one = watched(file)
-    running = serve([one], 0)
+    running = serve_pages([one], 0)
     try:
         assert "No run is noted" in get(running, "/ui/runs").text
     finally:
         running.stop()
     note(one, a_run(10), failed_run(11))
-    running = serve([one], 0)
+    running = serve_pages([one], 0)
     try:
         found = json.loads(get(running, "/ui/runs.json").body)
         assert [r["outcome"] for r in found["runs"]] == ["failed", "finished"]
@@ -38,7 +38,7 @@ def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
         one.store.note_run(a_run(12, outcome=None))
     finally:
         running.stop()
-    running = serve([one], 0)
+    running = serve_pages([one], 0)
     try:
         assert json.loads(get(running, "/ui/runs.json").body)["failure"] is None
         assert "403 Forbidden" not in get(running, "/ui/top").text
@@ -49,13 +49,13 @@ def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
 
 def test_a_first_run_that_failed_is_no_waiting(tmp_path: Path) -> None:
     one = watched(config("session", tmp_path))
-    running = serve([one], 0)
+    running = serve_pages([one], 0)
     try:
         assert get(running, "/").status == 200
     finally:
         running.stop()
     note(one, failed_run(11))
-    running = serve([one], 0)
+    running = serve_pages([one], 0)
     try:
         found = get(running, "/")
         assert found.status == 503

@@ -24,9 +24,9 @@ from tests.support.ui_states import DAY, M, config, drawn, ran, watched
 
 from slackwater.cli.main import main
 from slackwater.errors import StartError
-from slackwater.testing.kit import Rows
-from slackwater.ui import live, server
-from slackwater.ui.server import UiServer, serve
+from slackwater.testing.script import RowsInput
+from slackwater.ui import page_cache, server
+from slackwater.ui.server import UiServer, serve_pages
 
 PATHS = (
     "/",
@@ -47,7 +47,7 @@ def drawn_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(drawn_state: Path) -> Iterator[UiServer]:
-    running = serve([watched(drawn_state)], 0, names=["ui.example"])
+    running = serve_pages([watched(drawn_state)], 0, names=["ui.example"])
     yield running
     running.stop()
 
@@ -113,14 +113,14 @@ def test_the_commit_is_the_etag(page: UiServer) -> None:
 
 
 def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = [], live.look_at
+    looks, look = [], page_cache.look_at
 
     def counted(*given: Any, **more: Any) -> Any:
         looks.append(1)
         return look(*given, **more)
 
-    monkeypatch.setattr(live, "look_at", counted)
-    running = serve([watched(drawn_state)], 0)
+    monkeypatch.setattr(page_cache, "look_at", counted)
+    running = serve_pages([watched(drawn_state)], 0)
     try:
         found: list[list[int]] = []
         threads = [
@@ -138,8 +138,8 @@ def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypat
 
 def test_a_new_commit_is_told_and_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
-    running = serve([watched(file)], 0)
+    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    running = serve_pages([watched(file)], 0)
     try:
         before = get(running, "/ui/top.json")
         tag = before.headers["etag"].strip('"')
@@ -148,7 +148,7 @@ def test_a_new_commit_is_told_and_shown(tmp_path: Path) -> None:
             target=lambda: said.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
         )
         listener.start()
-        ran(file, [Rows({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
+        ran(file, [RowsInput({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
         listener.join(timeout=60)
         assert not listener.is_alive()
         (_, new) = re.findall(r"(id|data): (\S+)", said[0])[0]
@@ -176,10 +176,10 @@ def test_only_hosts_of_ours_are_answered(page: UiServer) -> None:
 def test_another_host_needs_a_token(drawn_state: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(StartError, match="other machines can ask there"):
-            serve([watched(drawn_state)], 0, host)
+            serve_pages([watched(drawn_state)], 0, host)
     with pytest.raises(StartError, match="at least 8"):
-        serve([watched(drawn_state)], 0, token="short")
-    running = serve([watched(drawn_state)], 0, "0.0.0.0", token="an open secret")
+        serve_pages([watched(drawn_state)], 0, token="short")
+    running = serve_pages([watched(drawn_state)], 0, "0.0.0.0", token="an open secret")
     try:
         for path in (*PATHS, "/key?user=u1", "/static/ui.css", "/ui/events", "/state/", "/?token=wrong", "/?token="):
             refused = get(running, path)
@@ -238,7 +238,7 @@ def test_a_wrong_question_is_told_in_one_line(page: UiServer, path: str, status:
 
 def test_a_state_that_cannot_be_read_is_told_and_comes_back(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    running = serve([watched(file)], 0)
+    running = serve_pages([watched(file)], 0)
     try:
         first = get(running, "/")
         assert first.status == 200
@@ -247,7 +247,7 @@ def test_a_state_that_cannot_be_read_is_told_and_comes_back(tmp_path: Path) -> N
         assert 'http-equiv="refresh"' in first.text
         assert "there is no state yet" in get(running, "/ui/top").text
         assert "there is no state yet" in json.loads(get(running, "/ui/top.json").body)["error"]
-        ran(file, [Rows({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+        ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
         events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
         assert get(running, "/").status == 200
         manifests = tmp_path / "state" / "law" / "manifests"
@@ -277,7 +277,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         else:
             file.write_text(file.read_text().replace('name = "two"', 'name = "law"', 1))
         files.append(file)
-    running = serve([watched(f) for f in files], 0)
+    running = serve_pages([watched(f) for f in files], 0)
     try:
         text = get(running, "/").text
         assert "there is no state yet" in text
@@ -292,7 +292,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
     finally:
         running.stop()
     with pytest.raises(StartError, match="of one name"):
-        serve([watched(files[1]), watched(files[1])], 0)
+        serve_pages([watched(files[1]), watched(files[1])], 0)
 
 
 def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:

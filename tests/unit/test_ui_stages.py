@@ -14,9 +14,9 @@ from tests.support.why import NOON, us
 
 from slackwater.cli.ui import save_page, watched_at
 from slackwater.ui import pages
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import look_at
-from slackwater.ui.server import UiServer, serve
+from slackwater.ui.page_model import look_at
+from slackwater.ui.pages import PageLocation
+from slackwater.ui.server import UiServer, serve_pages
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["config", "state alone"])
 def page(request: pytest.FixtureRequest, file: Path) -> Iterator[UiServer]:
     of = [watched(file)] if request.param == "config" else watched_at(str(file.parent / "state"))
-    running = serve(of, 0)
+    running = serve_pages(of, 0)
     yield running
     running.stop()
 
@@ -133,7 +133,7 @@ def test_names_of_stages_that_are_no_part_of_an_address(tmp_path: Path) -> None:
     for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
         text = text.replace(f'"{name}"', f'"{other}"')
     of = watched(ran(tmp_path, text))
-    running = serve([of], 0)
+    running = serve_pages([of], 0)
     try:
         for at, name in (("~0", "a/b ?&amp;&lt;i&gt;"), ("~1", ".."), ("seen", "seen")):
             found = get(running, f"/stage/{at}/")
@@ -167,4 +167,7 @@ def test_a_look_at_one_stage(file: Path) -> None:
     seen = look_at(watched(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")
-    assert "waits for stage &#34;sessions&#34;" in pages.page(seen, Place("/stage/minutes", home="")).decode()
+    assert (
+        "waits for stage &#34;sessions&#34;"
+        in pages.render_page(seen, PageLocation("/stage/minutes", home="")).decode()
+    )

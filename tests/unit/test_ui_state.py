@@ -19,15 +19,15 @@ from slackwater.cli.main import main
 from slackwater.cli.ui import watched_at
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.offsets import FilesRead
+from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, run_local
+from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui import pages
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import look_at
-from slackwater.ui.server import serve
-from slackwater.ui.waiting import Asker
+from slackwater.ui.backlog_poller import BacklogPoller
+from slackwater.ui.page_model import look_at
+from slackwater.ui.pages import PageLocation
+from slackwater.ui.server import serve_pages
 
 
 @pytest.mark.parametrize("shape", ["session", "hopping"])
@@ -38,17 +38,19 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
     assert alone.is_described
     seen, known = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
-        mine, own = pages.data(block, seen), pages.data(block, known)
+        mine, own = pages.block_data(block, seen), pages.block_data(block, known)
         if block == "top":
             mine["told"] = tuple(line.replace("FILE", str(file)) for line in mine["told"])
         assert mine == own, block
-    assert pages.data("pace", seen)["waits"] == ()  # no commit says where its sources are
+    assert pages.block_data("pace", seen)["waits"] == ()  # no commit says where its sources are
 
 
 def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
-    rows = Rows({s: [{"ts": n * 20_000_000, "user": f"u{n % 3}"} for n in range(9)] for s in ("orders", "payments")})
+    rows = RowsInput(
+        {s: [{"ts": n * 20_000_000, "user": f"u{n % 3}"} for n in range(9)] for s in ("orders", "payments")}
+    )
     types, sources = {"user": "string", "price": "decimal(10,2)"}, ("orders", "payments")
     after = Window(
         kind="tumbling",
@@ -67,7 +69,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
     assert (
         seen.stages[0].open >= sum(s.rows for s in seen.joined.sides) > 0
     )  # with those that are over, and lie there still
-    text = pages.page(seen, Place("")).decode()
+    text = pages.render_page(seen, PageLocation("")).decode()
     assert text.count('class="box"') == 2
     assert [f'href="/stage/{s.at}/"' in text for s in seen.stages] == [True, True]
     for name in ("joins-title", "closing-title"):
@@ -82,13 +84,13 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         ran(file, drawn(2, epochs=3))
         (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
         for commit in (tmp_path / "state" / name / "manifests").glob("*.json"):
-            from slackwater.state.files.arrow import checksum
+            from slackwater.state.files.arrow import file_checksum
 
             line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
-            commit.write_text(f"{line}\n{checksum(line.encode())}\n")
+            commit.write_text(f"{line}\n{file_checksum(line.encode())}\n")
     found = watched_at(str(tmp_path / "state"))
     assert [w.pipeline.name for w in found] == ["one", "two"]
-    running = serve(found, 0)
+    running = serve_pages(found, 0)
     try:
         text = get(running, "/").text
         assert 'href="/p/one/"' in text and 'href="/p/two/"' in text
@@ -102,7 +104,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
 def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(4))
-    running = serve([watched(file)], 0)
+    running = serve_pages([watched(file)], 0)
     try:
         latest = json.loads(get(running, "/ui/top.json").text)["epoch"]
         text = get(running, "/").text
@@ -126,7 +128,7 @@ def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
 def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(4))
-    asker, one = Asker(), watched(file)
+    asker, one = BacklogPoller(), watched(file)
     for folder, names in (("web", ("a.jsonl", ".hidden.jsonl", "_tmp.jsonl")), ("app", ())):
         (tmp_path / folder).mkdir()
         for name in names:
@@ -139,13 +141,13 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
         # one that a commit has does not wait; its rows are those of one file
         store = FilesStore(tmp_path / "state", "law")
         name = store.write_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
-        offsets = FilesRead((name,), 1)
+        offsets = FileOffsets((name,), 1)
         sources = {**snapshot.commit.sources}
         sources["web"] = sources["web"].model_copy(update={"offsets": offsets})
         (tmp_path / "web" / "b.jsonl").write_text("{}")
         (tmp_path / "web" / "c.jsonl").write_text("{}")
         later = dataclasses.replace(snapshot, commit=snapshot.commit.model_copy(update={"sources": sources}))
-        web, _ = Asker().waits(one.pipeline, later)
+        web, _ = BacklogPoller().waits(one.pipeline, later)
         assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
 
 
@@ -154,12 +156,12 @@ def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(
 ) -> None:
     import threading
 
-    from slackwater.sources import waiting as listing
-    from slackwater.ui import waiting
+    from slackwater.sources import backlog as listing
+    from slackwater.ui import backlog_poller
 
     release = threading.Event()
-    monkeypatch.setattr(listing, "listed", lambda pattern: release.wait() and [])
-    monkeypatch.setattr(waiting, "LONGEST_S", 0.01)
+    monkeypatch.setattr(listing, "list_files", lambda pattern: release.wait() and [])
+    monkeypatch.setattr(backlog_poller, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     ran(file, drawn(4))
     one = watched(file)

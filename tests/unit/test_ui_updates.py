@@ -20,12 +20,12 @@ from tests.support.browsing import get
 from tests.support.ui_states import DAY, M, config, ran, watched
 
 from slackwater.engine import driver
-from slackwater.testing.kit import Rows
-from slackwater.ui import live, pages, seen
-from slackwater.ui.blocks import pace
-from slackwater.ui.pages import Place
-from slackwater.ui.server import UiServer, serve
-from slackwater.ui.updates import Bell, Update, updated
+from slackwater.testing.script import RowsInput
+from slackwater.ui import page_cache, page_model, pages
+from slackwater.ui.blocks import throughput
+from slackwater.ui.pages import PageLocation
+from slackwater.ui.server import UiServer, serve_pages
+from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
 
 
 def parsed(stream: bytes) -> list[tuple[str, str]]:
@@ -52,8 +52,8 @@ BLOCKS = st.dictionaries(
 
 @given(BLOCKS, BLOCKS)
 def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
-    one = updated("1-a", first, None)
-    two = updated("2-b", second, one)
+    one = build_update("1-a", first, None)
+    two = build_update("2-b", second, one)
 
     def as_sent(blocks: Mapping[str, bytes]) -> dict[str, str]:
         return {n: b.decode().replace("\r", "&#13;") for n, b in blocks.items()}
@@ -67,7 +67,7 @@ def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapp
 
 
 def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
-    bell, woken, waiting = Bell(), Counter[str](), threading.Barrier(3)
+    bell, woken, waiting = ViewerNotifier(), Counter[str](), threading.Barrier(3)
 
     async def one(name: str, begun: Callable[[], object]) -> None:
         event = bell.listen()
@@ -99,7 +99,7 @@ def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
 
 
 def commit(file: Path, number: int, user: str = "u1") -> None:
-    ran(file, [Rows({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
+    ran(file, [RowsInput({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
-    monkeypatch.setattr(live, "PAUSE", 1)
-    server = serve([watched(file)], 0)
+    monkeypatch.setattr(page_cache, "PAUSE", 1)
+    server = serve_pages([watched(file)], 0)
     yield server
     server.stop()
     for viewer in threading.enumerate():
@@ -164,14 +164,14 @@ def followed(page: str) -> str:
 def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
     file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn, draw = Counter[str](), pages.fragment
+    drawn, draw = Counter[str](), pages.render_fragment
 
     def counted(name: str, *given: Any) -> bytes:
         drawn[name] += 1
         return draw(name, *given)
 
     page = get(running, "/").text
-    monkeypatch.setattr(pages, "fragment", counted)
+    monkeypatch.setattr(pages, "render_fragment", counted)
     viewers = [Viewer(running, followed(page)) for _ in range(12)]
     for number in (1, 2):
         before = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
@@ -204,7 +204,7 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
     def all_kept() -> list[object]:
         gc.collect()
         return [
-            o for o in gc.get_objects() if type(o) in (seen.Seen, Update)
+            o for o in gc.get_objects() if type(o) in (page_model.PageModel, PageUpdate)
         ]  # isinstance would ask what a weak proxy stands for
 
     others = all_kept()  # of other tests in this process
@@ -222,7 +222,7 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
         get(running, "/")
         get(running, f"/epoch/{number - 1}")
         found.append(kept())
-    assert all(set(now) == {"Seen", "Update"} and max(now.values()) <= 2 for now in found), (
+    assert all(set(now) == {"PageModel", "PageUpdate"} and max(now.values()) <= 2 for now in found), (
         found
     )  # one may be in the making
 
@@ -230,15 +230,15 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
 def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Viewers wait for a ring; a state that nobody watches is not looked at."""
     page = get(running, "/").text
-    looks, look = [], seen.look_at
-    monkeypatch.setattr(live, "look_at", lambda *given, **more: looks.append(1) or look(*given, **more))
+    looks, look = [], page_model.look_at
+    monkeypatch.setattr(page_cache, "look_at", lambda *given, **more: looks.append(1) or look(*given, **more))
     viewers = [Viewer(running, followed(page)) for _ in range(5)]
     ui = running._ui
     (one,) = ui._lives
     turns: list[str] = []
-    ready = live.Live.ready.fget
+    ready = page_cache.PageCache.ready.fget
     assert ready is not None
-    monkeypatch.setattr(live.Live, "ready", property(lambda self: turns.append("asked") or ready(self)))
+    monkeypatch.setattr(page_cache.PageCache, "ready", property(lambda self: turns.append("asked") or ready(self)))
     for _ in range(20):
         one.refresh()
         one._next = 0.0  # whatever the pause is
@@ -263,7 +263,7 @@ def test_a_problem_takes_the_place_of_the_blocks(file: Path, running: UiServer) 
 
 
 def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
-    server = serve([watched(file)], 0)
+    server = serve_pages([watched(file)], 0)
     viewers = [Viewer(server, followed(get(server, "/").text)) for _ in range(3)]
     server.stop()
     for viewer in viewers:
@@ -278,10 +278,10 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
         assert snapshot is not None
         commit = snapshot.commit
 
-    def told(*commits: Any) -> tuple[pace.Pace, str]:
-        block = pace.pace(commits, [], 0)
-        whole = replace(seen.look_at(at, 0), pace=block)
-        text = pages.fragment("pace", whole, Place("")).decode()
+    def told(*commits: Any) -> tuple[throughput.Throughput, str]:
+        block = throughput.build_throughput(commits, [], 0)
+        whole = replace(page_model.look_at(at, 0), pace=block)
+        text = pages.render_fragment("pace", whole, PageLocation("")).decode()
         return block, re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text.split("</p>")[0])).strip()
 
     def at_epoch(epoch: int, rows: int, after_us: int, spent_us: int) -> Any:
@@ -312,12 +312,12 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
 
 def test_the_pace_tells_of_planning_too(file: Path) -> None:
     """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
-    assert set(pace.PHASES) == set(pages.PHASES) == set(driver.PHASES)
+    assert set(throughput.PHASES) == set(pages.PHASES) == set(driver.PHASES)
     at = watched(file)
     with at.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
-    spent = {p: 1000 * n for n, p in enumerate(pace.PHASES, 1)}
+    spent = {p: 1000 * n for n, p in enumerate(throughput.PHASES, 1)}
     first = commit.model_copy(update={"counters": {**commit.counters, "spent_us": spent}})
     later = {p: us + 70_000 for p, us in spent.items()}
     second = first.model_copy(
@@ -327,14 +327,14 @@ def test_the_pace_tells_of_planning_too(file: Path) -> None:
             "counters": {**first.counters, "spent_us": later},
         }
     )
-    block = pace.pace([first, second], [], first.committed_us)
+    block = throughput.build_throughput([first, second], [], first.committed_us)
     assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
-    whole = replace(seen.look_at(at, first.committed_us), pace=block)
-    text = pages.fragment("pace", whole, Place("")).decode()
+    whole = replace(page_model.look_at(at, first.committed_us), pace=block)
+    text = pages.render_fragment("pace", whole, PageLocation("")).decode()
     assert text.count('class="phase plan"') == 2 * 2  # in each of both drawings
     assert '<li class="phase-plan">plan</li>' in text
     # a commit of before does not tell of it
     old = {p: us for p, us in spent.items() if p != "plan"}
     former = first.model_copy(update={"counters": {**first.counters, "spent_us": old}})
-    assert [lap.phases.get("plan") for lap in pace.pace([former], [], 0).laps] == [None]
+    assert [lap.phases.get("plan") for lap in throughput.build_throughput([former], [], 0).laps] == [None]

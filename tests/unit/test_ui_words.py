@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.sources.waiting import listed
-from slackwater.ui.blocks.closing import Bin, Closing, counted
-from slackwater.ui.draw.closing import bins
+from slackwater.sources.backlog import list_files
+from slackwater.ui.blocks.upcoming_closes import CloseBin, UpcomingCloses, count_windows
+from slackwater.ui.draw.upcoming_closes import draw_closes
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from slackwater.ui.draw.closing import bins
     ],
 )
 def test_counts_agree_with_their_nouns(count: int, what: str, text: str) -> None:
-    assert counted(count, what) == text
-    drawn = bins(Closing(what, None, count, 10, (Bin(0, 10, count),)), None)
+    assert count_windows(count, what) == text
+    drawn = draw_closes(UpcomingCloses(what, None, count, 10, (CloseBin(0, 10, count),)), None)
     assert f"{text} {'closes' if count == 1 else 'close'} from" in drawn
 
 
@@ -33,4 +33,4 @@ def test_dots_in_a_path_are_taken_away_before_it_is_looked_up(tmp_path: Path) ->
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for query in ("in/*.json", "elsewhere/../in/*.json", "link/../in/*.json", "./in/./a.json", "nowhere/../in"):
-        assert listed(f"{tmp_path}/{query}") == [f"{tmp_path}/in/a.json"], query
+        assert list_files(f"{tmp_path}/{query}") == [f"{tmp_path}/in/a.json"], query

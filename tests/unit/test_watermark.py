@@ -14,55 +14,63 @@ from __future__ import annotations
 
 import pytest
 
-from slackwater.watermark import NO_WATERMARK, Heard, SourceClock, global_watermark, holder, listen, run_on
+from slackwater.watermark import (
+    NO_WATERMARK,
+    SourceActivity,
+    SourceClock,
+    advance_clock,
+    advance_while_idle,
+    global_watermark,
+    holder,
+)
 
 NEVER = NO_WATERMARK
-SILENT = Heard(0, None)
+SILENT = SourceActivity(0, None)
 
 
 def clock(**given: int | bool) -> SourceClock:
     return SourceClock(lateness_us=10, idleness_us=60, **given)  # type: ignore[arg-type]
 
 
-def heard(**newest: int | None) -> Heard:
+def heard(**newest: int | None) -> SourceActivity:
     """One epoch: the newest event of each partition there is; None: no rows in it."""
-    parts = {name: SILENT if t is None else Heard(1, t) for name, t in newest.items()}
+    parts = {name: SILENT if t is None else SourceActivity(1, t) for name, t in newest.items()}
     times = [t for t in newest.values() if t is not None]
-    return Heard(len(times), max(times, default=None), parts)
+    return SourceActivity(len(times), max(times, default=None), parts)
 
 
-def after(*epochs: tuple[Heard, int]) -> SourceClock:
+def after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
     c = clock()
     for what, quiet_us in epochs:
-        c = listen(c, what, quiet_us)
+        c = advance_clock(c, what, quiet_us)
     return c
 
 
 def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back() -> None:
-    c = listen(clock(), Heard(3, 100), 0)
+    c = advance_clock(clock(), SourceActivity(3, 100), 0)
     assert c.watermark_us == 90
-    assert listen(c, Heard(1, 50), 0).watermark_us == 90
-    assert listen(c, Heard(5, None), 0).watermark_us == 90  # only bad rows: heard, but no time
+    assert advance_clock(c, SourceActivity(1, 50), 0).watermark_us == 90
+    assert advance_clock(c, SourceActivity(5, None), 0).watermark_us == 90  # only bad rows: heard, but no time
     assert global_watermark(95, [c]) == 95
 
 
 def test_a_source_not_heard_from_holds_the_watermark_until_it_is_idle() -> None:
-    spoke, silent = listen(clock(), Heard(1, 100), 0), clock()
+    spoke, silent = advance_clock(clock(), SourceActivity(1, 100), 0), clock()
     assert global_watermark(NEVER, [spoke, silent]) == NEVER
-    silent = listen(silent, SILENT, 59)
+    silent = advance_clock(silent, SILENT, 59)
     assert not silent.idle
-    silent = listen(silent, SILENT, 1)
+    silent = advance_clock(silent, SILENT, 1)
     assert silent.idle
     assert global_watermark(NEVER, [spoke, silent]) == 90
-    assert not listen(silent, Heard(1, 5), 0).idle
-    assert global_watermark(90, [listen(spoke, SILENT, 99), silent]) == 90, "all idle: it stays"
+    assert not advance_clock(silent, SourceActivity(1, 5), 0).idle
+    assert global_watermark(90, [advance_clock(spoke, SILENT, 99), silent]) == 90, "all idle: it stays"
 
 
 def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
-    fast, slow = listen(clock(), Heard(1, 100), 0), listen(clock(), Heard(1, 50), 0)
+    fast, slow = advance_clock(clock(), SourceActivity(1, 100), 0), advance_clock(clock(), SourceActivity(1, 50), 0)
     assert holder({"fast": fast, "slow": slow}) == "slow"
-    assert holder({"fast": fast, "slow": listen(slow, SILENT, 60)}) == "fast"
-    assert holder({"fast": listen(fast, SILENT, 60)}) is None
+    assert holder({"fast": fast, "slow": advance_clock(slow, SILENT, 60)}) == "fast"
+    assert holder({"fast": advance_clock(fast, SILENT, 60)}) is None
 
 
 def test_the_story_of_two_partitions() -> None:
@@ -77,7 +85,7 @@ def test_the_story_of_two_partitions() -> None:
     ]
     c, everywhere = clock(), NEVER
     for epoch, (what, quiet_us, watermark, expected, idle) in enumerate(story, 1):
-        c = listen(c, what, quiet_us)
+        c = advance_clock(c, what, quiet_us)
         everywhere = global_watermark(everywhere, [c])
         assert (c.watermark_us, everywhere, c.idle_partitions) == (watermark, expected, idle), f"epoch {epoch}"
     assert c.flags == (("", True), ("a", True), ("b", True))
@@ -94,7 +102,7 @@ def test_the_slowest_partition_counts_in_any_order(order: tuple[str, ...]) -> No
 def test_a_partition_that_goes_silent_holds_its_watermark_until_it_is_idle() -> None:
     c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 59))
     assert (c.watermark_us, c.idle_partitions) == (90, ())
-    c = listen(c, heard(a=600, b=None), 1)
+    c = advance_clock(c, heard(a=600, b=None), 1)
     assert (c.watermark_us, c.idle_partitions) == (590, ("b",))
     assert not c.idle, "a source with one busy partition is busy"
 
@@ -102,40 +110,40 @@ def test_a_partition_that_goes_silent_holds_its_watermark_until_it_is_idle() -> 
 def test_an_idle_partition_that_returns_counts_again_and_its_silence_begins_anew() -> None:
     c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 60), (heard(a=510, b=480), 0))
     assert (c.watermark_us, c.idle_partitions) == (470, ())
-    c = listen(c, heard(a=700, b=None), 59)
+    c = advance_clock(c, heard(a=700, b=None), 59)
     assert c.watermark_us == 470
-    assert listen(c, heard(a=700, b=None), 1).watermark_us == 690
+    assert advance_clock(c, heard(a=700, b=None), 1).watermark_us == 690
 
 
 def test_a_partition_with_rows_but_no_time_is_not_idle_and_holds() -> None:
-    bad = Heard(2, 100, {"a": Heard(1, 100), "b": Heard(1, None)})
+    bad = SourceActivity(2, 100, {"a": SourceActivity(1, 100), "b": SourceActivity(1, None)})
     c = after((bad, 0), (bad, 60), (bad, 60))
     assert (c.watermark_us, c.idle_partitions) == (NEVER, ())
 
 
 def test_a_new_partition_holds_the_watermark_until_it_speaks_or_is_idle() -> None:
     before = after((heard(a=100), 0))
-    new = listen(before, heard(a=200, b=None), 0)
+    new = advance_clock(before, heard(a=200, b=None), 0)
     assert new.watermark_us == NEVER
     assert global_watermark(90, [new]) == 90, "what was said is not taken back"
-    assert listen(new, heard(a=200, b=150), 0).watermark_us == 140
-    assert listen(new, heard(a=200, b=None), 60).watermark_us == 190
+    assert advance_clock(new, heard(a=200, b=150), 0).watermark_us == 140
+    assert advance_clock(new, heard(a=200, b=None), 60).watermark_us == 190
 
 
 def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
     """Its topic was deleted, or is not asked for any more: it must not hold the watermark for ever."""
     c = after((heard(a=100, b=100), 0), (heard(a=300), 0))
     assert (c.watermark_us, list(c.partitions)) == (290, ["a"])
-    assert list(listen(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
+    assert list(advance_clock(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
 
 
 def test_all_partitions_idle_make_the_source_idle_and_others_go_on() -> None:
     quiet = after((heard(a=100, b=200), 0), (SILENT, 60))
     assert quiet.flags == (("", True), ("a", True), ("b", True))
-    other = after((Heard(1, 500), 0))
+    other = after((SourceActivity(1, 500), 0))
     assert global_watermark(90, [quiet]) == 90
     assert global_watermark(90, [quiet, other]) == 490
-    back = listen(quiet, heard(a=600, b=None), 0)
+    back = advance_clock(quiet, heard(a=600, b=None), 0)
     assert (back.idle, back.idle_partitions, back.watermark_us) == (False, ("b",), 590)
 
 
@@ -143,73 +151,76 @@ def test_all_partitions_idle_make_the_source_idle_and_others_go_on() -> None:
 
 
 def silent(*clocks: SourceClock, quiet_us: int) -> list[SourceClock]:
-    return [listen(c, SILENT, quiet_us) for c in clocks]
+    return [advance_clock(c, SILENT, quiet_us) for c in clocks]
 
 
 def test_after_a_silence_of_all_sources_the_watermark_runs_on_with_the_quiet_time() -> None:
-    a, b = listen(clock(), Heard(1, 500), 0), listen(clock(), Heard(1, 300), 0)
-    assert run_on(290, silent(a, b, quiet_us=99), 100) == 290
-    assert run_on(290, silent(a, b, quiet_us=100), 100) == 490 + 100
-    assert run_on(290, silent(a, b, quiet_us=10**9), 100) == 490 + 10**9
-    assert run_on(10**6, silent(a, b, quiet_us=100), 100) == 10**6, "it never goes back"
-    assert run_on(290, silent(a, b, quiet_us=10**9), None) == 290, "opt-in"
+    a, b = advance_clock(clock(), SourceActivity(1, 500), 0), advance_clock(clock(), SourceActivity(1, 300), 0)
+    assert advance_while_idle(290, silent(a, b, quiet_us=99), 100) == 290
+    assert advance_while_idle(290, silent(a, b, quiet_us=100), 100) == 490 + 100
+    assert advance_while_idle(290, silent(a, b, quiet_us=10**9), 100) == 490 + 10**9
+    assert advance_while_idle(10**6, silent(a, b, quiet_us=100), 100) == 10**6, "it never goes back"
+    assert advance_while_idle(290, silent(a, b, quiet_us=10**9), None) == 290, "opt-in"
 
 
 def test_the_silence_is_as_long_as_that_of_the_source_that_spoke_last() -> None:
-    a = listen(listen(clock(), Heard(1, 500), 0), SILENT, 10**6)
-    b = listen(clock(), Heard(1, 300), 0)
-    assert run_on(290, [a, listen(b, SILENT, 99)], 100) == 290
-    assert run_on(290, [a, listen(b, SILENT, 150)], 100) == 490 + 150
-    assert run_on(290, [b, a], 0) == 290, "one source is awake"
+    a = advance_clock(advance_clock(clock(), SourceActivity(1, 500), 0), SILENT, 10**6)
+    b = advance_clock(clock(), SourceActivity(1, 300), 0)
+    assert advance_while_idle(290, [a, advance_clock(b, SILENT, 99)], 100) == 290
+    assert advance_while_idle(290, [a, advance_clock(b, SILENT, 150)], 100) == 490 + 150
+    assert advance_while_idle(290, [b, a], 0) == 290, "one source is awake"
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_the_order_in_which_sources_fell_silent_does_not_matter(first: str) -> None:
     """The global watermark stays where the last source awake left it, and runs on from the largest one all the same."""
-    clocks = {"a": listen(clock(), Heard(1, 500), 0), "b": listen(clock(), Heard(1, 300), 0)}
+    clocks = {
+        "a": advance_clock(clock(), SourceActivity(1, 500), 0),
+        "b": advance_clock(clock(), SourceActivity(1, 300), 0),
+    }
     second = "b" if first == "a" else "a"
-    clocks[first] = listen(clocks[first], SILENT, 60)
-    clocks = {n: listen(c, SILENT if n == first else Heard(1, 100), 0) for n, c in clocks.items()}
+    clocks[first] = advance_clock(clocks[first], SILENT, 60)
+    clocks = {n: advance_clock(c, SILENT if n == first else SourceActivity(1, 100), 0) for n, c in clocks.items()}
     stays = global_watermark(NEVER, list(clocks.values()))
     assert stays == {"a": 290, "b": 490}[first]
-    clocks = {n: listen(c, SILENT, 60) for n, c in clocks.items()}
+    clocks = {n: advance_clock(c, SILENT, 60) for n, c in clocks.items()}
     assert clocks[second].idle
     assert global_watermark(stays, list(clocks.values())) == stays, "all idle: it stays"
-    assert run_on(stays, list(clocks.values()), 60) == 490 + 60
+    assert advance_while_idle(stays, list(clocks.values()), 60) == 490 + 60
 
 
 def test_a_silence_before_any_event_is_no_time_to_run_on_from() -> None:
-    never = listen(clock(), SILENT, 10**6)
-    assert run_on(NEVER, [never], 100) == NEVER
-    assert run_on(NEVER, [], 100) == NEVER
-    spoke = listen(listen(clock(), Heard(1, 500), 0), SILENT, 200)
-    assert run_on(NEVER, [never, spoke], 100) == 490 + 200, "one that was never heard from does not count"
+    never = advance_clock(clock(), SILENT, 10**6)
+    assert advance_while_idle(NEVER, [never], 100) == NEVER
+    assert advance_while_idle(NEVER, [], 100) == NEVER
+    spoke = advance_clock(advance_clock(clock(), SourceActivity(1, 500), 0), SILENT, 200)
+    assert advance_while_idle(NEVER, [never, spoke], 100) == 490 + 200, "one that was never heard from does not count"
 
 
 def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:
     quiet = after((heard(a=100, b=200), 0), (SILENT, 100))
-    assert run_on(90, [quiet], 100) == 190 + 100
+    assert advance_while_idle(90, [quiet], 100) == 190 + 100
 
 
 def test_quiet_time_is_counted_on_beyond_the_idleness() -> None:
     c = after((heard(a=100, b=None), 0), (SILENT, 70), (SILENT, 80))
     assert (c.quiet_us, c.undecided_us) == (150, 60)
     assert [p.quiet_us for p in c.partitions.values()] == [150, 150]
-    assert listen(c, heard(a=101, b=None), 5).quiet_us == 0
+    assert advance_clock(c, heard(a=101, b=None), 5).quiet_us == 0
 
 
 def test_one_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
-    never, spoke = clock(), listen(clock(), Heard(1, 100), 0)
+    never, spoke = clock(), advance_clock(clock(), SourceActivity(1, 100), 0)
     assert not never.was_overtaken(400), "not idle yet: the watermark waits for it"
-    assert listen(never, SILENT, 60).was_overtaken(400)
-    assert listen(spoke, SILENT, 60).was_overtaken(400)
-    assert not listen(spoke, SILENT, 60).was_overtaken(90), "idle, and nothing went on without it"
-    assert listen(spoke, Heard(1, 409), 0).was_overtaken(400)
-    assert not listen(spoke, Heard(1, 410), 0).was_overtaken(400)
+    assert advance_clock(never, SILENT, 60).was_overtaken(400)
+    assert advance_clock(spoke, SILENT, 60).was_overtaken(400)
+    assert not advance_clock(spoke, SILENT, 60).was_overtaken(90), "idle, and nothing went on without it"
+    assert advance_clock(spoke, SourceActivity(1, 409), 0).was_overtaken(400)
+    assert not advance_clock(spoke, SourceActivity(1, 410), 0).was_overtaken(400)
 
 
 def test_partitions_are_overtaken_one_by_one() -> None:
     c = after((heard(a=100, b=100, c=None), 0), (heard(a=500, b=None, c=None), 60), (heard(a=510, b=480, c=None), 0))
     assert c.overtaken_partitions(490) == ("b", "c")
     assert not c.was_overtaken(490)
-    assert listen(c, heard(a=510, b=500, c=499), 0).overtaken_partitions(490) == ("c",)
+    assert advance_clock(c, heard(a=510, b=500, c=499), 0).overtaken_partitions(490) == ("c",)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.support.effort import some
 
 from slackwater.web.hosts import is_allowed, network_of
-from slackwater.web.server import start
-from slackwater.web.streams import Slot, StreamSlots
+from slackwater.web.server import start_server
+from slackwater.web.streams import StreamSlot, StreamSlots
 
 NAMES = {"localhost", "state.example"}
 SPELLINGS = ("localhost", "LocalHost", "localhost.", "state.example", "127.0.0.1", "10.0.0.7", "[::1]", "[2001:db8::1]")
@@ -118,7 +118,7 @@ def test_one_ipv6_network_is_one_client() -> None:
 def test_streams_are_bounded_and_shared_fairly(seed: int) -> None:
     """After each step at most `most` streams are open, and nobody is refused who has two less than another client."""
     rng = random.Random(seed)
-    slots, open_slots = StreamSlots(rng.randrange(1, 12)), list[Slot]()
+    slots, open_slots = StreamSlots(rng.randrange(1, 12)), list[StreamSlot]()
     for _ in range(200):
         if open_slots and rng.random() < 0.3:
             slots.release(open_slots.pop(rng.randrange(len(open_slots))))
@@ -148,7 +148,7 @@ def test_a_slow_reader_is_cut_off_and_a_steady_one_is_not() -> None:
         if scope["path"] == "/slow":
             ended.set()
 
-    running = start(large, 0, what="a test", option="--port", wait_s=0.5)
+    running = start_server(large, 0, what="a test", option="--port", wait_s=0.5)
     try:
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as slow:
             slow.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -176,7 +176,7 @@ def test_a_busy_client_gives_a_connection_up_for_another_client() -> None:
             await asyncio.sleep(3600)
         await send({"type": "http.response.body", "body": b"{}"})
 
-    running = start(endless, 0, what="a test", option="--port", most=4)
+    running = start_server(endless, 0, what="a test", option="--port", most=4)
     held = []
     try:
         for _ in range(4):

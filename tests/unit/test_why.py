@@ -19,7 +19,7 @@ from tests.support.why import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Sa
 from slackwater.config import toml
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Quiet, Rows, run_local
+from slackwater.testing.script import Quiet, RowsInput, run_local
 
 NO_HISTORY = (
     '  late rows are not known: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
@@ -131,7 +131,7 @@ def test_what_it_says_comes_true(say: Say, text: str) -> None:
     (need,) = following["needs"]
     assert need["source"] == "app"
     for early in (1, 0):
-        given = [*STORY, Rows({"app": [{"ts": need["event_us"] - early, "user": "z", "price": None}]})]
+        given = [*STORY, RowsInput({"app": [{"ts": need["event_us"] - early, "user": "z", "price": None}]})]
         window = toml.loads(text).transform.window
         result = run_local(window, given, TYPES, ("web", "app"), flush=False, lateness_ms={"web": 30_000})
         assert [r["window_start"] for r in result.rows] == [following["start_us"]] * (0 if early else len(result.rows))
@@ -140,7 +140,7 @@ def test_what_it_says_comes_true(say: Say, text: str) -> None:
 
 def test_a_session_that_is_cut_at_the_cap_says_so(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
-    ran(SESSION, [Rows({"web": at("u1", *clocks), "app": at("u2", "9:02")})])
+    ran(SESSION, [RowsInput({"web": at("u1", *clocks), "app": at("u2", "9:02")})])
     said = say("--key", "user=u1")
     assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in said
     one, two = asked(say, "--key", "user=u1")["key"]["open"]
@@ -153,8 +153,8 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
     ran(
         SESSION,
         [
-            Rows({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:00")}),
-            Rows({"web": at("u2", "9:19"), "app": at("u2", "9:19")}),
+            RowsInput({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:00")}),
+            RowsInput({"web": at("u2", "9:19"), "app": at("u2", "9:19")}),
         ],
     )
     said = say("--key", "user=u1")
@@ -171,7 +171,7 @@ def test_the_next_to_close_are_found_among_many(say: Say) -> None:
     """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
-    ran(SESSION, [Rows({"web": rows, "app": at("u60", "8:30")}), Rows({"web": longer})], shards=5)
+    ran(SESSION, [RowsInput({"web": rows, "app": at("u60", "8:30")}), RowsInput({"web": longer})], shards=5)
     found = asked(say)
     assert (found["open_windows"], found["open_keys"]) == (61, 61)
     assert [o["key"]["user"] for o in found["next"]] == ["u60", "u1", "u2", "u3", "u4"]
@@ -181,7 +181,7 @@ def test_the_next_to_close_are_found_among_many(say: Say) -> None:
 
 
 def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
-    ran(SESSION, [Rows({"web": at("u1", "9:00")}), Quiet(50_000), Rows({"web": at("u1", "9:01")})])
+    ran(SESSION, [RowsInput({"web": at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": at("u1", "9:01")})])
     said = say()
     assert said[2].startswith("watermark  none yet")
     assert (
@@ -194,7 +194,7 @@ def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
 
 
 def test_a_source_that_had_rows_holds_it(say: Say) -> None:
-    ran(SESSION, [Rows({"web": at("u1", "9:00"), "app": at("u1", "8:00")})])
+    ran(SESSION, [RowsInput({"web": at("u1", "9:00"), "app": at("u1", "8:00")})])
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
 
@@ -202,10 +202,10 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
     ran(
         SESSION,
         [
-            Rows({"web": at("u1", "9:00")}),
+            RowsInput({"web": at("u1", "9:00")}),
             Quiet(60_000),
-            Rows({"web": at("u1", "10:00")}),
-            Rows({"app": at("u1", "8:00")}),
+            RowsInput({"web": at("u1", "10:00")}),
+            RowsInput({"app": at("u1", "8:00")}),
         ],
     )
     assert say()[3] == 'held by    source "app": it had rows in this epoch; it was idle and has not caught up'
@@ -214,7 +214,7 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
 def test_a_partition_holds_it(say: Say) -> None:
     parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
     web = [*at("u1", "9:30", partition="clicks-0"), *at("u1", "9:10", partition="clicks-1")]
-    both = Rows({"web": web, "app": at("u2", "9:50")}, parts)
+    both = RowsInput({"web": web, "app": at("u2", "9:50")}, parts)
     ran(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
     said = say()
     assert said[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
@@ -229,7 +229,7 @@ def test_a_partition_holds_it(say: Say) -> None:
 
 
 def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
-    ran(SESSION, [Rows({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    ran(SESSION, [RowsInput({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
     said = say()
     assert said[3] == "held by    nobody: all sources are idle, it stays where it is until one has an event"
     assert said[6].endswith("idle, quiet for 60.0 s")
@@ -240,7 +240,7 @@ def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
 
 def test_idle_close_says_after_how_much_more_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
-    ran(closing, [Rows({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    ran(closing, [RowsInput({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
     said = say()
     assert said[3] == "held by    nobody: all sources are idle; it runs on after a silence of 5 m, so far 60.0 s"
     assert said[-2].endswith(", or after 4 m more without any")
@@ -262,7 +262,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
 
 
 def test_what_waits_to_be_published_is_told(say: Say) -> None:
-    script = [Rows({"web": at("u1", "9:00"), "app": at("u1", "9:00")})]
+    script = [RowsInput({"web": at("u1", "9:00"), "app": at("u1", "9:00")})]
     ran(TUMBLING, script)
     Path("p.toml").write_text(TUMBLING)
     store = FilesStore("state", "law")
@@ -336,7 +336,7 @@ def test_a_config_that_will_be_carried_out_shows_the_state_as_it_is(say: Say) ->
 )
 def test_a_wrong_key_is_one_line(say: Say, given: str, message: str) -> None:
     two = SESSION.replace('["user"]', '["user", "n"]')
-    ran(two, [Rows({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"})
+    ran(two, [RowsInput({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"})
     assert say("--key", given) == [f"1 error: law: {message}"]
 
 
@@ -375,7 +375,7 @@ def test_keys_of_every_type_are_found_as_people_write_them(
     """The other key is a string whose value holds commas: both orders on the command line, in one option or two."""
     two = shape.replace('["user"]', '["user", "k"]')
     row = {"ts": us("9:00"), "user": "x,y", "k": value, "price": None}
-    ran(two, [Rows({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
+    ran(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
     key = "k" if text is None else f"k={text}"
     for given in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
         found = asked(say, *given)["key"]

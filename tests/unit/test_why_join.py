@@ -13,11 +13,11 @@ import pytest
 from tests.support.why import JOIN, Say, asked, at
 
 import slackwater as sw
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.kit import Rows, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, pipeline_for, run_local
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def ran(**more: Any) -> None:
     Path("p.toml").write_text(JOIN)
     join = toml.loads(JOIN).transform.join
     assert join is not None
-    script = [Rows({"orders": at("u1", "9:00", "9:10"), "payments": at("u2", "9:08")})]
+    script = [RowsInput({"orders": at("u1", "9:00", "9:10"), "payments": at("u2", "9:08")})]
     types = {"user": "string", "price": "decimal(10,2)"}
     run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
 
@@ -64,7 +64,7 @@ def test_a_window_over_joined_rows() -> None:
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     ran(downstream=window)
     pipeline = pipeline_for(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
-    said = list(lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
+    said = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith('stage "')
     assert said[-1].endswith(": no window is open: there is nothing to come out")
     assert any(line.endswith(', whose watermark is held by source "payments"') for line in said)

@@ -12,14 +12,14 @@ import pytest
 import slackwater as sw
 from slackwater.cli.state_show import _words
 from slackwater.config import state_size
+from slackwater.config.message_format import suggestion
 from slackwater.config.source import Source
-from slackwater.config.spelling import near
+from slackwater.core.humanize import format_duration, plural
 from slackwater.core.schema import Field, sql_type
-from slackwater.core.words import duration, plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.compile import bind_window
-from slackwater.spark import undecodable
-from slackwater.testing.kit import Rows, run_local
+from slackwater.spark import decode_hints
+from slackwater.testing.script import RowsInput, run_local
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
 
@@ -73,7 +73,7 @@ def test_no_count_is_written_with_a_fixed_plural() -> None:
     ],
 )
 def test_lengths_of_time_are_said_as_people_do(ms: int, said: str) -> None:
-    assert duration(ms) == said
+    assert format_duration(ms) == said
 
 
 WINDOW = {
@@ -89,7 +89,7 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 def test_one_bad_row_is_a_row_and_a_day_a_day(caplog: pytest.LogCaptureFixture) -> None:
     window = sw.Window(**WINDOW, aggregations=COUNT)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "slackwater"):
-        run_local(window, [Rows({"a": [{"ts": 0, "user": "a"}, {"ts": None, "user": "a"}]})], {"user": "string"})
+        run_local(window, [RowsInput({"a": [{"ts": 0, "user": "a"}, {"ts": None, "user": "a"}]})], {"user": "string"})
     assert "1 bad row (0 undecodable, 0 more than 1 hour in the future, 1 without" in caplog.text
 
 
@@ -99,9 +99,9 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
     assert state_size.projected_bytes(window) > state_size.GIB
-    assert state_size.warnings(window) == ()
+    assert state_size.size_warnings(window) == ()
     chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
-    (line,) = state_size.warnings(chosen)
+    (line,) = state_size.size_warnings(chosen)
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 
@@ -157,8 +157,8 @@ def test_keys_of_other_systems(key: str, value: object, meant: str) -> None:
 
 
 def test_a_hint_does_not_look_at_case_and_comes_once() -> None:
-    assert near("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
-    assert near("zzz", ["user_id"]) == ""
+    assert suggestion("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
+    assert suggestion("zzz", ["user_id"]) == ""
     columns = {"user_id": Field("user_id", "string"), "n": Field("n", "int")}
     for name, hint in (("User_ID", 'did you mean "user_id"?'), ("zzz", "expected one of n, user_id")):
         with pytest.raises(StartError) as raised:
@@ -169,13 +169,13 @@ def test_a_hint_does_not_look_at_case_and_comes_once() -> None:
 def test_why_a_record_is_undecodable() -> None:
     made = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
     csv, json = Source(**made, format="csv"), Source(**made, format="json")  # type: ignore[arg-type]
-    assert 'set options = { header = "true" }' in undecodable.why(csv, "user,ts", 7)
-    assert undecodable.why(csv, "u1,yesterday", 12) == ""
-    assert undecodable.why(Source(**made, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
-    assert 'set options = { header = "true" }' in undecodable.why(
+    assert 'set options = { header = "true" }' in decode_hints.decode_hint(csv, "user,ts", 7)
+    assert decode_hints.decode_hint(csv, "u1,yesterday", 12) == ""
+    assert decode_hints.decode_hint(Source(**made, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
+    assert 'set options = { header = "true" }' in decode_hints.decode_hint(
         Source(**made, format="csv", options={"sep": ";"}), "User;TS", 7
     )  # type: ignore[arg-type]
-    assert "30 MB long" in undecodable.why(json, "{", 30_000_000) and "20,000,000" in undecodable.why(
+    assert "30 MB long" in decode_hints.decode_hint(json, "{", 30_000_000) and "20,000,000" in decode_hints.decode_hint(
         json, "{", 30_000_000
     )
-    assert undecodable.why(json, "{", 300) == ""
+    assert decode_hints.decode_hint(json, "{", 300) == ""

@@ -10,7 +10,7 @@ IN_A_WORKER = """
 import gc, json, sys, tempfile, zipfile, zipimport
 import pyarrow as pa
 from slackwater.errors import EpochError
-from slackwater.spark.workers import partition
+from slackwater.spark.workers import run_partition
 
 class Cycle: pass
 
@@ -30,9 +30,9 @@ with zipfile.ZipFile(archive, "w") as made:
 sys.path.insert(0, archive)
 import first_of_zip
 
-told = [b.to_pylist() for _ in range(9) for b in partition(["k"], task, iter([batch, batch]))]
-told += [b.to_pylist() for b in partition(["k"], fails, iter([batch]))]
-assert list(partition(["k"], task, iter([]))) == []
+told = [b.to_pylist() for _ in range(9) for b in run_partition(["k"], task, iter([batch, batch]))]
+told += [b.to_pylist() for b in run_partition(["k"], fails, iter([batch]))]
+assert list(run_partition(["k"], task, iter([]))) == []
 looked_at, kept = len(gc.get_objects()), gc.get_freeze_count()
 zips = sum(isinstance(i, zipimport.zipimporter) for i in sys.path_importer_cache.values())
 import second_of_zip

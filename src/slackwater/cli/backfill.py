@@ -7,15 +7,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from slackwater.cli import view as views
+from slackwater.cli import progress as views
+from slackwater.cli.format import format_time, plural
 from slackwater.cli.runner import _signals
-from slackwater.cli.text import moment, plural
 from slackwater.config import toml
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.explain import target_text
-from slackwater.runner.backfill import Backfilled, backfill
-from slackwater.runner.backfill_plan import described
+from slackwater.runner.backfill import BackfillResult, run_backfill
+from slackwater.runner.backfill_plan import backfill_pipeline
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -26,11 +26,11 @@ def backfill_file(
     """Load, run, print. A signal ends it after the epoch in progress. Raises SlackwaterError."""
     pipeline = toml.load(file).one_target(target)
     since_us, until_us = time_us(since, "--from"), time_us(until, "--to")
-    where = target_text(described(pipeline, since_us, until_us, into))
-    view, stop = views.choose(1.0), threading.Event()
+    where = target_text(backfill_pipeline(pipeline, since_us, until_us, into))
+    view, stop = views.choose_view(1.0), threading.Event()
     try:
         with _signals(stop, view):
-            found = backfill(
+            found = run_backfill(
                 pipeline,
                 since_us,
                 until_us,
@@ -44,7 +44,7 @@ def backfill_file(
     finally:
         view.close()
     durable = pipeline.state_store is not None and pipeline.state_store.durable
-    print("\n".join(told(found, f"{moment(since_us)} to {moment(until_us)}", where, durable)))
+    print("\n".join(summary_lines(found, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
 
 
 def time_us(text: str, option: str) -> int:
@@ -68,7 +68,7 @@ def _duration(text: str) -> int:
     raise StartError(f'--slack: found "{text}", expected a duration such as 30s, 5m or 2h')
 
 
-def told(found: Backfilled, span: str, where: str, durable: bool) -> Iterator[str]:
+def summary_lines(found: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
     """What a backfill did, in lines."""
     written, status = found.written, found.status
     if status is None:

@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.cli import view as views
-from slackwater.cli.clicks import DISORDER, HOURS, MORNING, generate
+from slackwater.cli import progress as views
+from slackwater.cli.demo_data import DISORDER, HOURS, MORNING, generate
+from slackwater.cli.format import program, summary
 from slackwater.cli.runner import run_pipeline
-from slackwater.cli.text import program, summary
 from slackwater.config import toml
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
@@ -158,7 +158,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
 
 
 def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
-    view: views.View = views.LiveView() if console.is_terminal else _Lines(console)
+    view: views.ProgressView = views.LiveProgress() if console.is_terminal else _Lines(console)
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.ERROR)  # late rows are part of the show: they are counted in the summary

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.cli.text import program
+from slackwater.cli.format import program
 from slackwater.errors import EpochError
 from slackwater.testing.services import Kafka, Postgres
 
@@ -264,7 +264,7 @@ def _log_bytes(home: Path) -> int:
 
 def _all_read(url: str, rows: int) -> bool:
     """Whether the latest commit holds all clicks: what is left are sessions that no later click can close."""
-    from slackwater.query.where import names_at, store_at
+    from slackwater.query.locate_state import names_at, store_at
 
     if "demo-kafka" not in names_at(url):
         return False

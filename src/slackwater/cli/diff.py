@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 import typer
 
-from slackwater.cli.text import plural, table
+from slackwater.cli.format import align_rows, plural
 from slackwater.errors import SlackwaterError
-from slackwater.query.compare import Comparison, compare
-from slackwater.query.outputs import Output, output_at
-from slackwater.query.text import plain
+from slackwater.query.compare import ResultComparison, compare_outputs
+from slackwater.query.outputs import ResultOutput, output_at
+from slackwater.query.text import format_value
 
 
 def diff_outputs(
@@ -23,12 +23,12 @@ def diff_outputs(
     """Compare and print; raises typer.Exit with 1 if they differ, and 2 if they cannot be compared."""
     try:
         sides = output_at(a), output_at(b)
-        found = compare(*sides, _listed(by), _listed(ignore), tolerance, examples)
+        found = compare_outputs(*sides, _listed(by), _listed(ignore), tolerance, examples)
     except SlackwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     print(
-        json.dumps(_data(sides, found), default=plain, ensure_ascii=False)
+        json.dumps(_data(sides, found), default=format_value, ensure_ascii=False)
         if as_json
         else "\n".join(_lines(sides, found))
     )
@@ -40,13 +40,13 @@ def _listed(names: str | None) -> list[str]:
     return [n.strip() for n in (names or "").split(",") if n.strip()]
 
 
-def _lines(sides: Sequence[Output], found: Comparison) -> Iterator[str]:
+def _lines(sides: Sequence[ResultOutput], found: ResultComparison) -> Iterator[str]:
     for letter, side, rows in zip("AB", sides, found.rows, strict=True):
         yield f"{letter}  {side.label}, {plural(rows, 'row')}"
     yield f"by {', '.join(found.by)}"
     yield ""
     differing = ", ".join(f"{c} {n:,}" for c, n in sorted(found.columns.items(), key=lambda item: -item[1]))
-    yield from table(
+    yield from align_rows(
         [
             ["equal", f"{found.equal:,}", ""],
             ["only in A", f"{found.only[0]:,}", ""],
@@ -65,7 +65,7 @@ def _lines(sides: Sequence[Output], found: Comparison) -> Iterator[str]:
         yield ""
         yield "different (A | B)"
         for row in found.different_examples.iter_rows(named=True):
-            values = (f"{c}: {plain(row[c])} | {plain(row[f'{c}__b'])}" for c in _differing(row, found))
+            values = (f"{c}: {format_value(row[c])} | {format_value(row[f'{c}__b'])}" for c in _differing(row, found))
             yield f"  {_named(row, found.by)}  {'  '.join(values)}"
 
 
@@ -78,14 +78,14 @@ def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str
 
 
 def _named(row: dict[str, Any], columns: Sequence[str]) -> str:
-    return " ".join(f"{c}={plain(row[c])}" for c in columns)
+    return " ".join(f"{c}={format_value(row[c])}" for c in columns)
 
 
-def _differing(row: dict[str, Any], found: Comparison) -> list[str]:
+def _differing(row: dict[str, Any], found: ResultComparison) -> list[str]:
     return [c for c in found.columns if row[f"{c}__differs"]]
 
 
-def _data(sides: Sequence[Output], found: Comparison) -> dict[str, Any]:
+def _data(sides: Sequence[ResultOutput], found: ResultComparison) -> dict[str, Any]:
     different = [
         {
             **{c: row[c] for c in found.by},

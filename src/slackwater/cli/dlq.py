@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from slackwater.cli.format import format_age, plural
 from slackwater.cli.letter_places import locate_letters
-from slackwater.cli.text import ago, plural
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
 
@@ -20,10 +20,10 @@ SHOWN_BYTES = 64  # of a value that is no text
 
 def list_file(file: Path) -> None:
     """Print how many letters there are by reason and source, and how many of them are open or were applied."""
-    from slackwater.runner.dead_letters import summary
+    from slackwater.runner.dead_letter_reader import letter_summary
 
     pipeline = toml.load(file)
-    found = summary(pipeline)
+    found = letter_summary(pipeline)
     if found.is_empty():
         print(f"{pipeline.name}: no dead letters")
         return
@@ -45,40 +45,40 @@ def list_file(file: Path) -> None:
         cells = [
             c.rjust(w) if head[n] in counts else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
-        print(plain("  ".join(cells)).rstrip())
+        print(escape_controls("  ".join(cells)).rstrip())
 
 
 def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest letters, with what is known about them and their content as text."""
     from slackwater.query.key_history import group_keys
-    from slackwater.query.where import store_at
-    from slackwater.runner.dead_letters import Wanted, judged, newest
+    from slackwater.query.locate_state import store_at
+    from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 
     pipeline = toml.load(file)
     keys = None
     if key:
         with closing(store_at(pipeline)) as store:
             keys = group_keys(pipeline, store, key)
-    found = newest(pipeline, Wanted(reason=reason, source=source, limit=limit, group_keys=keys))
+    found = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
     if found.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
-    letters = judged(pipeline, found).to_dicts()
+    letters = with_attempts(pipeline, found).to_dicts()
     for n, (letter, (line, why)) in enumerate(zip(letters, locate_letters(pipeline, letters), strict=True)):
         if n:
             print()
-        print("\n".join(describe(letter, line, why)))
+        print("\n".join(letter_lines(letter, line, why)))
 
 
-def describe(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
+def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
     """A letter as lines of text. `line`: of its file; `why`: the value to blame, where its text tells."""
     place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
-    yield plain(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
+    yield escape_controls(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
     if why:
-        yield plain(f"  because  {why}")
+        yield escape_controls(f"  because  {why}")
     if letter.get("__applied"):
         yield "  applied"
     elif letter.get("__tries"):
@@ -86,20 +86,24 @@ def describe(letter: Mapping[str, Any], line: int | None = None, why: str = "") 
     if letter["late_us"] is not None:
         held = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""
-        yield plain(f"  late     by {ago(letter['late_us'])}: watermark {_moment(letter['watermark'])}{held}{idle}")
+        yield escape_controls(
+            f"  late     by {format_age(letter['late_us'])}: watermark {_moment(letter['watermark'])}{held}{idle}"
+        )
         starts = ", ".join(json.loads(letter["windows"] or "[]"))
-        yield plain(f"  missed   {plural(letter['windows_missed'], 'window')}{f': {starts}' if starts else ''}")
+        yield escape_controls(
+            f"  missed   {plural(letter['windows_missed'], 'window')}{f': {starts}' if starts else ''}"
+        )
     for header in json.loads(letter["headers"] or "[]"):
         value = None if header.get("value") is None else base64.b64decode(header["value"])
-        yield plain(f"  header   {header.get('key')} = {' '.join(content(value))}")
+        yield escape_controls(f"  header   {header.get('key')} = {' '.join(readable_content(value))}")
     for name in ("key", "value"):
         if letter[name] is not None or name == "value":
-            first, *more = content(letter[name])
+            first, *more = readable_content(letter[name])
             yield f"  {name:<9}{first}"
             yield from (f"{'':<11}{line}" for line in more)
 
 
-def content(value: bytes | None) -> list[str]:
+def readable_content(value: bytes | None) -> list[str]:
     """Bytes for people: JSON with indents, other text as it is, anything else in hexadecimal."""
     if value is None:
         return ["NULL"]
@@ -114,10 +118,10 @@ def content(value: bytes | None) -> list[str]:
         parsed = None
     if isinstance(parsed, dict | list):
         text = json.dumps(parsed, indent=2, ensure_ascii=False)
-    return [plain(line) for line in text.split("\n")]
+    return [escape_controls(line) for line in text.split("\n")]
 
 
-def plain(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Text that does nothing to a terminal: what cannot be printed is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slackwater.cli import view as views
-from slackwater.cli.text import plural
+from slackwater.cli import progress as views
+from slackwater.cli.format import plural
 from slackwater.config import toml
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.replay.replay import Outcome
+    from slackwater.replay.replay import ReplayResult
 
 
 def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
     """Load, replay, and print what was applied and what was left, with the reasons."""
     import polars as pl
 
-    from slackwater.runner.replay import replay
+    from slackwater.runner.replay import replay_dead_letters
 
-    first, last = epochs(epoch)
+    first, last = parse_epoch_range(epoch)
     pipeline = toml.load(file)
 
     def choose(letters: pl.DataFrame) -> pl.DataFrame:
@@ -32,15 +32,15 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
         found = found if first is None else found.filter(pl.col("epoch") >= first)
         return found if last is None else found.filter(pl.col("epoch") <= last)
 
-    view = views.choose(0)
+    view = views.choose_view(0)
     try:
-        outcome = replay(pipeline, choose, limit=limit, dry=dry, on_notice=view.notice)
+        outcome = replay_dead_letters(pipeline, choose, limit=limit, dry=dry, on_notice=view.notice)
     finally:
         view.close()
-    print("\n".join(told(outcome, pipeline.name, dry)))
+    print("\n".join(summary_lines(outcome, pipeline.name, dry)))
 
 
-def epochs(text: str | None) -> tuple[int | None, int | None]:
+def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
     """`A..B` as (A, B), both inclusive; None for an open end. Raises StartError."""
     if text is None:
         return None, None
@@ -55,7 +55,7 @@ def epochs(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def told(outcome: Outcome, name: str, dry: bool) -> Iterator[str]:
+def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
     """What a replay did, in lines."""
     written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
     gone = outcome.reasons["supersede"]

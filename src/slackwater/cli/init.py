@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from slackwater.cli.text import plural, program
+from slackwater.cli.format import plural, program
 from slackwater.config import sql_check, toml
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.pipeline import LONGEST_NAME
-from slackwater.config.spelling import nearest, show
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
-from slackwater.scaffold import propose, write
-from slackwater.scaffold.sample import Sample, read, shown
-from slackwater.scaffold.times import Disorder, TimeColumn, disorder
+from slackwater.scaffold import propose, render_config
+from slackwater.scaffold.sample import Sample, read_sample, shown
+from slackwater.scaffold.times import OutOfOrderness, TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
 _TRIES = 8  # keys that are tried, the likeliest first
 
 
 @dataclass(frozen=True)
-class Asked:
+class InitOptions:
     """What the flags say; None where they say nothing."""
 
     file: Path
@@ -40,7 +40,7 @@ class Asked:
     test: bool = True  # whether a test is written beside it, where there is a sample
 
 
-def init_file(asked: Asked) -> None:
+def init_file(asked: InitOptions) -> None:
     """Write the config and say what was found; raise StartError, one line, for what cannot be done."""
     file = asked.file
     if not file.parent.is_dir():
@@ -52,9 +52,9 @@ def init_file(asked: Asked) -> None:
     asked = _questions(asked) if sys.stdin is not None and sys.stdin.isatty() else asked
     source, kind = (
         _of("--source", asked.source or "files", _SOURCES),
-        _of("--kind", asked.kind or "session", write.KINDS),
+        _of("--kind", asked.kind or "session", render_config.KINDS),
     )
-    samples = [read(path) for path in asked.samples]
+    samples = [read_sample(path) for path in asked.samples]
     wanted = 2 if kind == "join" else 1
     if len(samples) > wanted or (samples and len(samples) < wanted):
         what = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
@@ -75,11 +75,11 @@ def init_file(asked: Asked) -> None:
     for line in said:
         print(line)
     print(f"{file}: written, with a comment on each choice")
-    from slackwater.cli.describe import check_file
+    from slackwater.cli.check import check_file
 
     check_file(file)
     if samples and asked.test:
-        from slackwater.cli.init_test import write_test
+        from slackwater.cli.init_tests import write_test
 
         for line in write_test(file, toml.load(file), samples, asked.force):
             print(line)
@@ -93,11 +93,11 @@ def init_file(asked: Asked) -> None:
 
 def _of(flag: str, given: str, known: Sequence[str]) -> str:
     if given not in known:
-        raise StartError(f"{flag}: found {show(given)}{nearest(given, known)}")
+        raise StartError(f"{flag}: found {format_value(given)}{suggestion_or_list(given, known)}")
     return given
 
 
-def _questions(asked: Asked) -> Asked:
+def _questions(asked: InitOptions) -> InitOptions:
     """What the flags leave open, from a person. An empty answer takes what is in brackets."""
     import typer
 
@@ -123,7 +123,7 @@ def _questions(asked: Asked) -> Asked:
     return asked
 
 
-def _name(asked: Asked) -> str:
+def _name(asked: InitOptions) -> str:
     stem = asked.name or re.sub(r"[^A-Za-z0-9._-]+", "-", asked.file.stem).strip("-._") or "pipeline"
     return stem if asked.name else stem[:LONGEST_NAME]
 
@@ -132,7 +132,7 @@ def _label(sample: Sample, number: int) -> str:
     return sample.path.name.split(".")[0] or f"source-{number}"
 
 
-def _time(asked: Asked, sample: Sample) -> TimeColumn | None:
+def _time(asked: InitOptions, sample: Sample) -> TimeColumn | None:
     """The event time of a sample: the one that was named, else the likeliest."""
     found = propose.time_columns(sample)
     if asked.time is None:
@@ -147,10 +147,10 @@ def _time(asked: Asked, sample: Sample) -> TimeColumn | None:
         return named
     if asked.time not in sample.columns:
         raise StartError(
-            f"--time: {show(asked.time)} is no column of {sample.path}{nearest(asked.time, sample.columns)}"
+            f"--time: {format_value(asked.time)} is no column of {sample.path}{suggestion_or_list(asked.time, sample.columns)}"
         )
     raise StartError(
-        f"--time: {show(asked.time)} of {sample.path} holds no times{_no_time(sample, asked.time)}; "
+        f"--time: {format_value(asked.time)} of {sample.path} holds no times{_no_time(sample, asked.time)}; "
         "expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
     )
 
@@ -161,10 +161,10 @@ def _no_time(sample: Sample, name: str | None = None) -> str:
     if found is None:
         return ""
     column, row, value = found
-    return f": found {shown(value)} in {show(column)}, {sample.place(row)}"
+    return f": found {shown(value)} in {format_value(column)}, {sample.place(row)}"
 
 
-def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> list[str]:
+def _found(sample: Sample, time: TimeColumn | None, seen: OutOfOrderness | None) -> list[str]:
     """What a sample told, for people."""
     lines = [
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
@@ -188,7 +188,7 @@ def _found(sample: Sample, time: TimeColumn | None, seen: Disorder | None) -> li
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
     if seen is not None:
-        lines += [f"  {line}" for line in write.disorder_lines(seen)]
+        lines += [f"  {line}" for line in render_config.disorder_lines(seen)]
     return lines
 
 
@@ -200,14 +200,16 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
     return f"; {at} has {shown(row[time.name]) if row.get(time.name) is not None else 'none'}"
 
 
-def _key_sets(asked: Asked, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
+def _key_sets(asked: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
     """Keys to try, the likeliest first."""
     for key in asked.keys:
         if key not in sample.columns:
-            raise StartError(f"--key: {show(key)} is no column of {sample.path}{nearest(key, sample.columns)}")
+            raise StartError(
+                f"--key: {format_value(key)} is no column of {sample.path}{suggestion_or_list(key, sample.columns)}"
+            )
     if asked.keys:
         return [list(asked.keys)]
-    return [[key.name] for key in propose.keys(sample, time)[:_TRIES]]
+    return [[key.name] for key in propose.key_columns(sample, time)[:_TRIES]]
 
 
 def _passing(tried: Sequence[str]) -> str:
@@ -216,7 +218,7 @@ def _passing(tried: Sequence[str]) -> str:
     for content in tried:
         try:
             pipeline = toml.loads(content, "the config")
-            problems = sql_check.check(pipeline).problems
+            problems = sql_check.check_sql(pipeline).problems
         except ConfigError as error:
             problems = list(error.problems)
         if not problems:
@@ -230,13 +232,13 @@ def _drops(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
     return f"{plural(bad, 'row')} of the sample {'is' if bad == 1 else 'are'} bad" if bad else ""
 
 
-def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+def _window(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
     kafka, kind, name = asked.source == "kafka", asked.kind or "session", _name(asked)
     topic = (asked.topics or ("events",))[0] if kafka else None
     home = asked.file.parent
     if not samples:
         columns = {"user_id": "STRING", "amount": "DOUBLE", **({} if kafka else {"ts": "TIMESTAMP"})}
-        side = write.Side(
+        side = render_config.DraftSide(
             "events",
             topic or "data/events/*.jsonl",
             "json",
@@ -253,13 +255,15 @@ def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
             columns={**dict.fromkeys(side.keys, "STRING"), **side.columns},
             notes=("an example: put the columns of your rows here",),
         )
-        wanted = write.Wanted(name, kind, kafka, asked.brokers, 10_000, write.lateness_note(None), measure="amount")
-        return _passing([write.config(wanted, [side])]), []
+        wanted = render_config.ConfigDraft(
+            name, kind, kafka, asked.brokers, 10_000, render_config.lateness_note(None), measure="amount"
+        )
+        return _passing([render_config.render_config(wanted, [side])]), []
     (sample,) = samples
     time = _time(asked, sample)
     sample = propose.with_time(sample, time)
-    seen = disorder(time.times_us) if time is not None else None
-    found = [key.name for key in propose.keys(sample, time)]
+    seen = measure_disorder(time.times_us) if time is not None else None
+    found = [key.name for key in propose.key_columns(sample, time)]
     sets = _key_sets(asked, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
@@ -271,21 +275,25 @@ def _window(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
         length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if whole < most * 1_000_000), 3_600_000)
     tried = []
     for keys, measured in product(sets, (True, False)):
-        measure = propose.measure(sample, *keys, time.name if time else "") if measured else None
-        wanted = write.Wanted(
+        measure = propose.measure_column(sample, *keys, time.name if time else "") if measured else None
+        wanted = render_config.ConfigDraft(
             name=name,
             kind=kind,
             kafka=kafka,
             brokers=asked.brokers,
             lateness_ms=10_000 if seen is None else seen.lateness_ms,
-            lateness_note=write.lateness_note(seen),
-            keeps_late=write.late_rows(seen),
+            lateness_note=render_config.lateness_note(seen),
+            keeps_late=render_config.late_rows(seen),
             length_ms=length,
             measure=measure,
             other_keys=tuple(k for k in found if k not in keys)[:3],
             drops_bad=_drops([(sample, time)]),
         )
-        tried.append(write.config(wanted, [write.side_of(sample, home, _label(sample, 1), time, keys, topic)]))
+        tried.append(
+            render_config.render_config(
+                wanted, [render_config.side_of(sample, home, _label(sample, 1), time, keys, topic)]
+            )
+        )
     content = _passing(tried)
     return content, [*_found(sample, time, seen), *_chosen(content)]
 
@@ -301,7 +309,7 @@ def _chosen(content: str) -> list[str]:
     return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
 
 
-def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+def _join(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
     kafka, name, home = asked.source == "kafka", _name(asked), asked.file.parent
     topics = (*asked.topics, *("orders", "payments")[len(asked.topics) :])
     if not samples:
@@ -310,37 +318,41 @@ def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
         columns = {**dict.fromkeys(key, "STRING"), "amount": "DOUBLE", **({time: "TIMESTAMP"} if time else {})}
         note = ("an example: put the columns of your rows here",)
         sides = [
-            write.Side(side, topics[i] if kafka else f"data/{side}/*.jsonl", "json", columns, {}, time, None, key, note)
+            render_config.DraftSide(
+                side, topics[i] if kafka else f"data/{side}/*.jsonl", "json", columns, {}, time, None, key, note
+            )
             for i, side in enumerate(("orders", "payments"))
         ]
-        wanted = write.Wanted(name, "join", kafka, asked.brokers, 10_000, write.lateness_note(None))
-        return _passing([write.config(wanted, sides)]), []
+        wanted = render_config.ConfigDraft(
+            name, "join", kafka, asked.brokers, 10_000, render_config.lateness_note(None)
+        )
+        return _passing([render_config.render_config(wanted, sides)]), []
     left, right = samples
     times = _same_time(asked, left, right)
-    seen = [None if t is None else disorder(t.times_us) for t in times]
+    seen = [None if t is None else measure_disorder(t.times_us) for t in times]
     worst = max((s for s in seen if s is not None), key=lambda s: s.lateness_ms, default=None)
     left, right = propose.with_time(left, times[0]), propose.with_time(right, times[1])
     labels = [_label(left, 1), _label(right, 2)]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
-    wanted = write.Wanted(
+    wanted = render_config.ConfigDraft(
         name=name,
         kind="join",
         kafka=kafka,
         brokers=asked.brokers,
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
-        lateness_note=write.lateness_note(worst),
-        keeps_late=next((late for s in seen if (late := write.late_rows(s))), ""),
+        lateness_note=render_config.lateness_note(worst),
+        keeps_late=next((late for s in seen if (late := render_config.late_rows(s))), ""),
         drops_bad=_drops([(left, times[0]), (right, times[1])]),
     )
     tried = []
     for lefts, rights in _pairs(asked, left, right, times):
         given = [(left, labels[0], times[0], lefts), (right, labels[1], times[1], rights)]
         sides = [
-            write.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
+            render_config.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
             for i, (sample, label, time, keys) in enumerate(given)
         ]
-        tried.append(write.config(wanted, sides))
+        tried.append(render_config.render_config(wanted, sides))
     if not tried:
         raise StartError(
             f"--sample: {left.path} and {right.path} have no columns that fit as keys; name one with --key"
@@ -348,7 +360,7 @@ def _join(asked: Asked, samples: Sequence[Sample]) -> tuple[str, list[str]]:
     return _passing(tried), [*_found(left, times[0], seen[0]), *_found(right, times[1], seen[1])]
 
 
-def _same_time(asked: Asked, left: Sample, right: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
+def _same_time(asked: InitOptions, left: Sample, right: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
     """A join has one `event_time_column` and unit for both sides."""
     if asked.time is not None:
         pair = _time(asked, left), _time(asked, right)
@@ -360,7 +372,7 @@ def _same_time(asked: Asked, left: Sample, right: Sample) -> tuple[TimeColumn | 
     if (one is None) != (other is None) or (
         one is not None and other is not None and (one.name, one.unit) != (other.name, other.unit)
     ):
-        names = " and ".join(show(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
+        names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
             f"--sample: the event times of the two sides are {names}; a join has one event_time_column for both: rename one"
         )
@@ -368,7 +380,7 @@ def _same_time(asked: Asked, left: Sample, right: Sample) -> tuple[TimeColumn | 
 
 
 def _pairs(
-    asked: Asked, left: Sample, right: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
+    asked: InitOptions, left: Sample, right: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
 ) -> list[tuple[list[str], list[str]]]:
     """Keys of both sides: of one name if there is one."""
     lefts, rights = _key_sets(asked, left, times[0]), _key_sets(asked, right, times[1])
@@ -378,4 +390,4 @@ def _pairs(
     return sorted(pairs, key=lambda pair: pair[0] != pair[1])
 
 
-__all__ = ["Asked", "init_file"]
+__all__ = ["InitOptions", "init_file"]

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.commands import configs, dlq, outbox, questions, runs
+from slackwater.cli.commands import configs, dlq, inspect, outbox, run
 from slackwater.cli.state import state
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
-from slackwater.secrets import masked, remember_url
+from slackwater.secrets import mask_secrets, remember_url
 
 app = typer.Typer(
     help="Windows, sessions and stream joins for Apache Spark.",
@@ -48,16 +48,16 @@ app.command("test")(configs.run_tests)
 app.command()(configs.schema)
 app.command()(configs.explain)
 app.command()(configs.plan)
-app.command()(runs.run)
-app.command()(questions.show)
-app.command()(questions.why)
-app.command()(questions.serve)
-app.command()(questions.ui)
-app.command()(questions.diff)
-app.command()(runs.backfill)
-app.command()(runs.prepare)
-app.command()(runs.demo)
-app.command()(runs.demo_kafka)
+app.command()(run.run)
+app.command()(inspect.show)
+app.command()(inspect.why)
+app.command()(inspect.serve)
+app.command()(inspect.ui)
+app.command()(inspect.diff)
+app.command()(run.backfill)
+app.command()(run.prepare)
+app.command()(run.demo)
+app.command()(run.demo_kafka)
 app.add_typer(state, name="state")
 app.add_typer(dlq.group, name="dlq")
 app.add_typer(outbox.group, name="outbox")
@@ -82,15 +82,15 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        from slackwater.runner.border import of_service
+        from slackwater.runner.error_boundary import of_service
 
         if exhausted := ExhaustedError.of(error):
             _tell(exhausted)
             sys.exit(1)
         if line := of_service(error):
-            print(f"error: {masked(line)}", file=sys.stderr)
+            print(f"error: {mask_secrets(line)}", file=sys.stderr)
             sys.exit(1)
-        text = masked((str(error).strip().splitlines() or [""])[0])
+        text = mask_secrets((str(error).strip().splitlines() or [""])[0])
         print(
             f"internal error: {type(error).__name__}: {text}; run again with SLACKWATER_DEBUG=1 for the stack trace",
             file=sys.stderr,

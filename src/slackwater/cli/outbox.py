@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slackwater.cli import view as views
-from slackwater.cli.dlq import plain
-from slackwater.cli.text import plural
+from slackwater.cli import progress as views
+from slackwater.cli.dlq import escape_controls
+from slackwater.cli.format import plural
 from slackwater.config import toml
-from slackwater.core.time import iso
+from slackwater.core.time import format_iso
 
 
 def show_file(file: Path, limit: int) -> None:
     """Print which epoch waits, and some of its rows."""
-    from slackwater.runner import set_aside
+    from slackwater.runner import skip_publish
     from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
-    found = set_aside.waiting(pipeline)
+    found = skip_publish.pending_output(pipeline)
     if found is None:
         print(f"{pipeline.name}: nothing waits: all that was committed is published")
         return
     print(
-        f"{pipeline.name}: epoch {found.epoch} was committed at {iso(found.committed_us)} and is not published: "
+        f"{pipeline.name}: epoch {found.epoch} was committed at {format_iso(found.committed_us)} and is not published: "
         f"{plural(found.total, 'row')}, {plural(found.letters, 'dead letter')}"
     )
     for names, rows in found.rows.items():
         if not found.alone:
-            print(f"for {' and '.join(map(plain, names))}, {plural(rows.height, 'row')}:")
+            print(f"for {' and '.join(map(escape_controls, names))}, {plural(rows.height, 'row')}:")
         for row in json_objects(rows.head(limit)):
-            print(f"  {plain(row.decode(errors='replace'))}")
+            print(f"  {escape_controls(row.decode(errors='replace'))}")
         if rows.height > limit:
             print(f"  and {plural(rows.height - limit, 'row')} more; --limit shows more of them")
     print(f"try again:    slackwater outbox retry {file} {found.epoch}")
@@ -38,12 +38,12 @@ def show_file(file: Path, limit: int) -> None:
 
 def retry_file(file: Path, epoch: int) -> None:
     """Publish the epoch as a start does, and read nothing."""
-    from slackwater.runner.republish import republish
+    from slackwater.runner.publish_pending import publish_pending
 
     pipeline = toml.load(file)
-    view = views.choose(0)
+    view = views.choose_view(0)
     try:
-        republish(pipeline, epoch, on_notice=view.notice)
+        publish_pending(pipeline, epoch, on_notice=view.notice)
     finally:
         view.close()
     print(f"{pipeline.name}: epoch {epoch} is published")
@@ -51,7 +51,7 @@ def retry_file(file: Path, epoch: int) -> None:
 
 def set_aside_file(file: Path, epoch: int, to: Path | None) -> None:
     """Keep the rows of the epoch elsewhere, so that the next start goes on after it."""
-    from slackwater.runner.set_aside import set_aside
+    from slackwater.runner.skip_publish import set_aside
 
     pipeline = toml.load(file)
     place = set_aside(pipeline, epoch, to)

@@ -14,13 +14,13 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
-from slackwater.evolution.change import COMPATIBLE, Change, Comparison
-from slackwater.runner import former, previous_name, target_marks
-from slackwater.runner.assemble import store_of
-from slackwater.runner.places import check_former
+from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyChange
+from slackwater.runner import previous_name, previous_output, target_marks
+from slackwater.runner.components import store_of
+from slackwater.runner.local_paths import check_former
 from slackwater.runner.table_changes import with_tables
-from slackwater.secrets import masked
-from slackwater.state.edit import unpublished
+from slackwater.secrets import mask_secrets
+from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
 
 
@@ -31,24 +31,24 @@ def plan_file(file: Path, as_json: bool) -> None:
     found = _compared(pipeline)
     refused = None if found is not None else _question(pipeline)
     if as_json:
-        print(masked(json.dumps(_object(pipeline, found, refused))))
+        print(mask_secrets(json.dumps(_object(pipeline, found, refused))))
     elif found is None:
-        print(masked(refused or f"{pipeline.name}: {_without(pipeline)}"))
+        print(mask_secrets(refused or f"{pipeline.name}: {_without(pipeline)}"))
     else:
         for change in found.changes:
-            print(masked(f"{change.verdict:<11} {change.line}"))
+            print(mask_secrets(f"{change.verdict:<11} {change.line}"))
         for line in found.unknown:
-            print(masked(f"{'unknown':<11} {line}"))
-        print(masked(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}"))
+            print(mask_secrets(f"{'unknown':<11} {line}"))
+        print(mask_secrets(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}"))
     if refused is not None or (found is not None and not found.startable):
         raise typer.Exit(1)
 
 
-def _compared(pipeline: Pipeline) -> Comparison | None:
+def _compared(pipeline: Pipeline) -> ConfigComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
     with closing(store_of(pipeline)) as store:
-        named = previous_name.previous(pipeline, store)
+        named = previous_name.previous_pipeline(pipeline, store)
         if named is None:
             return _compared_with(pipeline, store, pipeline)
     with closing(store_of(named)) as store:
@@ -56,21 +56,21 @@ def _compared(pipeline: Pipeline) -> Comparison | None:
     if found is None:
         return None
     how = "the next start takes over its state, and puts what it was aside"
-    return replace(found, changes=(Change("name", named.name, pipeline.name, COMPATIBLE, how), *found.changes))
+    return replace(found, changes=(KeyChange("name", named.name, pipeline.name, COMPATIBLE, how), *found.changes))
 
 
-def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Comparison | None:
+def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> ConfigComparison | None:
     """Compare with the state of a store. `named`: the pipeline as its targets know it, maybe by a former name."""
     with store.peek() as snapshot:
         if snapshot is None:
             return None
         commit = snapshot.commit
-        found = compare.compare(pipeline, commit, missing=snapshot.missing)
+        found = compare.compare_config(pipeline, commit, missing=snapshot.missing)
         found = with_tables(found, pipeline, commit)
-        wrong, _, unread = target_marks.mismatches(named, commit, snapshot.missing)
-        refused = [_damage(snapshot), target_marks.refusal(named, commit, wrong)]
+        wrong, _, unread = target_marks.find_mismatches(named, commit, snapshot.missing)
+        refused = [_damage(snapshot), target_marks.refuse_mismatches(named, commit, wrong)]
         if named is not pipeline and snapshot.missing:
-            refused.append(unpublished(commit.pipeline, commit.epoch))
+            refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
         waits = "; ".join(str(why) for why in (found.waits, *refused) if why) or None
         return replace(found, waits=waits, unknown=(*found.unknown, *unread))
 
@@ -78,11 +78,11 @@ def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Co
 def _question(pipeline: Pipeline) -> str | None:
     """Why a start without a state is refused."""
     with closing(store_of(pipeline)) as store:
-        asked = previous_name.question(pipeline, store)
+        asked = previous_name.rename_question(pipeline, store)
     if asked is not None:
         return str(asked)
     try:
-        former.check(pipeline, None)
+        previous_output.check_previous_output(pipeline, None)
     except StartError as error:
         return str(error)
     return None
@@ -102,7 +102,7 @@ def _without(pipeline: Pipeline) -> str:
     return "there is no state yet: the next start begins it"
 
 
-def _object(pipeline: Pipeline, found: Comparison | None, refused: str | None = None) -> dict[str, Any]:
+def _object(pipeline: Pipeline, found: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
     if found is None:
         return {
             "pipeline": pipeline.name,

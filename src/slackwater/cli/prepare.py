@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 
 from slackwater.config import toml
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 
 
 def prepare_for(files: list[Path], names: list[str]) -> None:
     """Compile, fetch (for configs, and by name) and archive; prints a line for each."""
-    from slackwater.runner.assemble import spark_settings
-    from slackwater.spark import class_archive, packages
+    from slackwater.runner.components import spark_settings
+    from slackwater.spark import jvm_class_archive, packages
     from slackwater.spark.workers import session_loops
 
     began = time.monotonic()
@@ -30,8 +30,8 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
     for name in names:
-        print(f"fetched: {plural(len(packages.named(name)), 'jar')} for {name}")
-    archive = class_archive.make("slackwater.cli.prepare")
+        print(f"fetched: {plural(len(packages.connector_jars(name)), 'jar')} for {name}")
+    archive = jvm_class_archive.make_archive("slackwater.cli.prepare")
     if archive is None:
         raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
     print(f"archived: the classes of Spark, {archive.stat().st_size >> 20} MB in {archive}")
@@ -41,11 +41,11 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
 def exercise() -> None:
     """The pipelines of the demo, for the classes that it makes Spark load."""
     from slackwater.cli.demo import run_demo
-    from slackwater.spark import class_archive
+    from slackwater.spark import jvm_class_archive
 
     with tempfile.TemporaryDirectory(prefix="slackwater-prepare-") as home, contextlib.redirect_stdout(io.StringIO()):
         run_demo(Path(home), 2_000)
-        class_archive.end()
+        jvm_class_archive.end_spark()
 
 
 if __name__ == "__main__":

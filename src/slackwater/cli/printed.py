@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 from slackwater.cli import why
+from slackwater.cli.format import format_size, plural
 from slackwater.cli.show import table_lines
-from slackwater.cli.text import plural, size
 from slackwater.explain import Plan
-from slackwater.query.why_values import Why
-from slackwater.secrets import masked
+from slackwater.query.why_report import WhyReport
+from slackwater.secrets import mask_secrets
 from slackwater.testing.result import LocalResult
 
 ROWS = 20  # of a result
@@ -23,13 +23,13 @@ def text(value: object) -> str:
 
 
 @text.register
-def _(value: Why) -> str:
-    return "\n".join(why.lines(value, value.file))
+def _(value: WhyReport) -> str:
+    return "\n".join(why.report_lines(value, value.file))
 
 
 @text.register
 def _(value: Plan) -> str:
-    return masked("\n".join(_plan(value)))
+    return mask_secrets("\n".join(_plan(value)))
 
 
 def _plan(plan: Plan) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _plan(plan: Plan) -> Iterator[str]:
             yield f"  {'':<19}{line}"
     yield f"\n  delivery   {plan.guarantee}"
     for i, kept in enumerate(plan.kept):
-        line = kept if isinstance(kept, str) else f"at most about {size(kept[0])} at {kept[1]:,} groups"
+        line = kept if isinstance(kept, str) else f"at most about {format_size(kept[0])} at {kept[1]:,} groups"
         yield f"  {'' if i else 'state':<11}{line}"
     for line in plan.notes:
         yield f"  note       {line}"

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from slackwater.cli import view as views
-from slackwater.cli.text import summary
+from slackwater.cli import progress as views
+from slackwater.cli.format import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer
@@ -52,10 +52,10 @@ def run_file(
         )
     former = "aside" if put_aside_output else "keep" if keep_output else None
     pipeline = toml.load(file)
-    view = views.choose(status_every)
+    view = views.choose_view(status_every)
     page = None
     try:
-        over = starting_offsets.parse(begin) if rebuild else None
+        over = starting_offsets.parse_offsets(begin) if rebuild else None
         page = None if ui_port is None else _page(pipeline, file, ui_port, view)
         status = run_pipeline(
             pipeline,
@@ -76,18 +76,18 @@ def run_file(
     print(summary(status, pipeline.name, target_text(pipeline)))
 
 
-def _page(pipeline: Pipeline, file: Path, port: int, view: views.View) -> UiServer:
+def _page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
     """The page of a pipeline, beside its run. Raises StartError for a state in memory, or a port that is taken."""
-    from slackwater.cli.ui import address, watched_at
-    from slackwater.ui.server import serve
+    from slackwater.cli.ui import page_address, watched_at
+    from slackwater.ui.server import serve_pages
     from slackwater.web.server import LOOPBACK
 
-    server = serve(watched_at(str(file)), port)
-    view.notice("info", f"the page of {pipeline.name}: {address(LOOPBACK, server.port)}")
+    server = serve_pages(watched_at(str(file)), port)
+    view.notice("info", f"the page of {pipeline.name}: {page_address(LOOPBACK, server.port)}")
     return server
 
 
-def _senders(view: views.View, otel: bool, openlineage: bool) -> list[Observer]:
+def _senders(view: views.ProgressView, otel: bool, openlineage: bool) -> list[Observer]:
     """Those that tell other systems of the run. Raises StartError for a missing extra."""
     from slackwater import observe
 
@@ -97,7 +97,7 @@ def _senders(view: views.View, otel: bool, openlineage: bool) -> list[Observer]:
 
 def run_pipeline(
     pipeline: Pipeline,
-    view: views.View,
+    view: views.ProgressView,
     available_now: bool,
     flush: bool,
     metrics_port: int | None = None,
@@ -110,13 +110,13 @@ def run_pipeline(
 ) -> Status | None:
     """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
     from slackwater.health import Health
-    from slackwater.metrics import Metrics, serve
+    from slackwater.metrics import Metrics, serve_metrics
     from slackwater.runner import run as engine
 
     server, watching, stop = None, list(observers), stop or threading.Event()
     if metrics_port is not None:
         watching += [metrics := Metrics(), health := Health(stop)]
-        server = serve(metrics, metrics_port, metrics_host, names, health)
+        server = serve_metrics(metrics, metrics_port, metrics_host, names, health)
         view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
 
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
@@ -139,7 +139,7 @@ def run_pipeline(
 
 
 @contextmanager
-def _signals(stop: threading.Event, view: views.View) -> Iterator[None]:
+def _signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
     """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once; so does the first while Spark starts,
     whose process ends by itself when this one, which holds the other end of its standard input, is gone.
 

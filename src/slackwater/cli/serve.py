@@ -6,18 +6,20 @@ import signal
 import threading
 from collections.abc import Sequence
 
-from slackwater.query.server import serve
+from slackwater.query.locate_state import store_at
+from slackwater.query.server import serve_state
 from slackwater.query.view import StateView
-from slackwater.query.where import store_at
 
 
-def serve_state(where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]) -> None:
+def serve_until_stopped(
+    where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
+) -> None:
     """Serve until SIGINT or SIGTERM. Raises SlackwaterError."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with StateView(store_at(where, pipeline, schema)) as view:
-        server = serve(view, port, host, names)
+        server = serve_state(view, port, host, names)
         print(f"serving on http://{host}:{server.port}/ (Ctrl-C to stop)", flush=True)
         stop.wait()
         server.stop()

@@ -15,17 +15,17 @@ from typing import Any
 import polars as pl
 import typer
 
-from slackwater.cli.dlq import plain
+from slackwater.cli.dlq import escape_controls
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 from slackwater.explain import target_text
 from slackwater.query import selection, text
 from slackwater.query.last_run import failure_text
-from slackwater.query.published import MOST, in_order, published
-from slackwater.query.total import Total
-from slackwater.secrets import masked
+from slackwater.query.result_readers import MOST, in_order, result_reader
+from slackwater.query.row_count import RowCount
+from slackwater.secrets import mask_secrets
 
 POLL_SECONDS = 0.5
 LIMIT = 20  # rows, where none is named
@@ -33,7 +33,7 @@ WIDEST = 60  # characters of a cell
 
 
 @dataclass(frozen=True)
-class View:
+class ShowOptions:
     """What of the rows is printed, and how. `limit`: at most this many rows; None: 20, of SQL all."""
 
     limit: int | None = None
@@ -68,11 +68,11 @@ class View:
     def of(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the rows and columns that are asked for. Raises StartError."""
         if self.sql is not None:
-            return selection.query(frame, self.sql)
-        return selection.columns(selection.rows(frame, self.where), self.columns)
+            return selection.select_with_sql(frame, self.sql)
+        return selection.select_columns(selection.filter_rows(frame, self.where), self.columns)
 
 
-def show_file(file: Path, view: View, follow: bool, target: str | None = None) -> None:
+def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:
     """Print the newest rows in the order of their windows, then, with `follow`, new ones as they are published.
 
     Of several targets all, one after the other, unless one is named.
@@ -87,7 +87,7 @@ def show_file(file: Path, view: View, follow: bool, target: str | None = None) -
         _failure(pipeline)
         return
     for number, (name, own) in enumerate(pipeline.by_target.items()):
-        print(f"{chr(10) if number else ''}{plain(name)}: {target_text(own)}", flush=True)
+        print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(own)}", flush=True)
         try:
             _show(own, file, view, follow)
         except StartError as error:
@@ -97,18 +97,18 @@ def show_file(file: Path, view: View, follow: bool, target: str | None = None) -
 
 def _failure(pipeline: Pipeline) -> None:
     """Say on standard error that the last run failed, so that old results are not taken for new ones."""
-    from slackwater.runner.assemble import store_of
+    from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return
     with closing(store_of(pipeline)) as store:
         told = failure_text(store, pipeline.name)
     if told is not None:
-        print(plain(masked(f"{pipeline.name}: {told}")), file=sys.stderr, flush=True)
+        print(escape_controls(mask_secrets(f"{pipeline.name}: {told}")), file=sys.stderr, flush=True)
 
 
-def _show(pipeline: Pipeline, file: Path, view: View, follow: bool) -> None:
-    results = published(pipeline)
+def _show(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> None:
+    results = result_reader(pipeline)
     printer = _Printer(pipeline, view)
     try:
         found = results.newest(MOST if view.reads_all else view.most)
@@ -117,7 +117,7 @@ def _show(pipeline: Pipeline, file: Path, view: View, follow: bool) -> None:
         else:
             count = printer.rows(found, view.most)
             if count > view.most and not (view.as_json or view.as_csv):
-                printer.left_out(view.most, Total(count) if view.reads_all else results.total(found.height))
+                printer.left_out(view.most, RowCount(count) if view.reads_all else results.total(found.height))
         while follow:
             _pause()
             if (fresh := results.fresh()) is not None:
@@ -150,7 +150,7 @@ def _nothing_yet(pipeline: Pipeline, file: Path) -> None:
 
 def _has_state(pipeline: Pipeline) -> tuple[bool, bool]:
     """Whether it ever committed, and whether its last run failed."""
-    from slackwater.runner.assemble import store_of
+    from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return False, False
@@ -161,7 +161,7 @@ def _has_state(pipeline: Pipeline) -> tuple[bool, bool]:
 class _Printer:
     """Rows as lines; what follows keeps the columns' widths while it fits."""
 
-    def __init__(self, pipeline: Pipeline, view: View) -> None:
+    def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
         window = pipeline.last.transform.window
         self._start = None if window is None else window.window_start_column
         self._view, self._widths = view, list[int]()
@@ -184,7 +184,7 @@ class _Printer:
         self._names = frame.columns
         return text.csv_lines(frame, is_first)
 
-    def left_out(self, limit: int, total: Total | None) -> None:
+    def left_out(self, limit: int, total: RowCount | None) -> None:
         """That these are not all rows. `total`: how many there are, where that is known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         of = plural(limit, "row") + ("" if total is None else f" of {total}")
@@ -212,7 +212,7 @@ def table_lines(frame: pl.DataFrame) -> Iterator[str]:
 def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
     """The names, the cells of the rows, and the width of each column."""
     rows = [[cell(v) for v in row] for row in frame.iter_rows()]
-    head = [plain(c) for c in frame.columns]
+    head = [escape_controls(c) for c in frame.columns]
     return head, rows, [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
 
@@ -228,5 +228,5 @@ def cell(value: Any) -> str:
         return f"{shown}Z" if value.tzinfo else shown
     if isinstance(value, list | dict):
         value = text.plain_json(value)
-    shown = plain(text.plain(value))
+    shown = escape_controls(text.format_value(value))
     return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1]}…"

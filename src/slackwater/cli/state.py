@@ -85,9 +85,9 @@ def find_sessions(
 @state.command("verify")
 def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
     """Check every commit, file or table of a state; exit code 1 if anything is wrong. Works beside a runner."""
-    from slackwater.cli.state_upkeep import verify_state
+    from slackwater.cli.state_maintenance import print_verification
 
-    raise typer.Exit(verify_state(where, pipeline, schema, as_json))
+    raise typer.Exit(print_verification(where, pipeline, schema, as_json))
 
 
 @state.command("sizes")
@@ -101,7 +101,7 @@ def sizes(
     as_json: Json = False,
 ) -> None:
     """What a state weighs, shard by shard; what only older commits hold; how it grows."""
-    from slackwater.cli.state_upkeep import show_sizes
+    from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)
 
@@ -109,7 +109,7 @@ def sizes(
 @state.command("history")
 def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
     """The kept commits: rows in, late, bad and emitted of each, open windows, size."""
-    from slackwater.cli.state_upkeep import show_history
+    from slackwater.cli.state_maintenance import show_history
 
     show_history(where, pipeline, schema, as_json)
 
@@ -117,9 +117,9 @@ def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
 @state.command("compact")
 def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
     """Merge the segments of every shard, without what is forgotten, as a commit of its own. No runner may be up."""
-    from slackwater.cli.state_upkeep import compact_state
+    from slackwater.cli.state_maintenance import print_compaction
 
-    compact_state(where, pipeline, schema, as_json)
+    print_compaction(where, pipeline, schema, as_json)
 
 
 Dry = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
@@ -128,7 +128,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happe
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
     """Bring a state of an older format to this version's, in a commit of its own; a start does the same."""
-    from slackwater.cli.state_move import migrate
+    from slackwater.cli.state_admin import migrate
 
     migrate(where, pipeline, schema, dry_run)
 
@@ -145,7 +145,7 @@ def fork(
     ] = None,
 ) -> None:
     """Copy a state as that of another pipeline, also beside a runner."""
-    from slackwater.cli.state_move import fork_state
+    from slackwater.cli.state_admin import fork_state
 
     fork_state(where, name, pipeline, schema, epoch)
 
@@ -165,7 +165,7 @@ def reset(
     dry_run: Dry = False,
 ) -> None:
     """Change where sources go on, and keep the windows."""
-    from slackwater.cli.state_move import reset_state
+    from slackwater.cli.state_admin import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)
 

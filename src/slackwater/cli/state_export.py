@@ -7,10 +7,10 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.cli.text import plural
+from slackwater.cli.format import plural
 from slackwater.errors import StartError
-from slackwater.query.view import StateView, arrow
-from slackwater.query.where import store_at
+from slackwater.query.locate_state import store_at
+from slackwater.query.view import StateView, to_arrow
 from slackwater.targets.files import json_columns, text_columns
 
 
@@ -44,7 +44,7 @@ def _write(frame: pl.DataFrame, path: Path, suffix: str) -> None:
     if suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        pq.write_table(arrow(frame), path)
+        pq.write_table(to_arrow(frame), path)
     elif suffix == ".csv":
         text_columns(json_columns(frame)).write_csv(path)
     else:

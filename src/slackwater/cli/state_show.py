@@ -10,12 +10,12 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.cli.text import ago, plural, size, table
-from slackwater.core.time import duration_text, iso
+from slackwater.cli.format import align_rows, format_age, format_size, plural
+from slackwater.core.time import duration_text, format_iso
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.query.text import json_lines, plain
+from slackwater.query.locate_state import names_at, store_at
+from slackwater.query.text import format_value, json_lines
 from slackwater.query.view import StateView
-from slackwater.query.where import names_at, store_at
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 from slackwater.watermark import NO_WATERMARK
@@ -42,11 +42,11 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
                 one["watermark"] or "none yet",
                 f"{one['open']:,}",
                 f"{one['rows']:,}",
-                size(one["bytes"]),
+                format_size(one["bytes"]),
                 one["runner"] or "-",
             ]
         )
-    print("\n".join(table([r + [""] * (8 - len(r)) for r in rows])))
+    print("\n".join(align_rows([r + [""] * (8 - len(r)) for r in rows])))
 
 
 def _summary(store: StateStore, name: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
             return {
                 "pipeline": name,
                 "epoch": m.epoch,
-                "committed": iso(m.committed_us),
+                "committed": format_iso(m.committed_us),
                 "watermark": _time(m.watermark_us),
                 "open": _open(m),
                 "rows": sum(s.rows for s in m.metas),
@@ -95,7 +95,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     now = time.time_ns() // 1000
     lines = [
         ["pipeline", m.pipeline],
-        ["epoch", f"{m.epoch}, committed {iso(m.committed_us)}, {ago(now - m.committed_us)} ago"],
+        ["epoch", f"{m.epoch}, committed {format_iso(m.committed_us)}, {format_age(now - m.committed_us)} ago"],
         ["published", "yes" if not m.staged or published >= m.epoch else _waiting(m, missing)],
         ["runner", runner or "none is up"],
         ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
@@ -115,18 +115,18 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
             [
                 f"{name}state",
                 f"{plural(sum(s.rows for s in stage.metas), 'row')} in "
-                f"{plural(m.shards, 'shard')}, {size(sum(s.bytes for s in stage.metas))}",
+                f"{plural(m.shards, 'shard')}, {format_size(sum(s.bytes for s in stage.metas))}",
             ],
         ]
-    print("\n".join(table(lines)))
+    print("\n".join(align_rows(lines)))
     print()
     sources = [["source", "rows", "newest event", "idle", "goes on at"]]
     for name, s in m.sources.items():
         clock = m.clocks[name]
-        newest = "none yet" if clock.max_event_us is None else iso(clock.max_event_us)
+        newest = "none yet" if clock.max_event_us is None else format_iso(clock.max_event_us)
         offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.stored())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
-    print("\n".join(table(sources)))
+    print("\n".join(align_rows(sources)))
 
 
 def _setting(key: str, value: Any) -> str:
@@ -181,9 +181,9 @@ def _print(frame: pl.DataFrame, as_json: bool) -> None:
     if frame.is_empty():
         print("no open or retained window")
         return
-    texts = [[plain(v) for v in row] for row in frame.iter_rows()]
-    print("\n".join(table([frame.columns, *texts])))
+    texts = [[format_value(v) for v in row] for row in frame.iter_rows()]
+    print("\n".join(align_rows([frame.columns, *texts])))
 
 
 def _time(us: int) -> str | None:
-    return None if us <= NO_WATERMARK else iso(us)
+    return None if us <= NO_WATERMARK else format_iso(us)

@@ -6,35 +6,35 @@ import sys
 import time
 from pathlib import Path
 
-from slackwater.cli.text import plural
+from slackwater.cli.format import plural
 from slackwater.errors import ConfigError
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 
 def test_path(path: Path, update: bool = False) -> int:
     """Run what a path means; returns the exit code: 0 if all is as expected, 1 if not, 2 if a test or its config is wrong."""
-    from slackwater.testing import case, cases
+    from slackwater.testing import case_file, case_runner
 
     began = time.monotonic()
-    paths, tests, wrong = case.found(path), [], 0
+    paths, tests, wrong = case_file.find_cases(path), [], 0
     for file in paths:
         try:
-            tests.append(cases.Test.read(file))
+            tests.append(case_runner.CaseTest.read(file))
         except ConfigError as error:
             wrong += 1
-            print(masked(f"WRONG   {file}"))
+            print(mask_secrets(f"WRONG   {file}"))
             for line in error.problems:
-                print(masked(f"  {line}"))
+                print(mask_secrets(f"  {line}"))
     failed = updated = 0
     if tests:
         print(f"starting Spark for {plural(len(tests), 'test')} …", file=sys.stderr, flush=True)
-        with cases.quiet_logs():
-            session = cases.spark_session([t.pipeline for t in tests])
+        with case_runner.quiet_logs():
+            session = case_runner.spark_session([t.pipeline for t in tests])
             for test in tests:
                 outcome = test.run(session)
                 took = f"({outcome.seconds:.2f} s)"
                 if not outcome.ok and update and outcome.failed is None:
-                    from slackwater.testing.update import update as rewrite
+                    from slackwater.testing.update import update_case as rewrite
 
                     rewrite(test.path, outcome)
                     updated += 1
@@ -46,7 +46,7 @@ def test_path(path: Path, update: bool = False) -> int:
                     print(f"{'WRONG ' if outcome.wrong else 'FAILED'}  {test.path} {took}")
                 if not outcome.ok:
                     for line in outcome.lines():
-                        print(masked(f"  {line}"), flush=True)
+                        print(mask_secrets(f"  {line}"), flush=True)
     passed = len(paths) - failed - wrong - updated
     counts = [(passed, "passed"), (failed, "failed"), (wrong, "wrong"), (updated, "updated")]
     told = ", ".join(f"{n} {word}" for n, word in counts if n)

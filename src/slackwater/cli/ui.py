@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from slackwater.cli.why import lines
+from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.errors import StartError
-from slackwater.query.described import pipeline_in
-from slackwater.query.where import names_at, store_at
-from slackwater.secrets import masked
-from slackwater.ui.seen import Watched, look_at_all
+from slackwater.query.locate_state import names_at, store_at
+from slackwater.query.pipeline_from_state import pipeline_in
+from slackwater.secrets import mask_secrets
+from slackwater.ui.page_model import PageSource, look_at_all
 
 
 def show_ui(
@@ -28,7 +28,7 @@ def show_ui(
     schema: str = "public",
 ) -> None:
     """Serve until SIGINT or SIGTERM, or save a file. `places`: configs, state directories, databases. Raises SlackwaterError."""
-    from slackwater.ui.server import serve
+    from slackwater.ui.server import serve_pages
 
     with ExitStack() as stack:
         watched = []
@@ -42,47 +42,47 @@ def show_ui(
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        server = serve(watched, port, host, names, token)
+        server = serve_pages(watched, port, host, names, token)
         once = "; open it once with ?token=… behind it" if token else ""
-        print(f"{address(host, server.port)} (Ctrl-C to stop{once})", flush=True)
+        print(f"{page_address(host, server.port)} (Ctrl-C to stop{once})", flush=True)
         stop.wait()
         server.stop()
 
 
-def address(host: str, port: int) -> str:
+def page_address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def watched_at(place: str, schema: str = "public") -> list[Watched]:
+def watched_at(place: str, schema: str = "public") -> list[PageSource]:
     """The pipeline of a config, or all that have their state in a directory or database. Raises SlackwaterError."""
     if Path(place).suffix == ".toml" and not Path(place).is_dir():
         pipeline = toml.load(place)
-        return [Watched(pipeline, place, store_at(pipeline), lines)]
+        return [PageSource(pipeline, place, store_at(pipeline), report_lines)]
     names = names_at(place, schema)
     if not names:
-        raise StartError(f"{masked(place)}: no pipeline has its state there")
+        raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
     return [described_at(place, name, schema) for name in names]
 
 
-def described_at(place: str, name: str, schema: str) -> Watched:
+def described_at(place: str, name: str, schema: str) -> PageSource:
     """A pipeline without its config: its state says what it is. Raises StateError where it does not."""
     store = store_at(place, name, schema)
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{masked(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
+                f"{mask_secrets(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
             )
-        return Watched(pipeline_in(snapshot.commit), "FILE", store, lines, is_described=True)
+        return PageSource(pipeline_in(snapshot.commit), "FILE", store, report_lines, is_described=True)
 
 
-def save_page(watched: Sequence[Watched], to: Path) -> None:
+def save_page(watched: Sequence[PageSource], to: Path) -> None:
     """Write the page of one pipeline as a file. Raises StartError."""
-    from slackwater.ui.pages import Place, page
+    from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:
         raise StartError("--save writes the page of one pipeline; name one FILE")
     seen, of_stages = look_at_all(watched[0], time.time_ns() // 1000)
-    content = page(seen, Place(None), of_stages=of_stages)
+    content = render_page(seen, PageLocation(None), of_stages=of_stages)
     try:
         to.write_bytes(content)
     except OSError as error:

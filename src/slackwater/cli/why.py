@@ -10,25 +10,34 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.dlq import plain as visible
+from slackwater.cli.dlq import escape_controls as visible
+from slackwater.cli.format import align_rows, format_age, plural
 from slackwater.cli.show import cell
-from slackwater.cli.text import ago, plural, table
 from slackwater.config import toml
-from slackwater.core.lateness import said
-from slackwater.core.time import iso
+from slackwater.core.lateness_histogram import advice_text
+from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.query.key_history import with_history
-from slackwater.query.text import plain, quoted, through
+from slackwater.query.text import format_value, quote_stage, waiting_text
 from slackwater.query.why import why
-from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Results, Why, start_text
-from slackwater.sources.changed import text as changed_text
+from slackwater.query.why_report import (
+    ClockReport,
+    KeyReport,
+    OpenWindow,
+    PublishedResults,
+    RequiredEvent,
+    StageReport,
+    WhyReport,
+    start_text,
+)
+from slackwater.sources.file_change_tracker import changed_files_text as changed_text
 
 PARTITIONS = 4  # that are named in one line
 
 
 def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print the answer. Raises ConfigError, or StartError where there is nothing to look at."""
-    from slackwater.runner.assemble import store_of
+    from slackwater.runner.components import store_of
 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -43,12 +52,12 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     finally:
         store.close()
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False, default=plain))
+        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False, default=format_value))
         return
-    print("\n".join(lines(found, str(file))))
+    print("\n".join(report_lines(found, str(file))))
 
 
-def lines(w: Why, file: str | None) -> Iterator[str]:
+def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     """The answer as text. `file`: the config; None: a Pipeline."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
@@ -56,10 +65,10 @@ def lines(w: Why, file: str | None) -> Iterator[str]:
         if w.runner
         else f"none is up, so nothing moves; start it with: {start_text(file)}"
     )
-    behind = "" if w.watermark_us is None else f", {ago(w.now_us - w.watermark_us)} behind the clock"
-    yield f"{w.pipeline}: epoch {w.epoch}, committed {iso(w.committed_us)}, {ago(w.now_us - w.committed_us)} ago, {published}"
+    behind = "" if w.watermark_us is None else f", {format_age(w.now_us - w.watermark_us)} behind the clock"
+    yield f"{w.pipeline}: epoch {w.epoch}, committed {format_iso(w.committed_us)}, {format_age(w.now_us - w.committed_us)} ago, {published}"
     several = len(w.told) > 1
-    yield from table(
+    yield from align_rows(
         [
             ["runner", running],
             ["watermark", _time(w.watermark_us) + behind],
@@ -69,34 +78,36 @@ def lines(w: Why, file: str | None) -> Iterator[str]:
     yield ""
     if several:
         heading = ["stage", "reads", "watermark", "waits for"]
-        yield from table([heading, *([s.stage, ", ".join(s.reads), _time(s.watermark_us), through(s)] for s in w.told)])
+        yield from align_rows(
+            [heading, *([s.stage, ", ".join(s.reads), _time(s.watermark_us), waiting_text(s)] for s in w.told)]
+        )
         yield ""
-    yield from table(
+    yield from align_rows(
         [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, _clocks(w))]
     )
     for source, told in w.changed_files.items():
         yield changed_text(source, list(told["last"]), int(told["count"]))
     for s in w.told:
-        if (advice := said(s.lateness)) is not None:
-            yield f"stage {quoted(s.stage)}: {advice}" if several else advice
+        if (advice := advice_text(s.lateness)) is not None:
+            yield f"stage {quote_stage(s.stage)}: {advice}" if several else advice
     for s in w.told:
         yield ""
-        yield from _open(s, f"stage {quoted(s.stage)}: " if several else "")
+        yield from _open(s, f"stage {quote_stage(s.stage)}: " if several else "")
     for s in w.told:
         if s.key is not None:
             yield ""
-            yield from _of_key(s, s.key, f"stage {quoted(s.stage)}: " if several else "")
+            yield from _of_key(s, s.key, f"stage {quote_stage(s.stage)}: " if several else "")
             yield from _history(s.key, file)
 
 
-def _clocks(w: Why) -> list[Clock]:
+def _clocks(w: WhyReport) -> list[ClockReport]:
     """The inputs of all stages that it tells of; of several stages the sources alone, each lateness of one once."""
     if not w.stages:
         return list(w.clocks)
     return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))
 
 
-def _open(s: OfStage, head: str) -> Iterator[str]:
+def _open(s: StageReport, head: str) -> Iterator[str]:
     if s.kept is not None:
         yield f"{head}{s.kept}: nothing waits, rows come out in the epoch that reads them"
     elif s.kind == "join":
@@ -105,48 +116,56 @@ def _open(s: OfStage, head: str) -> Iterator[str]:
         yield from _following(s, head)
 
 
-def _held(w: OfStage, committed_us: int) -> str:
+def _held(w: StageReport, committed_us: int) -> str:
     h = w.holder
     if h is None and w.through:
-        return f"nobody: {through(w)}; it stays where it is until one of them has an event"
+        return f"nobody: {waiting_text(w)}; it stays where it is until one of them has an event"
     if h is None:
         text = "nobody: all sources are idle, it stays where it is until one has an event"
         if w.idle_close_us is not None:
             quiet = min(c.quiet_us for c in w.clocks if c.partition is None and not c.of_stage)
-            text = f"nobody: all sources are idle; it runs on after a silence of {ago(w.idle_close_us)}, so far {ago(quiet)}"
+            text = f"nobody: all sources are idle; it runs on after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
         return text
     since = (
-        f"quiet for {ago(h.quiet_us)}, since {iso(committed_us - h.quiet_us)}"
+        f"quiet for {format_age(h.quiet_us)}, since {format_iso(committed_us - h.quiet_us)}"
         if h.quiet_us
         else "it had rows in this epoch"
     )
     if h.watermark_us is None:
-        left = f"; it counts as idle in {ago(h.idle_in_us)} of quiet" if h.idle_in_us else ""
-        return f"{through(w)}: no event yet, {since}{left}"
+        left = f"; it counts as idle in {format_age(h.idle_in_us)} of quiet" if h.idle_in_us else ""
+        return f"{waiting_text(w)}: no event yet, {since}{left}"
     caught = (
         ""
         if w.through or w.watermark_us is None or h.watermark_us >= w.watermark_us
         else "; it was idle and has not caught up"
     )
-    return f"{through(w)}: {since}{caught}"
+    return f"{waiting_text(w)}: {since}{caught}"
 
 
-def _row(c: Clock) -> list[str]:
+def _row(c: ClockReport) -> list[str]:
     name = c.source if c.partition is None else f"  {c.partition}"
     if c.of_stage:
-        return [f"stage {name}", _time(c.max_event_us), ago(c.lateness_us), _time(c.watermark_us), "what it emitted"]
+        return [
+            f"stage {name}",
+            _time(c.max_event_us),
+            format_age(c.lateness_us),
+            _time(c.watermark_us),
+            "what it emitted",
+        ]
     if c.idle:
-        state = f"idle, quiet for {ago(c.quiet_us)}"
+        state = f"idle, quiet for {format_age(c.quiet_us)}"
     else:
-        state = f"quiet for {ago(c.quiet_us)}, idle in {ago(c.idle_in_us or 0)}" if c.quiet_us else "had rows"
-    return [name, _time(c.max_event_us), ago(c.lateness_us), _time(c.watermark_us), state]
+        state = (
+            f"quiet for {format_age(c.quiet_us)}, idle in {format_age(c.idle_in_us or 0)}" if c.quiet_us else "had rows"
+        )
+    return [name, _time(c.max_event_us), format_age(c.lateness_us), _time(c.watermark_us), state]
 
 
-def _waiting(w: OfStage, head: str) -> Iterator[str]:
+def _waiting(w: StageReport, head: str) -> Iterator[str]:
     """What a join keeps, and when it comes out."""
     if head:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
-    yield from table(
+    yield from align_rows(
         [
             ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
             *(
@@ -154,7 +173,7 @@ def _waiting(w: OfStage, head: str) -> Iterator[str]:
                     s.side,
                     s.source,
                     f"{s.rows:,}",
-                    f"its time + {ago(s.keep_us)}",
+                    f"its time + {format_age(s.keep_us)}",
                     "" if s.over_us is None else _time(s.over_us),
                 ]
                 for s in w.sides
@@ -166,7 +185,7 @@ def _waiting(w: OfStage, head: str) -> Iterator[str]:
         yield f"a row without a partner, of the {alone} side, comes out once its wait is over"
 
 
-def _following(w: OfStage, head: str) -> Iterator[str]:
+def _following(w: StageReport, head: str) -> Iterator[str]:
     what = "session" if w.kind == "session" else "window"
     of = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
@@ -175,16 +194,16 @@ def _following(w: OfStage, head: str) -> Iterator[str]:
     yield f"{head}{plural(w.open_windows, f'open {what}')}{of}; the next to close:"
     keys = list(w.next[0].key or {})
     counted = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
-    yield from table(
+    yield from align_rows(
         [
             ["", *keys, "start", *counted, "closes at watermark", "that is once"],
             *(
                 [
                     "",
                     *(_shown(v) for v in (o.key or {}).values()),
-                    iso(o.start_us),
+                    format_iso(o.start_us),
                     *([f"{o.rows if o.groups is None else o.groups:,}"] if counted else []),
-                    iso(o.closes_us),
+                    format_iso(o.closes_us),
                     _once(w, o),
                 ]
                 for o in w.next
@@ -193,35 +212,35 @@ def _following(w: OfStage, head: str) -> Iterator[str]:
     )
 
 
-def _of_key(w: OfStage, k: OfKey, head: str) -> Iterator[str]:
+def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
     what = "session" if w.kind == "session" else "window"
     name = ", ".join(f"{n}={_shown(v)}" for n, v in k.key.items())
     yield f"{head}key {name}: " + (plural(len(k.open), f"open {what}") if k.open else f"no {what} is open")
     for o in k.open:
-        last = "" if o.last_us is None else f", last event {iso(o.last_us)}"
+        last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"
         rows = "" if o.rows is None else f", {plural(o.rows, 'row')}"
-        yield f"  {what} from {iso(o.start_us)}{last}{rows}"
+        yield f"  {what} from {format_iso(o.start_us)}{last}{rows}"
         behind = (
             "there is no watermark yet"
             if w.watermark_us is None
-            else f"the watermark is {ago(o.closes_us - w.watermark_us)} behind that"
+            else f"the watermark is {format_age(o.closes_us - w.watermark_us)} behind that"
         )
-        yield f"    closes at watermark {iso(o.closes_us)}; {behind}"
+        yield f"    closes at watermark {format_iso(o.closes_us)}; {behind}"
         if o.reason == "cap":
             yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
         elif what == "session":
             yield "    a row within gap of it, as long as it is open, makes it longer"
         yield f"    that is once {_once(w, o)}"
     if k.floor_us is not None:
-        yield f"  floor {iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"
+        yield f"  floor {format_iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"
     if k.late_before_us is not None:
         joins = " unless they join an open session" if what == "session" else ""
-        yield f"  rows before {iso(k.late_before_us)} are late{joins}"
+        yield f"  rows before {format_iso(k.late_before_us)} are late{joins}"
     if w.read_by and k.open:
-        yield f"  what comes out of it goes to stage {' and '.join(map(quoted, w.read_by))}"
+        yield f"  what comes out of it goes to stage {' and '.join(map(quote_stage, w.read_by))}"
 
 
-def _history(k: OfKey, file: str | None) -> Iterator[str]:
+def _history(k: KeyReport, file: str | None) -> Iterator[str]:
     """Late rows of a key and its last results."""
     if k.history is None:
         return
@@ -229,7 +248,9 @@ def _history(k: OfKey, file: str | None) -> Iterator[str]:
         yield f"  late rows, the newest {len(k.history.late)}:" if k.history.more_late else "  late rows:"
         for late in k.history.late:
             by = (
-                "" if late.late_us is None else f", {ago(late.late_us)} behind the watermark {_time(late.watermark_us)}"
+                ""
+                if late.late_us is None
+                else f", {format_age(late.late_us)} behind the watermark {_time(late.watermark_us)}"
             )
             missed = f", missed {', '.join(late.windows)}" if late.windows else ""
             applied = ", applied by dlq replay" if late.applied else ""
@@ -249,7 +270,7 @@ def _history(k: OfKey, file: str | None) -> Iterator[str]:
         yield from _results(results, len(k.history.results) > 1)
 
 
-def _results(results: Results, several: bool) -> Iterator[str]:
+def _results(results: PublishedResults, several: bool) -> Iterator[str]:
     of = f' in target "{results.target}"' if several else ""
     if results.problem is not None:
         yield f"  published results{of} cannot be shown: {results.problem}"
@@ -262,10 +283,10 @@ def _results(results: Results, several: bool) -> Iterator[str]:
             else f"  published result{of}:"
         )
         names = list(results.rows[0])
-        yield from (f"    {line}" for line in table([names, *([cell(r[n]) for n in names] for r in results.rows)]))
+        yield from (f"    {line}" for line in align_rows([names, *([cell(r[n]) for n in names] for r in results.rows)]))
 
 
-def _once(w: OfStage, o: Open) -> str:
+def _once(w: StageReport, o: OpenWindow) -> str:
     """What has to happen, sources that wait for the same time together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
@@ -273,16 +294,16 @@ def _once(w: OfStage, o: Open) -> str:
         either = " and " if choice is None else " or "
         times = sorted({n.event_us for n in mine})
         found = either.join(
-            f"{either.join(_place(n) for n in mine if n.event_us == t)} at or after {iso(t)}" for t in times
+            f"{either.join(_place(n) for n in mine if n.event_us == t)} at or after {format_iso(t)}" for t in times
         )
         parts.append(f"({found})" if len(mine) > 1 and len(o.needs) > len(mine) else found)
     wanted = f"an event is seen on {' and '.join(parts)}"
     if o.silence_us is None:
         return wanted
-    return f"{wanted}, or after {ago(max(o.silence_us, 0))} more without any"
+    return f"{wanted}, or after {format_age(max(o.silence_us, 0))} more without any"
 
 
-def _place(n: Need) -> str:
+def _place(n: RequiredEvent) -> str:
     names = ", ".join(n.partitions[:PARTITIONS])
     more = f" and {len(n.partitions) - PARTITIONS} more" if len(n.partitions) > PARTITIONS else ""
     of = f" (each of {names}{more})" if len(n.partitions) > 1 else f" (partition {names})" if names else ""
@@ -290,7 +311,7 @@ def _place(n: Need) -> str:
 
 
 def _time(us: int | None) -> str:
-    return "none yet" if us is None else iso(us)
+    return "none yet" if us is None else format_iso(us)
 
 
 def _shown(value: Any) -> str:

@@ -9,9 +9,16 @@ from pydantic import Field
 
 from slackwater.config import aggregator as custom
 from slackwater.config.aggregator import Aggregator
-from slackwater.config.kinds import Kind, MismatchError, choice, shaped, text, whole
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Spec, Values
-from slackwater.config.spelling import nearest, show
+from slackwater.config.value_parsers import (
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    integer_parser,
+    parse_text,
+    with_schema,
+)
 
 AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
@@ -26,7 +33,7 @@ ROWS_ONLY = (
 )  # no SQL makes them smaller than the rows they come from
 QUANTILE_K = 200  # a rank error of 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
-_aggregate = choice(*AGGREGATES)
+_aggregate = choice_parser(*AGGREGATES)
 _MEANT = {  # what other systems call them
     **dict.fromkeys(("median", "p50"), '"approx_quantile" with quantile = 0.5'),
     **dict.fromkeys(
@@ -75,7 +82,7 @@ _NEEDS = {
 }
 
 
-@shaped(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
+@with_schema(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
 def _agg(value: Any) -> Any:
     """A built-in's name, an import path, or in Python an `Aggregator`, as a class or made already."""
     if value == "count_col" or isinstance(value, Aggregator):
@@ -86,31 +93,31 @@ def _agg(value: Any) -> Any:
         return value
     try:
         return _aggregate(value)
-    except MismatchError as mismatch:
+    except InvalidValueError as mismatch:
         wanted, mark, hint = str(mismatch).partition(";")
         if isinstance(value, str) and (meant := _MEANT.get(value.casefold())):
             mark, hint = ";", f" did you mean {meant}?"
-        raise MismatchError(f"{wanted} {_PATH}{mark}{hint}") from None
+        raise InvalidValueError(f"{wanted} {_PATH}{mark}{hint}") from None
 
 
-@shaped(type="number", minimum=0, maximum=1)
+@with_schema(type="number", minimum=0, maximum=1)
 def _share(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise MismatchError("a number from 0 to 1")
+        raise InvalidValueError("a number from 0 to 1")
     return float(value)
 
 
-@shaped(type="object", additionalProperties={"type": "string", "minLength": 1})
+@with_schema(type="object", additionalProperties={"type": "string", "minLength": 1})
 def _columns(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) and v for v in value.values()):
-        raise MismatchError('a table of column names ({ value = "price", weight = "quantity" })')
+        raise InvalidValueError('a table of column names ({ value = "price", weight = "quantity" })')
     return {str(k): v for k, v in value.items()}
 
 
-@shaped(type="object")
+@with_schema(type="object")
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise MismatchError("a table of arguments of the class ({ k = 3 })")
+        raise InvalidValueError("a table of arguments of the class ({ k = 3 })")
     return {str(k): v for k, v in value.items()}
 
 
@@ -160,16 +167,16 @@ class Aggregation(Spec):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "agg": _agg,
-        "column": text,
-        "as": text,
-        "by": text,
-        "on_overflow": choice("fail", "null"),
-        "mode": choice("approximate", "exact"),
-        "max_distinct_values_per_group": whole(1),
-        "max_values_per_group": whole(1),
-        "hll_precision": whole(4, 18),
+        "column": parse_text,
+        "as": parse_text,
+        "by": parse_text,
+        "on_overflow": choice_parser("fail", "null"),
+        "mode": choice_parser("approximate", "exact"),
+        "max_distinct_values_per_group": integer_parser(1),
+        "max_values_per_group": integer_parser(1),
+        "hll_precision": integer_parser(4, 18),
         "quantile": _share,
-        "k": whole(1, 65535),
+        "k": integer_parser(1, 65535),
         "columns": _columns,
         "options": _options,
     }
@@ -191,7 +198,11 @@ class Aggregation(Spec):
 
     @classmethod
     def wanted(cls, key: str) -> str:
-        return "name the output column" if key == "as" else f"expected {' or '.join(map(show, AGGREGATES))} {_PATH}"
+        return (
+            "name the output column"
+            if key == "as"
+            else f"expected {' or '.join(map(format_value, AGGREGATES))} {_PATH}"
+        )
 
     @property
     def builtin(self) -> bool:
@@ -215,7 +226,7 @@ class Aggregation(Spec):
 
     def aggregator(self) -> Aggregator:
         """The user-defined aggregation that `agg` names. Raises `aggregator.UnfitError`, which constructing this did not."""
-        return custom.load(self.agg, self.options)
+        return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
         """The columns it reads besides `column`; of a user-defined one in the order of its inputs."""
@@ -242,14 +253,14 @@ class Aggregation(Spec):
 
         if agg != "count" and missing("column"):
             what = "count" if agg == "count_col" else "aggregate"
-            yield "column", f"missing; {show(agg)} needs the column to {what}"
+            yield "column", f"missing; {format_value(agg)} needs the column to {what}"
         for key, kinds in _BELONGS.items():
             if key in values and agg not in kinds:
-                owners = " and ".join(map(show, kinds)) or "aggregations of your own"
-                yield key, f"belongs to {owners}, not to {show(agg)}; remove it"
+                owners = " and ".join(map(format_value, kinds)) or "aggregations of your own"
+                yield key, f"belongs to {owners}, not to {format_value(agg)}; remove it"
         for key, why in _NEEDS.get(agg, ()):
             if missing(key):
-                yield key, f"missing; {show(agg)} {why}"
+                yield key, f"missing; {format_value(agg)} {why}"
         if agg == "approx_quantile" and values.get("k", QUANTILE_K) < 8:
             yield "k", f"found {values['k']}, expected a whole number of at least 8 and at most 65535"
         if agg != "count_distinct":
@@ -272,15 +283,18 @@ class Aggregation(Spec):
         if "options" in wrong:
             return
         try:
-            made = custom.load(agg, values.get("options", {}))
-            custom.check(made)
+            made = custom.load_aggregator(agg, values.get("options", {}))
+            custom.check_aggregator(made)
         except custom.UnfitError as unfit:
             yield unfit.key, str(unfit)
             return
         given = values.get("columns", {})
         for name in given:
             if name not in made.inputs:
-                yield "columns", f"{show(name)} is no input of {type(made).__name__}{nearest(name, made.inputs)}"
+                yield (
+                    "columns",
+                    f"{format_value(name)} is no input of {type(made).__name__}{suggestion_or_list(name, made.inputs)}",
+                )
         absent = [name for name in made.inputs if name not in given]
         if absent and "columns" not in wrong:
             names = ", ".join(absent)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.spelling import near
+from slackwater.config.message_format import suggestion
 
 if TYPE_CHECKING:
     import polars as pl
@@ -85,7 +85,7 @@ def without_imports() -> Iterator[None]:
         _MAY_IMPORT.reset(before)
 
 
-def load(given: Any, options: Mapping[str, Any]) -> Aggregator:
+def load_aggregator(given: Any, options: Mapping[str, Any]) -> Aggregator:
     """The aggregator of an import path, a class or an instance. Raises UnfitError."""
     if isinstance(given, Aggregator):
         if options:
@@ -125,7 +125,7 @@ def _imported(path: str) -> Any:
         raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
     for name in names.split("."):
         if not hasattr(found, name):
-            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{near(name, dir(found))}')
+            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(found))}')
         found = getattr(found, name)
     return found
 
@@ -139,7 +139,7 @@ class _AnyKey(dict[str, Any]):
         return pl.lit(None)
 
 
-def check(aggregator: Aggregator) -> None:
+def check_aggregator(aggregator: Aggregator) -> None:
     """Try an aggregator on two rows of NULLs. Raises UnfitError for declarations and functions that do not fit each other."""
     import polars as pl
 
@@ -198,4 +198,4 @@ def expressions(aggregator: Aggregator, step: str, given: Mapping[str, pl.Expr],
     return [made[part].alias(part) for part in aggregator.accumulators]
 
 
-__all__ = ["PATH", "Aggregator", "UnfitError", "check", "expressions", "load", "without_imports"]
+__all__ = ["PATH", "Aggregator", "UnfitError", "check_aggregator", "expressions", "load_aggregator", "without_imports"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slackwater.config.message_format import BareMilliseconds
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Spec, with_units
-from slackwater.config.spelling import BareMilliseconds
 
 
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:

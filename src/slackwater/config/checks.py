@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
-from slackwater.config.connectors import CONNECTORS
-from slackwater.config.rows import ROWS
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import nearest, show
-from slackwater.core.reserved import collisions
+from slackwater.config.stateless_step import ROWS
+from slackwater.core.reserved import reserved_collisions
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
-    from slackwater.config.rows import Rows
+    from slackwater.config.stateless_step import StatelessStep
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
 
-def step_of(values: Values) -> Window | Join | Rows | None:
+def step_of(values: Values) -> Window | Join | StatelessStep | None:
     """The step of a draft; None if it has none that could be read."""
     transform = values.get("transform")
     if transform is None:
@@ -32,7 +32,7 @@ def step_of(values: Values) -> Window | Join | Rows | None:
     return transform.stateful or (ROWS if transform.is_rows else None)
 
 
-def resolve(reference: object, known: Mapping[str, Connection]) -> Connection | None:
+def resolve_connection(reference: object, known: Mapping[str, Connection]) -> Connection | None:
     """The connection that a name or an object stands for; None for an unknown name."""
     if isinstance(reference, Connection):
         return reference
@@ -44,7 +44,7 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
     for name, times in Counter(names).items():
         if times > 1:
-            shown = show(next(n for n in names if n == name))
+            shown = format_value(next(n for n in names if n == name))
             yield "sources", f"{times} sources are called {shown}; give each its own name"
 
 
@@ -68,7 +68,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
     for at, spec in readers:
         if spec.connection is None or "connection" in spec._wrong:
             continue
-        found = resolve(spec.connection, known)
+        found = resolve_connection(spec.connection, known)
         if found is None:
             yield from _unknown(f"{at}.connection", spec.connection, known)
         elif not found.READS or (isinstance(spec, Lookup) and found.kind != "files"):
@@ -79,7 +79,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
             yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
             if not isinstance(found, KafkaConnection) or found.schema_registry:
                 continue
-            payload = show(spec.payload_format)
+            payload = format_value(spec.payload_format)
             if (key := SCHEMA_FILES.get(spec.payload_format or "")) is not None:
                 if getattr(spec, key) is None and key not in spec._wrong:
                     line = f"missing; payload_format = {payload} needs it, or schema_registry in the connection"
@@ -91,7 +91,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
     for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:
             continue
-        found = resolve(target.connection, known)
+        found = resolve_connection(target.connection, known)
         if found is None:
             yield from _unknown(f"{at}.connection", target.connection, known)
         elif not found.WRITES:
@@ -103,9 +103,9 @@ def check_connections(values: Values) -> Iterator[Problem]:
 
 
 def _unfit(reference: object, found: Connection, what: str, kinds: Sequence[str]) -> str:
-    shown = f"{show(reference)} is" if isinstance(reference, str) else "is"
-    named = " or ".join(show(k) for k in kinds)
-    return f"{shown} of kind {show(found.kind)}; {what} a connection of kind {named}"
+    shown = f"{format_value(reference)} is" if isinstance(reference, str) else "is"
+    named = " or ".join(format_value(k) for k in kinds)
+    return f"{shown} of kind {format_value(found.kind)}; {what} a connection of kind {named}"
 
 
 def _below(at: str, problems: Iterator[Problem]) -> Iterator[Problem]:
@@ -115,8 +115,8 @@ def _below(at: str, problems: Iterator[Problem]) -> Iterator[Problem]:
 
 def _unknown(key: str, reference: object, known: Mapping[str, Any]) -> Iterator[Problem]:
     if reference not in known:
-        advice = nearest(str(reference), known) if known else "; describe it in [connections.<name>]"
-        yield key, f"found {show(reference)}, which is no connection{advice}"
+        advice = suggestion_or_list(str(reference), known) if known else "; describe it in [connections.<name>]"
+        yield key, f"found {format_value(reference)}, which is no connection{advice}"
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
@@ -133,13 +133,13 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if undecided or "schema" in source._wrong or (read is not None and source.name not in read):
             continue
         declared = declared_columns(source.schema_) if source.schema_ else []
-        for name in collisions(declared, declared=True):
+        for name in reserved_collisions(declared, declared=True):
             yield (
                 f"sources[{i}].schema",
-                f"declares {show(name)}, a name that Slackwater uses for a column of its own; rename the column",
+                f"declares {format_value(name)}, a name that Slackwater uses for a column of its own; rename the column",
             )
         columns = [c.casefold() for c in declared]
-        found = resolve(source.connection, known) if source.connection is not None else None
+        found = resolve_connection(source.connection, known) if source.connection is not None else None
         own_time = found is not None and CONNECTORS[found.kind].own_time
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
@@ -149,7 +149,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         table = found is not None and CONNECTORS[found.kind].is_table
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
-            which = f"source {show(source.name)}" if source.name else f"sources[{i}]"
+            which = f"source {format_value(source.name)}" if source.name else f"sources[{i}]"
             yield (
                 f"{step.AT}.event_time_column",
                 f"missing; {which} reads {'a table' if table else 'files'}, which "
@@ -174,7 +174,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     target: Target | None = values.get("target")
     if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
         return
-    found = resolve(target.connection, values.get("connections", {}))
+    found = resolve_connection(target.connection, values.get("connections", {}))
     undecided = {"connection", "mode", "key_columns"} & target._wrong or {"kind", "group_by"} & window._wrong
     if found is None or not found.WRITES or undecided or window.emit_metadata:
         return
@@ -185,7 +185,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     where = CONNECTORS[found.kind].only_adds or f"a {found.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{show(getattr(window, key))} writes a window again, and {where} only adds "
+        f"{format_value(getattr(window, key))} writes a window again, and {where} only adds "
         "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
         'or emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
@@ -197,7 +197,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
     target: Target | None = values.get("target")
     if window is None or target is None or window.late_data != "standalone":
         return
-    found = resolve(target.connection, values.get("connections", {}))
+    found = resolve_connection(target.connection, values.get("connections", {}))
     if found is None or not found.WRITES or {"connection", "mode", "key_columns"} & target._wrong:
         return
     if target.upserts(found.kind, window):
@@ -224,7 +224,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
         yield (
             f"{step.AT}.crash_recovery",
-            f'{show(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
+            f'{format_value(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
     targets = [t for _, t in placed_targets(values)]
     if not targets or any("delivery" in t._wrong for t in targets):
@@ -255,7 +255,7 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if placed and not wanted and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
-            f"on_error is {show(on_error)} and late_data {show(late_data)}, under which nothing goes there; "
+            f"on_error is {format_value(on_error)} and late_data {format_value(late_data)}, under which nothing goes there; "
             'set one of them to "dlq", or remove it',
         )
     if wanted and not placed:

@@ -9,11 +9,19 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slackwater import secrets
-from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, settings, shaped, text
+from slackwater.config.message_format import MissingEnv, format_value, show_key, suggestion_or_list
 from slackwater.config.spec import Problem, Spec, Values
-from slackwater.config.spelling import Unset, nearest, show, show_key
+from slackwater.config.value_parsers import (
+    InvalidTableError,
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    parse_text,
+    settings_parser,
+    with_schema,
+)
 
-_options = settings('a table of settings ({ "security.protocol" = "SSL" })')
+_options = settings_parser('a table of settings ({ "security.protocol" = "SSL" })')
 
 
 class Connection(Spec):
@@ -33,14 +41,14 @@ class FilesConnection(Connection):
 
     kind: Literal["files"] = "files"
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("files"), "options": _options}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("files"), "options": _options}
 
 
 class ConsoleConnection(Connection):
     """Prints what it is given; a target only."""
 
     kind: Literal["console"] = "console"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("console")}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("console")}
     READS: ClassVar[bool] = False
 
 
@@ -56,10 +64,10 @@ class KafkaConnection(Connection):
     schema_registry: str | None = None
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("kafka"),
-        "bootstrap_servers": text,
+        "kind": choice_parser("kafka"),
+        "bootstrap_servers": parse_text,
         "options": _options,
-        "schema_registry": text,
+        "schema_registry": parse_text,
     }
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("bootstrap.servers", "brokers", "servers", "url"), "bootstrap_servers"
@@ -77,7 +85,7 @@ class PostgresConnection(Connection):
     kind: Literal["postgres"] = "postgres"
     url: str = Field(repr=False)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("postgres"), "url": text}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("postgres"), "url": parse_text}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("dsn", "uri", "host", "dbname", "database", "password"), "url")
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     READS: ClassVar[bool] = False
@@ -93,7 +101,7 @@ class DeltaConnection(Connection):
     kind: Literal["delta"] = "delta"
     options: Mapping[str, str] = Field(default_factory=dict)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("delta"), "options": _options}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("delta"), "options": _options}
 
 
 class IcebergConnection(Connection):
@@ -107,9 +115,9 @@ class IcebergConnection(Connection):
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("iceberg"),
-        "catalog": choice("rest", "sql", "glue", "hive"),
-        "catalog_name": text,
+        "kind": choice_parser("iceberg"),
+        "catalog": choice_parser("rest", "sql", "glue", "hive"),
+        "catalog_name": parse_text,
         "options": _options,
     }
     MEANT: ClassVar[Mapping[str, str]] = {
@@ -134,7 +142,7 @@ class IcebergConnection(Connection):
             if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
                 yield (
                     "options",
-                    f"warehouse: found {show(warehouse)}, expected an absolute path or a URL, which every reader can follow",
+                    f"warehouse: found {format_value(warehouse)}, expected an absolute path or a URL, which every reader can follow",
                 )
         if find_spec("pyiceberg") is None:
             yield (
@@ -149,7 +157,7 @@ class RabbitMQConnection(Connection):
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = Field(repr=False)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice("rabbitmq"), "url": text}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("rabbitmq"), "url": parse_text}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     WRITES: ClassVar[bool] = False
@@ -168,9 +176,9 @@ class KinesisConnection(Connection):
     options: Mapping[str, str] = Field(default_factory=dict)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("kinesis"),
-        "region": text,
-        "endpoint": text,
+        "kind": choice_parser("kinesis"),
+        "region": parse_text,
+        "endpoint": parse_text,
         "options": _options,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("region",)
@@ -190,9 +198,9 @@ class PubSubConnection(Connection):
     options: Mapping[str, str] = Field(default_factory=dict)
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("pubsub"),
-        "project": text,
-        "location": text,
+        "kind": choice_parser("pubsub"),
+        "project": parse_text,
+        "location": parse_text,
         "options": _options,
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("project", "location")
@@ -214,7 +222,7 @@ CONNECTIONS: Mapping[str, type[Connection]] = {
     "kinesis": KinesisConnection,
     "pubsub": PubSubConnection,
 }
-_EXPECTED = " or ".join(show(kind) for kind in CONNECTIONS)
+_EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
 
 
 def _remember(given: Mapping[str, Any]) -> None:
@@ -226,53 +234,53 @@ def _remember(given: Mapping[str, Any]) -> None:
             secrets.remember_settings(value)
 
 
-def connection(value: Any) -> Connection:
+def parse_connection(value: Any) -> Connection:
     """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
     if isinstance(value, Connection):
         return value
     if not isinstance(value, Mapping):
-        raise MismatchError('a connection (kind = "files", "kafka", …)')
+        raise InvalidValueError('a connection (kind = "files", "kafka", …)')
     kind = value.get("kind")
-    if isinstance(kind, Unset):
-        raise NestedError([], None)
+    if isinstance(kind, MissingEnv):
+        raise InvalidTableError([], None)
     if kind is None:
-        raise NestedError([f": kind: missing; expected {_EXPECTED}"], None)
+        raise InvalidTableError([f": kind: missing; expected {_EXPECTED}"], None)
     if not isinstance(kind, str) or kind not in CONNECTIONS:
-        advice = nearest(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
-        raise NestedError([f": kind: found {show(kind)}{advice}"], None)
+        advice = suggestion_or_list(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
+        raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None)
     problems: list[str] = []
     _remember(value)
     built = CONNECTIONS[kind].build(value, "", "", problems)
     if built is None:
-        raise NestedError(problems, None)
+        raise InvalidTableError(problems, None)
     return built
 
 
-@shaped(of=Connection, named={})
+@with_schema(of=Connection, named={})
 def all_connections(value: Any) -> dict[str, Connection]:
     """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
     if not isinstance(value, Mapping):
-        raise MismatchError("a table of connections ([connections.<name>])")
+        raise InvalidValueError("a table of connections ([connections.<name>])")
     found: dict[str, Connection | None] = {}
     problems: list[str] = []
     for name, given in value.items():
         try:
-            found[name] = connection(given)
-        except MismatchError as mismatch:
+            found[name] = parse_connection(given)
+        except InvalidValueError as mismatch:
             found[name] = None
-            problems.append(f": {show_key(name)}: found {show(given)}, expected {mismatch}")
-        except NestedError as error:
+            problems.append(f": {show_key(name)}: found {format_value(given)}, expected {mismatch}")
+        except InvalidTableError as error:
             found[name] = None
             problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
     if None in found.values():
-        raise NestedError(problems, found)
+        raise InvalidTableError(problems, found)
     return {name: made for name, made in found.items() if made is not None}
 
 
-@shaped(type="string", minLength=1)
+@with_schema(type="string", minLength=1)
 def connection_or_name(value: Any) -> Any:
     if isinstance(value, Connection):
         return value
     if not isinstance(value, str) or not value:
-        raise MismatchError("the name of a connection")
+        raise InvalidValueError("the name of a connection")
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from slackwater.config.spelling import near, show
+from slackwater.config.message_format import format_value, suggestion
 
 _SIMPLE = {
     **{name: name for name in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")},
@@ -52,9 +52,9 @@ class DdlError(Exception):
     """What is wrong with a schema, as the end of a line: `"STRNG" is no type; did you mean "STRING"?`."""
 
 
-def columns(ddl: str) -> dict[str, str]:
+def parse_columns(ddl: str) -> dict[str, str]:
     """The columns of a schema and their types, in order. Raises DdlError for what Spark does not read as one."""
-    reader = _Reader(_tokens(ddl))
+    reader = DdlParser(_tokens(ddl))
     if reader.at_end():
         return {}
     found = dict(reader.members(None))
@@ -66,7 +66,7 @@ def columns(ddl: str) -> dict[str, str]:
 def type_of(text: str) -> str | None:
     """The name of a type as Spark prints it; None where this is none."""
     try:
-        reader = _Reader(_tokens(text))
+        reader = DdlParser(_tokens(text))
         found = reader.type("")
         return found if reader.at_end() else None
     except DdlError:
@@ -102,7 +102,7 @@ def _tokens(ddl: str) -> list[_Token]:
 
 
 @dataclass
-class _Reader:
+class DdlParser:
     """Recursive descent over the tokens of a schema."""
 
     tokens: list[_Token]
@@ -174,7 +174,7 @@ class _Reader:
         token = self.peek()
         of = f' of "{column}"' if column else ""
         if token.kind != "word":
-            what = f"column {show(column)} has" if column else f"{self.shown()} is"
+            what = f"column {format_value(column)} has" if column else f"{self.shown()} is"
             raise DdlError(f"{what} no type; {_FORM}")
         self.at += 1
         word = token.word
@@ -192,7 +192,7 @@ class _Reader:
         if word in _PARAMETERS:
             return self._with_parameters(word, f'"{token.text}"{of}')
         meant = _OTHERS.get(word)
-        hint = f'; did you mean "{meant}"?' if meant else near(token.text.upper(), [n.upper() for n in _NAMES])
+        hint = f'; did you mean "{meant}"?' if meant else suggestion(token.text.upper(), [n.upper() for n in _NAMES])
         raise DdlError(f'"{token.text}"{of} is no type of Spark{hint}')
 
     def _zone(self) -> bool:
@@ -243,4 +243,4 @@ class _Reader:
         return f"{'char' if word == 'character' else word}({inner})"
 
 
-__all__ = ["DdlError", "columns", "type_of"]
+__all__ = ["DdlError", "parse_columns", "type_of"]

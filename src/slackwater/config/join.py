@@ -11,21 +11,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.kinds import (
-    Duration,
-    Kind,
-    MismatchError,
-    choice,
-    duration,
-    misnamed,
-    shaped,
-    text,
-    texts,
-    whole,
-)
+from slackwater.config.message_format import format_value, show_duration, suggestion_or_list
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import nearest, show, show_duration
-from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
+from slackwater.config.value_parsers import (
+    Duration,
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    duration_parser,
+    integer_parser,
+    name_problem,
+    parse_text,
+    parse_texts,
+    with_schema,
+)
 from slackwater.errors import StartError
 
 EVENT_TIME = "_event_ts"
@@ -42,14 +42,14 @@ HOW = {  # as written -> as meant
 }
 
 
-@shaped(type="string")
+@with_schema(type="string")
 def _prefix(value: Any) -> str:
     if not isinstance(value, str):
-        raise MismatchError("a string; it may be empty")
+        raise InvalidValueError("a string; it may be empty")
     return value
 
 
-class Join(Step):
+class Join(StepSpec):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
     Rows match if their keys are equal and their times lie within the bounds: `time_window` either way, or
@@ -119,26 +119,26 @@ class Join(Step):
 
     AT: ClassVar[str] = "transform.join"
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice(*HOW),
-        "left_source": text,
-        "right_source": text,
-        "left_keys": texts,
-        "right_keys": texts,
-        "time_window_ms": duration(0),
-        "lower_ms": duration(),
-        "upper_ms": duration(),
+        "kind": choice_parser(*HOW),
+        "left_source": parse_text,
+        "right_source": parse_text,
+        "left_keys": parse_texts,
+        "right_keys": parse_texts,
+        "time_window_ms": duration_parser(0),
+        "lower_ms": duration_parser(),
+        "upper_ms": duration_parser(),
         **TIMES,
-        "late_data": choice("drop", "dlq", "reopen"),
-        "allowed_lateness_ms": duration(0),
-        "left_sql": text,
-        "right_sql": text,
-        "output_left_columns": texts,
-        "output_right_columns": texts,
+        "late_data": choice_parser("drop", "dlq", "reopen"),
+        "allowed_lateness_ms": duration_parser(0),
+        "left_sql": parse_text,
+        "right_sql": parse_text,
+        "output_left_columns": parse_texts,
+        "output_right_columns": parse_texts,
         "left_prefix": _prefix,
         "right_prefix": _prefix,
-        "event_time": choice("later", *SIDES),
-        "max_rows_per_key": whole(1),
-        "on_state_cap": choice("fail", "drop_oldest"),
+        "event_time": choice_parser("later", *SIDES),
+        "max_rows_per_key": integer_parser(1),
+        "on_state_cap": choice_parser("fail", "drop_oldest"),
         "crash_recovery": RECOVERY,
     }
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("how", "type", "join_type"), "kind")
@@ -182,7 +182,7 @@ class Join(Step):
     @classmethod
     def wanted(cls, key: str) -> str:
         if key == "kind":
-            return f"expected {' or '.join(show(how) for how in dict.fromkeys(HOW.values()))}"
+            return f"expected {' or '.join(format_value(how) for how in dict.fromkeys(HOW.values()))}"
         side = key.partition("_")[0]
         if key.endswith("source"):
             return f"name the one of the [[sources]] that is the {side} side"
@@ -195,7 +195,7 @@ class Join(Step):
         if left is not None and left == right:
             yield (
                 "right_source",
-                f"is {show(right)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
+                f"is {format_value(right)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
             )
         yield from cls._check_keys(values)
         yield from cls._check_bounds(values, wrong)
@@ -208,12 +208,12 @@ class Join(Step):
             if not names:
                 yield key, 'empty; a join needs at least one key, as in ["order_id"]'
             if EVENT_TIME in (name.casefold() for name in names):
-                yield key, f"{show(EVENT_TIME)} is the event time; it cannot be a key, the bounds compare it"
+                yield key, f"{format_value(EVENT_TIME)} is the event time; it cannot be a key, the bounds compare it"
         left, right = given.get("left_keys"), given.get("right_keys")
         if left and right and len(left) != len(right):
             yield (
                 "right_keys",
-                f"found {show(right)}, expected as many as left_keys ({show(left)}): they are compared in this order",
+                f"found {format_value(right)}, expected as many as left_keys ({format_value(left)}): they are compared in this order",
             )
 
     @classmethod
@@ -245,7 +245,7 @@ class Join(Step):
         for side, names in zip(SIDES, lists, strict=True):
             for name, times in Counter(names).items():
                 if times > 1:
-                    yield f"output_{side}_columns", f"{show(name)} is listed {times} times; list it once"
+                    yield f"output_{side}_columns", f"{format_value(name)} is listed {times} times; list it once"
         if not {"left_prefix", "right_prefix"} & wrong:
             prefixes = (values.get("left_prefix", "left_"), values.get("right_prefix", "right_"))
             yield from _collisions(prefixes, lists)
@@ -270,8 +270,8 @@ def output_names(
         hidden = {EVENT_TIME, *(injected[i] if (join.left_sql, join.right_sql)[i] is None else ())}
         chosen.append([c for c in columns if c not in hidden] if listed is None else list(listed))
         problems += [
-            f"{Join.AT}.output_{side}_columns: column {show(name)} does not come out of the {side} side"
-            f"{nearest(name, columns)}"
+            f"{Join.AT}.output_{side}_columns: column {format_value(name)} does not come out of the {side} side"
+            f"{suggestion_or_list(name, columns)}"
             for name in listed or ()
             if name not in columns
         ]
@@ -288,10 +288,10 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):
-            of = f"{show(name)} of the {side} side"
-            if problem := misnamed(f"{prefix}{name}"):
+            of = f"{format_value(name)} of the {side} side"
+            if problem := name_problem(f"{prefix}{name}"):
                 yield f"{side}_prefix", f"{of}: {problem}"
             other = taken.setdefault(f"{prefix}{name}".casefold(), of)
             if other != of:
-                line = f"{of} comes out as {show(prefix + name)}, which is already the name of {other}; "
+                line = f"{of} comes out as {format_value(prefix + name)}, which is already the name of {other}; "
                 yield f"{side}_prefix", f"{line}choose another prefix, or list the columns that are to come out"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slackwater.config.checks import resolve
+from slackwater.config.checks import resolve_connection
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -33,12 +33,12 @@ def check_join(values: Values) -> Iterator[Problem]:
     undecided = bool(unknown) or len(set(given.values())) < 2 or len(names) < len(sources)
     for key, name in unknown.items():
         if len(names) == len(sources):
-            yield f"{join.AT}.{key}", f"found {show(name)}, which is no source{nearest(name, names)}"
+            yield f"{join.AT}.{key}", f"found {format_value(name)}, which is no source{suggestion_or_list(name, names)}"
     for i, source in enumerate(sources):
         if not undecided and source.name not in given.values():
             yield (
                 f"sources[{i}]",
-                f"{show(source.name)} is neither side of the join; remove it, or give it a pipeline of its own",
+                f"{format_value(source.name)} is neither side of the join; remove it, or give it a pipeline of its own",
             )
 
 
@@ -54,7 +54,7 @@ def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     what, where = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
     if step is not None and step.table != "join":
         what, where = f"rows of a {step.table}", "them"
-    found = resolve(target.connection, values.get("connections", {}))
+    found = resolve_connection(target.connection, values.get("connections", {}))
     if found is not None and found.kind in ("delta", "iceberg"):  # of another kind it has no mode at all
         yield (
             f"{at}.mode",

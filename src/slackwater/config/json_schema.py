@@ -17,12 +17,12 @@ from typing import Any
 from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
 from slackwater.config.aggregator import PATH
 from slackwater.config.connection import CONNECTIONS, Connection
-from slackwater.config.documented import place_of, text_of
 from slackwater.config.join import Join
+from slackwater.config.key_docs import place_of, text_of
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec import Spec, with_units
-from slackwater.config.step import MOST_STAGES, Step
+from slackwater.config.step_spec import MOST_STAGES, StepSpec
 from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.transform import Transform
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
@@ -36,7 +36,7 @@ _ENV: Schema = {"$ref": "#/$defs/env"}
 _NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the least one
 
 
-def schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
+def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
     """The whole schema, draft 2020-12, of the file that a spec describes."""
     defs: dict[str, Schema] = {
         "env": {
@@ -59,9 +59,9 @@ def schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") ->
     }
 
 
-def text(found: Schema | None = None) -> str:
+def schema_text(found: Schema | None = None) -> str:
     """The schema as a file."""
-    return json.dumps(found or schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(found or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _duration(least: int | None) -> Schema:
@@ -206,7 +206,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         for kind, made in CONNECTIONS.items():
             then = {"required": list(made.REQUIRED)} | _without(sorted(every - set(made.KINDS)))
             rules.append(_where({"const": kind}, then, "kind"))
-    if issubclass(spec, Step):
+    if issubclass(spec, StepSpec):
         rules += _step_rules(spec)
     if spec is Window:
         rules += _window_rules()
@@ -319,9 +319,9 @@ def _pipeline_rules() -> list[Schema]:
     ]
 
 
-__all__ = ["FILE", "schema", "text"]
+__all__ = ["FILE", "build_schema", "schema_text"]
 
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(text())
+    sys.stdout.write(schema_text())

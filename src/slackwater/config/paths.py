@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
-from slackwater.config.checks import resolve
-from slackwater.config.connectors import CONNECTORS
+from slackwater.config.checks import resolve_connection
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.message_format import EnvString
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source
-from slackwater.config.spelling import Interpolated
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
 
@@ -18,7 +18,7 @@ _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 _T = TypeVar("_T", Transform, Stage)
 
 
-class Anchored(str):
+class ResolvedPath(str):
     """An absolute path that a config writes relative to its own folder; `written` is how."""
 
     written: str
@@ -32,7 +32,7 @@ class Anchored(str):
         return str(self), self.written
 
 
-class InterpolatedPath(Interpolated):
+class InterpolatedPath(EnvString):
     """The same for a path that came from the environment; `written` is its value there."""
 
     written: str
@@ -40,7 +40,7 @@ class InterpolatedPath(Interpolated):
 
 def as_written(path: str) -> str:
     """A path as the config has it."""
-    return path.written if isinstance(path, Anchored | InterpolatedPath) else path
+    return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
 
 SPARK_CONNECTORS = {  # what Spark needs for files in an object store, by the scheme of their address
@@ -62,12 +62,12 @@ def spark_address(address: str) -> str:
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 
 
-def local(path: str) -> bool:
+def is_local(path: str) -> bool:
     """Whether it names a place on this machine, not in an object store."""
     return "://" not in path or path.startswith("file:")
 
 
-def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
+def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
     """The pipeline with its relative paths made absolute: they begin at `folder`."""
 
     def at(spec: _S, *keys: str) -> _S:
@@ -75,7 +75,7 @@ def anchored(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         return spec.model_copy(update=found) if found else spec
 
     def source(spec: Source) -> Source:
-        connection = None if spec.dataframe is not None else resolve(spec.connection, pipeline.connections)
+        connection = None if spec.dataframe is not None else resolve_connection(spec.connection, pipeline.connections)
         path = connection is not None and CONNECTORS[connection.kind].by_path
         return at(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
@@ -103,21 +103,21 @@ def _at(folder: PurePath, path: str) -> str:
     if "://" in path or path.startswith("file:") or PurePath(path).is_absolute():
         return path
     absolute = str(folder / path)
-    if not isinstance(path, Interpolated):
-        return Anchored(absolute, path)
+    if not isinstance(path, EnvString):
+        return ResolvedPath(absolute, path)
     found = InterpolatedPath(absolute, path.raw)
     found.written = str(path)
     return found
 
 
-def places(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """The directories that a run writes to, with the keys that name them; local ones only."""
     given: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
     given += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
     if not pipeline.targets:
         given.append(("target.path", pipeline.target.path))
     given.append(("dead_letter.path", pipeline.dead_letter and pipeline.dead_letter.path))
-    yield from ((key, path) for key, path in given if path and local(path))
+    yield from ((key, path) for key, path in given if path and is_local(path))
 
 
-__all__ = ["Anchored", "anchored", "as_written", "local", "places"]
+__all__ = ["ResolvedPath", "as_written", "is_local", "local_directories", "resolve_paths"]

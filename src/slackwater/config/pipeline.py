@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.bounds import SEVERAL, Bounds, bounds_of
 from slackwater.config.checks import (
     check_connections,
     check_corrections,
@@ -18,27 +17,28 @@ from slackwater.config.checks import (
     check_names,
     check_standalone,
     check_state,
-    resolve,
+    resolve_connection,
 )
 from slackwater.config.connection import Connection, all_connections
-from slackwater.config.held_names import check_held_names, check_names_of_state
+from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, bounds_of
+from slackwater.config.identifier_checks import check_held_names, check_names_of_state
 from slackwater.config.join_checks import check_join, check_only_added
-from slackwater.config.kinds import (
-    Duration,
-    Kind,
-    duration,
-    settings,
-    text,
-)
-from slackwater.config.source import Lookup, Results, Source
-from slackwater.config.spec import Problem, Spec, Values, many, one
-from slackwater.config.spelling import nearest, show
+from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
+from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.source import Lookup, Source, StageOutputRef
+from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.stage_checks import check_stages, each_step
 from slackwater.config.target import StateStore, Target
 from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, shown_stages
 from slackwater.config.transform import STEP, Stage, Transform
-from slackwater.config.ways import Way, reads, steps, ways
-from slackwater.core.notebook import Shown
+from slackwater.config.value_parsers import (
+    Duration,
+    Kind,
+    duration_parser,
+    parse_text,
+    settings_parser,
+)
+from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import ConfigError, StartError
 
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
@@ -48,7 +48,7 @@ LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside get
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
-class Pipeline(Spec, Shown):
+class Pipeline(Spec, NotebookRepr):
     """A pipeline as described, checked and frozen. See `slackwater.run_streaming_pipeline` for running one.
 
     `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).
@@ -67,7 +67,7 @@ class Pipeline(Spec, Shown):
     spark: Mapping[str, str] = Field(default_factory=dict)
     trigger_interval_ms: int = 0
     idle_pause_ms: int = 500
-    given_ways: Any = Field(default=(), exclude=True, repr=False)  # of `Way`, of one stage by itself: see `alone`
+    given_ways: Any = Field(default=(), exclude=True, repr=False)  # of `InputPath`, of one stage by itself: see `alone`
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -92,19 +92,19 @@ class Pipeline(Spec, Shown):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "name": text,
-        "formerly": text,
+        "name": parse_text,
+        "formerly": parse_text,
         "connections": all_connections,
-        "sources": many(Source, "a list of sources ([[sources]])"),
-        "transform": one(Transform),
-        "stages": many(Stage, "a list of stages ([[stages]])"),
-        "target": one(Target),
-        "targets": many(Target, "a list of targets ([[targets]])"),
-        "state_store": one(StateStore),
-        "dead_letter": one(Target),
-        "spark": settings('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
-        "trigger_interval_ms": duration(0),
-        "idle_pause_ms": duration(1),
+        "sources": table_list_parser(Source, "a list of sources ([[sources]])"),
+        "transform": table_parser(Transform),
+        "stages": table_list_parser(Stage, "a list of stages ([[stages]])"),
+        "target": table_parser(Target),
+        "targets": table_list_parser(Target, "a list of targets ([[targets]])"),
+        "state_store": table_parser(StateStore),
+        "dead_letter": table_parser(Target),
+        "spark": settings_parser('a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
+        "trigger_interval_ms": duration_parser(0),
+        "idle_pause_ms": duration_parser(1),
     }
     MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
@@ -112,7 +112,7 @@ class Pipeline(Spec, Shown):
     @property
     def steps(self) -> list[Stage]:
         """The stages that run, see `config.ways`; none where there is one [transform]."""
-        return steps(self.stages, self.shown)
+        return executed_stages(self.stages, self.shown)
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -128,12 +128,14 @@ class Pipeline(Spec, Shown):
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
-        read = reads(self.stages, list(sources))
+        read = stage_inputs(self.stages, list(sources))
         found = {}
         for stage in self.steps:
-            given = ways(stage, self.stages, read)
+            given = input_paths(stage, self.stages, read)
             origins = dict.fromkeys(w.origin for w in given)
-            own = tuple(sources.get(n) or Source(name=n, dataframe=Results(bounds_of(steps[n]))) for n in origins)
+            own = tuple(
+                sources.get(n) or Source(name=n, dataframe=StageOutputRef(bounds_of(steps[n]))) for n in origins
+            )
             changed = {"transform": stage, "stages": (), "sources": own, "given_ways": given}
             found[stage.name] = self.model_copy(update=changed)
         return found
@@ -144,26 +146,26 @@ class Pipeline(Spec, Shown):
         return {name: own.transform.formerly for name, own in self.alone.items()}
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[InputPath, ...]:
         """How rows come to the only step that this is: see `alone`."""
-        return self.given_ways or tuple(Way(s.name, s.name) for s in self.sources)
+        return self.given_ways or tuple(InputPath(s.name, s.name) for s in self.sources)
 
-    def ways_from(self, origin: str) -> tuple[Way, ...]:
+    def ways_from(self, origin: str) -> tuple[InputPath, ...]:
         """Those on which the rows of one source come, or what one stage emits."""
         return tuple(w for w in self.ways if w.origin == origin)
 
-    def texts(self, way: Way) -> list[tuple[str, str]]:
+    def texts(self, way: InputPath) -> list[tuple[str, str]]:
         """The SQL that rows on a way go through, in order: where a config has it, and the text."""
         return [(at, sql) for at, sql, _ in self.texts_with_bounds(way)]
 
-    def texts_with_bounds(self, way: Way) -> list[tuple[str, str, Bounds]]:
+    def texts_with_bounds(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
         """The same, each with what it may put rows together by."""
         found = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
         own = self.transform
         every = (*found, (own.sql_key(way.name), own.sql_of(way.name), self.bounds(way)))
         return [(at, sql, bounds) for at, sql, bounds in every if sql is not None]
 
-    def bounds(self, way: Way, reader: Stage | None = None) -> Bounds:
+    def bounds(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
         """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
 
         By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
@@ -208,7 +210,9 @@ class Pipeline(Spec, Shown):
         if name is None:
             raise StartError(f"{self.name} has {len(found)} targets ({', '.join(found)}); say which: --target NAME")
         if name not in found:
-            raise StartError(f"{self.name}: --target: found {show(name)}, which is no target{nearest(name, found)}")
+            raise StartError(
+                f"{self.name}: --target: found {format_value(name)}, which is no target{suggestion_or_list(name, found)}"
+            )
         return found[name]
 
     def writer_of(self, target: str) -> str:
@@ -274,20 +278,20 @@ class Pipeline(Spec, Shown):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if values.get("stages"):
             yield from check_stages(values, wrong)
-            values.setdefault("transform", steps(values["stages"], shown_stages(values))[0])
+            values.setdefault("transform", executed_stages(values["stages"], shown_stages(values))[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
             yield (
                 "name",
-                f'found {show(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
+                f'found {format_value(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
             )
         elif name is not None and len(name) > LONGEST_NAME:
             yield "name", f"found {len(name)} characters, expected at most {LONGEST_NAME} (it names a directory)"
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
-            yield "formerly", f"found {show(formerly)}, expected the name that the pipeline had before"
+            yield "formerly", f"found {format_value(formerly)}, expected the name that the pipeline had before"
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))
@@ -353,7 +357,7 @@ def _name_connections(values: Values) -> None:
 
 def _with_format(target: Target, known: Mapping[str, Connection]) -> Target:
     """Files are Parquet unless told otherwise."""
-    connection = resolve(target.connection, known)
+    connection = resolve_connection(target.connection, known)
     if connection is None or connection.kind != "files" or target.format is not None:
         return target
     return target.model_copy(update={"format": "parquet"})
@@ -371,4 +375,4 @@ def _free_name(kind: str, known: Mapping[str, Connection]) -> str:
     return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(known) + 3))) if n not in known)
 
 
-__all__ = ["Pipeline", "Stage", "Transform", "check_run_flags", "resolve"]
+__all__ = ["Pipeline", "Stage", "Transform", "check_run_flags", "resolve_connection"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slackwater.config.connectors import CONNECTORS
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 
 READABLE = ("postgres", "delta", "iceberg")  # targets that windows can be read back from
@@ -41,5 +41,5 @@ def late_notes(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _kind(pipeline: Pipeline) -> str:
-    connection = resolve(pipeline.target.connection, pipeline.connections)
+    connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     return "console" if connection is None else connection.kind

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config import ddl
-from slackwater.config.bounds import ROW_BY_ROW, Bounds
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connectors import CONNECTORS, injected, kinds_of_keys
-from slackwater.config.kinds import (
-    Duration,
-    Kind,
-    MismatchError,
-    NestedError,
-    anything,
-    choice,
-    duration,
-    reader_options,
-    shaped,
-    text,
-    whole,
-)
+from slackwater.config.connector_info import CONNECTORS, kinds_of_keys, metadata_columns
+from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
+from slackwater.config.message_format import EnvString, format_value, show_key
 from slackwater.config.spec import Problem, Spec, Values
-from slackwater.config.spelling import Interpolated, show, show_key
+from slackwater.config.value_parsers import (
+    Duration,
+    InvalidTableError,
+    InvalidValueError,
+    Kind,
+    accept_anything,
+    choice_parser,
+    duration_parser,
+    integer_parser,
+    parse_text,
+    reader_options,
+    with_schema,
+)
 
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "json_schema", "protobuf", "raw")
@@ -39,7 +39,7 @@ OF_PAYLOADS = {**{key: payload for payload, key in SCHEMA_FILES.items()}, "proto
 _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # its modules, and the packages that bring them
 
 
-@shaped(
+@with_schema(
     enum=["earliest", "latest"],
     otherwise={
         "type": "object",
@@ -52,28 +52,30 @@ _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # its modules, and
         },
     },
 )
-def offsets(value: Any) -> Any:
+def parse_offsets(value: Any) -> Any:
     """ "earliest", "latest", or offsets by topic and partition."""
     if value in ("earliest", "latest"):
         return value
     if not isinstance(value, Mapping) or not value:
-        raise MismatchError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
+        raise InvalidValueError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
     problems: list[str] = []
     found: dict[str, dict[str, int]] = {}
     for topic, parts in value.items():
         at = f": {show_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            problems.append(f"{at}: found {show(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
+            problems.append(f"{at}: found {format_value(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
-                problems.append(f"{at}.{show_key(part)}: found {show(str(part))}, expected the number of a partition")
+                problems.append(
+                    f"{at}.{show_key(part)}: found {format_value(str(part))}, expected the number of a partition"
+                )
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{at}.{part}: found {show(offset)}, expected a whole number of at least 0")
+                problems.append(f"{at}.{part}: found {format_value(offset)}, expected a whole number of at least 0")
             else:
                 found.setdefault(str(topic), {})[str(part)] = offset
     if problems:
-        raise NestedError(problems, found)
+        raise InvalidTableError(problems, found)
     return found
 
 
@@ -94,10 +96,10 @@ def declared_columns(ddl: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Results:
+class StageOutputRef:
     """In the place of a DataFrame: the source is what a stage emits, whose rows may be put together by `bounds`."""
 
-    bounds: Bounds
+    bounds: GroupableColumns
 
 
 class Source(Spec):
@@ -160,27 +162,27 @@ class Source(Spec):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "name": text,
+        "name": parse_text,
         "connection": connection_or_name,
-        "query": text,
-        "format": choice(*FORMATS),
-        "schema": text,
+        "query": parse_text,
+        "format": choice_parser(*FORMATS),
+        "schema": parse_text,
         "options": reader_options,
-        "max_files_per_trigger": whole(1),
-        "payload_format": choice(*PAYLOADS),
-        "avro_schema_file": text,
-        "protobuf_schema_file": text,
-        "protobuf_message": text,
-        "starting_offsets": offsets,
-        "starting_version": whole(0),
-        "on_rewrite": choice("fail", "skip"),
-        "schema_changes": choice("fail", "add", "ignore"),
-        "max_offsets_per_trigger": whole(1),
-        "on_data_loss": choice("fail", "skip"),
-        "commit_group": text,
-        "max_messages_per_trigger": whole(1),
-        "lateness_ms": duration(0),
-        "dataframe": anything,
+        "max_files_per_trigger": integer_parser(1),
+        "payload_format": choice_parser(*PAYLOADS),
+        "avro_schema_file": parse_text,
+        "protobuf_schema_file": parse_text,
+        "protobuf_message": parse_text,
+        "starting_offsets": parse_offsets,
+        "starting_version": integer_parser(0),
+        "on_rewrite": choice_parser("fail", "skip"),
+        "schema_changes": choice_parser("fail", "add", "ignore"),
+        "max_offsets_per_trigger": integer_parser(1),
+        "on_data_loss": choice_parser("fail", "skip"),
+        "commit_group": parse_text,
+        "max_messages_per_trigger": integer_parser(1),
+        "lateness_ms": duration_parser(0),
+        "dataframe": accept_anything,
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -197,14 +199,14 @@ class Source(Spec):
         return values, wrong
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> GroupableColumns:
         """By what its rows may be put together, though each epoch sees only its own."""
-        return self.dataframe.bounds if isinstance(self.dataframe, Results) else ROW_BY_ROW
+        return self.dataframe.bounds if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
     def of_stage(self) -> bool:
         """Whether it stands for what a stage emits."""
-        return isinstance(self.dataframe, Results)
+        return isinstance(self.dataframe, StageOutputRef)
 
     def implied(self) -> Values:
         return {"name": self.query}
@@ -232,10 +234,13 @@ class Source(Spec):
         """What does not fit a connection of this kind."""
         for key, kinds in cls.OF.items():
             if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
-                named = " or ".join(show(k) for k in kinds)
-                yield key.rstrip("_"), f"belongs to connections of kind {named}, this one is {show(kind)}; remove it"
+                named = " or ".join(format_value(k) for k in kinds)
+                yield (
+                    key.rstrip("_"),
+                    f"belongs to connections of kind {named}, this one is {format_value(kind)}; remove it",
+                )
         if kind == "files" and values.get("format") is None and "format" not in wrong:
-            yield "format", f"missing; expected {' or '.join(show(f) for f in FORMATS)}"
+            yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
         without = CONNECTORS[kind].begins.without
         if without and isinstance(values.get("starting_offsets"), Mapping):
             yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {without}'
@@ -245,12 +250,15 @@ class Source(Spec):
         if payload in FRAMED and kind in cls.OF["payload_format"] and kind != "kafka":
             yield (
                 "payload_format",
-                f'{show(payload)} belongs to connections of kind "kafka", this one is {show(kind)}; use "json" or "raw"',
+                f'{format_value(payload)} belongs to connections of kind "kafka", this one is {format_value(kind)}; use "json" or "raw"',
             )
             return
         for key, of in OF_PAYLOADS.items():
             if kind == "kafka" and payload != of and values.get(key) is not None:
-                yield key, f"belongs to payload_format = {show(of)}, this one is {show(payload)}; remove it"
+                yield (
+                    key,
+                    f"belongs to payload_format = {format_value(of)}, this one is {format_value(payload)}; remove it",
+                )
         if payload == "protobuf" and (missing := [m for m in _PROTOBUF if find_spec(m) is None]):
             packages = " and ".join(_PROTOBUF[m] for m in missing)
             yield (
@@ -260,27 +268,29 @@ class Source(Spec):
             )
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
-            if column.casefold() in injected(kind):
-                yield "schema", f"declares {show(column.casefold())}, which is injected; rename the column"
+            if column.casefold() in metadata_columns(kind):
+                yield "schema", f"declares {format_value(column.casefold())}, which is injected; rename the column"
         if payload != "json" and kind in cls.OF["payload_format"] and values.get("schema_") is not None:
-            yield "schema", f'belongs to payload_format = "json", this one is {show(payload)}; remove it'
+            yield "schema", f'belongs to payload_format = "json", this one is {format_value(payload)}; remove it'
 
 
 def _check_schema(schema: str) -> Iterator[Problem]:
     try:
-        ddl.columns(schema)
+        ddl.parse_columns(schema)
     except ddl.DdlError as error:
         yield (
             "schema",
             'is no schema that Spark reads; expected "name TYPE, name TYPE, …"'
-            if isinstance(schema, Interpolated)
+            if isinstance(schema, EnvString)
             else str(error),
         )
         return
     columns = [c.casefold() for c in declared_columns(schema)]
     twice = next((c for c in columns if columns.count(c) > 1), None)
     if twice is not None:
-        which = f"a column of {show(schema)}" if isinstance(schema, Interpolated) else f"column {show(twice)}"
+        which = (
+            f"a column of {format_value(schema)}" if isinstance(schema, EnvString) else f"column {format_value(twice)}"
+        )
         yield "schema", f"{which} is declared twice (Spark reads names without regard to case); declare it once"
 
 
@@ -310,11 +320,11 @@ class Lookup(Spec):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "connection": connection_or_name,
-        "query": text,
-        "format": choice(*FORMATS),
-        "schema": text,
+        "query": parse_text,
+        "format": choice_parser(*FORMATS),
+        "schema": parse_text,
         "options": reader_options,
-        "refresh_interval_ms": duration(1),
+        "refresh_interval_ms": duration_parser(1),
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection", "query")
@@ -337,8 +347,8 @@ class Lookup(Spec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if "format" not in values and "format" not in wrong and "query" in values:
-            expected = " or ".join(show(f) for f in FORMATS)
-            yield "format", f"missing, and {show(values['query'])} has no known suffix; expected {expected}"
+            expected = " or ".join(format_value(f) for f in FORMATS)
+            yield "format", f"missing, and {format_value(values['query'])} has no known suffix; expected {expected}"
         if "schema_" in values:
             yield from _check_schema(values["schema_"])
 

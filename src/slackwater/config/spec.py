@@ -12,8 +12,16 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from slackwater.config.kinds import Kind, MismatchError, NestedError, shaped
-from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, near, nearest, show, show_key
+from slackwater.config.message_format import (
+    EnvDuration,
+    EnvString,
+    MissingEnv,
+    format_value,
+    show_key,
+    suggestion,
+    suggestion_or_list,
+)
+from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, Kind, with_schema
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
@@ -91,8 +99,8 @@ class Spec(BaseModel):
                 del data[key]
                 problems.append(f"{prefix}{key}: exists in Python only; {cls.PYTHON_ONLY[key]}")
             values, wrong = cls.read(data, file, at, problems)
-        elif not isinstance(data, Unset):
-            problems.append(f"{file}: {at}: found {show(data)}, expected a table")
+        elif not isinstance(data, MissingEnv):
+            problems.append(f"{file}: {at}: found {format_value(data)}, expected a table")
         made = cls.model_construct(**{**blank, **values})
         made._wrong = frozenset(wrong)
         return made  # type: ignore[return-value]  # the plugin loses Self here
@@ -128,21 +136,21 @@ class Spec(BaseModel):
                 if written.get(key) in with_units(cls) and isinstance(value, int) and not isinstance(value, bool):
                     wrong.add(key)
                     unit = 'a text with its unit ("30s", "5m", "2h")'
-                    problems.append(f"{at_key}: found {show(value)}, expected {unit}; {key} takes milliseconds")
+                    problems.append(f"{at_key}: found {format_value(value)}, expected {unit}; {key} takes milliseconds")
                     continue
-                if isinstance(value, Unset):
+                if isinstance(value, MissingEnv):
                     wrong.add(key)
                     continue
                 try:
                     values[cls.FIELDS.get(key, key)] = cls.KINDS[key](value)
-                except MismatchError as mismatch:
+                except InvalidValueError as mismatch:
                     wrong.add(key)
                     later = cls.later_value(key, value)
                     expected = str(mismatch)
                     if written.get(key) in with_units(cls):
                         expected = expected.replace(" or milliseconds)", ")")
-                    problems.append(f"{at_key}: " + (later or f"found {show(value)}, expected {expected}"))
-                except NestedError as nested:
+                    problems.append(f"{at_key}: " + (later or f"found {format_value(value)}, expected {expected}"))
+                except InvalidTableError as nested:
                     wrong.add(key)
                     values[cls.FIELDS.get(key, key)] = nested.draft
                     problems.extend(at_key + _below(line) for line in nested.problems)
@@ -155,7 +163,7 @@ class Spec(BaseModel):
                 meant = meant if meant is None else written.get(meant, meant)
                 others = [k for k in cls.KINDS if in_ms or k not in with_units(cls).values()]
                 known = [*others, *with_units(cls)]
-                close = near(str(key), [*cls.KINDS, *with_units(cls)]) or nearest(str(key), known)
+                close = suggestion(str(key), [*cls.KINDS, *with_units(cls)]) or suggestion_or_list(str(key), known)
                 hint = f'; did you mean "{meant}"?' if meant else close
                 problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
@@ -178,7 +186,7 @@ class Spec(BaseModel):
         for key in cls.KINDS:
             attribute = cls.FIELDS.get(key, key)
             field, value = cls.model_fields[attribute], getattr(self, attribute)
-            spelled = isinstance(value, Interpolated | InterpolatedDuration)
+            spelled = isinstance(value, EnvString | EnvDuration)
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             if value is not None and (spelled or value != implied.get(attribute, default)):
                 found[key] = value
@@ -200,33 +208,33 @@ class Spec(BaseModel):
         yield from ()
 
 
-def one(cls: type[Spec], wanted: str = "a table") -> Kind:
+def table_parser(cls: type[Spec], wanted: str = "a table") -> Kind:
     """The kind of a nested table."""
 
-    @shaped(of=cls)
+    @with_schema(of=cls)
     def build(value: Any) -> Any:
         if not isinstance(value, cls | Mapping):
-            raise MismatchError(wanted)
+            raise InvalidValueError(wanted)
         problems: list[str] = []
         made = cls.draft(value, "", "", problems)
         if problems or made._wrong:
-            raise NestedError(problems, made)
+            raise InvalidTableError(problems, made)
         return made
 
     return build
 
 
-def many(cls: type[Spec], wanted: str) -> Kind:
+def table_list_parser(cls: type[Spec], wanted: str) -> Kind:
     """The kind of a list of tables."""
 
-    @shaped(type="array", of=cls)
+    @with_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
-            raise MismatchError(wanted)
+            raise InvalidValueError(wanted)
         problems: list[str] = []
         made = tuple(cls.draft(v, "", f"[{i}]", problems) for i, v in enumerate(value))
         if problems or any(m._wrong for m in made):
-            raise NestedError(problems, made)
+            raise InvalidTableError(problems, made)
         return made
 
     return build

@@ -12,22 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
-from slackwater.config.bounds import Bounds
-from slackwater.config.checked import Checked
-from slackwater.config.checks import resolve
-from slackwater.config.connectors import CONNECTORS, injected
+from slackwater.config.check_result import CheckResult
+from slackwater.config.checks import resolve_connection
+from slackwater.config.connector_info import CONNECTORS, metadata_columns
+from slackwater.config.groupable_columns import GroupableColumns
 from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
-from slackwater.config.keyed import KeyedStep
+from slackwater.config.keyed_step import KeyedStep
+from slackwater.config.message_format import EnvString, format_value, suggestion_or_list
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.rows import Rows
 from slackwater.config.source import FRAMED, Lookup, Source
-from slackwater.config.spelling import Interpolated, nearest, show
-from slackwater.config.sql.columns import UNKNOWN, Columns, Findings
-from slackwater.config.sql.query import expression, query
-from slackwater.config.sql.types import INTEGERS, NO_KEYS, base
-from slackwater.config.sql_window import WindowColumns
+from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns
+from slackwater.config.sql.query import resolve_expression, resolve_query
+from slackwater.config.sql.types import INTEGERS, NO_KEYS, base_type
+from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.transform import Stage
 from slackwater.config.window import Window
+from slackwater.config.window_columns_check import WindowColumns
 from slackwater.errors import StartError
 
 ORIGIN = "_origin"
@@ -43,9 +43,9 @@ _OTHER_SQL = (
 )
 
 
-def check(pipeline: Pipeline) -> Checked:
+def check_sql(pipeline: Pipeline) -> CheckResult:
     """Everything that is decidable about a pipeline whose config is valid otherwise."""
-    found = Checked()
+    found = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
     if changed:
         found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
@@ -54,30 +54,30 @@ def check(pipeline: Pipeline) -> Checked:
     return found
 
 
-def results(pipeline: Pipeline, known: Mapping[str, Mapping[str, str]]) -> dict[str, Columns]:
+def stage_columns(pipeline: Pipeline, known: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
     """The columns that each stage emits; `known`: those of sources that the config does not tell."""
-    return _judge(pipeline, {name: Columns(types, True) for name, types in known.items()}, Checked())
+    return _judge(pipeline, {name: KnownColumns(types, True) for name, types in known.items()}, CheckResult())
 
 
-def _judge(pipeline: Pipeline, known: Mapping[str, Columns], found: Checked) -> dict[str, Columns]:
+def _judge(pipeline: Pipeline, known: Mapping[str, KnownColumns], found: CheckResult) -> dict[str, KnownColumns]:
     """What each stage emits, by name; what is wrong is added to `found`."""
     given = {s.name: known.get(s.name) or _columns(pipeline, i, s, found) for i, s in enumerate(pipeline.sources)}
     at = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
     for name, own in pipeline.alone.items():
-        given[name] = _Step(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
+        given[name] = _StepCheck(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
     return {name: given[name] for name in pipeline.alone}
 
 
-def check_draft(pipeline: Pipeline) -> Checked:
+def check_draft(pipeline: Pipeline) -> CheckResult:
     """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
-        return Checked()  # the SQL of joins and of several stages when their parts are right
+        return CheckResult()  # the SQL of joins and of several stages when their parts are right
     window = transform.window
     if window is None:
         sound = transform.is_rows and not any(s._wrong for s in pipeline.sources)
-        return check(pipeline) if sound else Checked()
+        return check_sql(pipeline) if sound else CheckResult()
     wrong = set(window._wrong)
     if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
         wrong |= {"event_time_column"}
@@ -89,17 +89,17 @@ def check_draft(pipeline: Pipeline) -> Checked:
         given = given.model_copy(update={"time_mode": "processing"})
     sources = tuple(s if not s._wrong else s.model_copy(update={"schema_": None}) for s in pipeline.sources)
     if not all(isinstance(s.name, str) for s in sources) or window.kind is None:
-        return Checked()
+        return CheckResult()
     step = transform.model_copy(update={"window": given, "on_error": transform.on_error or "fail"})
-    return check(pipeline.model_copy(update={"transform": step, "sources": sources}))
+    return check_sql(pipeline.model_copy(update={"transform": step, "sources": sources}))
 
 
 # -- what a source's rows have ---------------------------------------------------------------------------------------
 
 
-def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> Columns:
+def _columns(pipeline: Pipeline, index: int, source: Source, found: CheckResult) -> KnownColumns:
     """The columns of a source's rows, as far as the config tells; those that its connector adds included."""
-    connection = resolve(source.connection, pipeline.connections) if source.connection is not None else None
+    connection = resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
     if kind is None:
@@ -108,17 +108,18 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     if CONNECTORS[kind].is_table:
         found.skip(f"{key}.query", "the columns of a table are known at the start")
         return UNKNOWN
-    more = dict.fromkeys(injected(kind))
+    more = dict.fromkeys(metadata_columns(kind))
     if CONNECTORS[kind].own_time:
         more[EVENT_TIME] = "timestamp"
         if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":
-                return Columns({"value": None, **more}, True)
+                return KnownColumns({"value": None, **more}, True)
             found.skip(
-                f"{key}.payload_format", f"the columns of {show(source.payload_format)} payloads are known at the start"
+                f"{key}.payload_format",
+                f"the columns of {format_value(source.payload_format)} payloads are known at the start",
             )
             return UNKNOWN
-    for name, type_ in ddl.columns(source.schema_).items() if source.schema_ is not None else ():
+    for name, type_ in ddl.parse_columns(source.schema_).items() if source.schema_ is not None else ():
         if re.search(r"\b(var)?char\(", type_):
             found.add(
                 f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark has in tables only; write STRING'
@@ -127,13 +128,13 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: Checked) -> 
     if declared is None:
         found.skip(f"{key}.schema", "none is declared, so the columns are known when the first rows are read")
         return UNKNOWN
-    return Columns({**declared, **more}, True)
+    return KnownColumns({**declared, **more}, True)
 
 
 def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
-    found = ddl.columns(spec.schema_)
+    found = ddl.parse_columns(spec.schema_)
     return {name: _settled(type_) for name, type_ in found.items() if name != "_corrupt_record"}
 
 
@@ -146,22 +147,22 @@ def _settled(type_: str) -> str | None:
 
 
 @dataclass
-class _Step:
+class _StepCheck:
     """A window or a join with the SQL before it, as `pipeline` describes it; `at` is where the config does."""
 
     pipeline: Pipeline
     at: str
-    found: Checked
+    found: CheckResult
     stages: Mapping[str, str]  # where each stage is described
     lookups: Mapping[str, Lookup]
 
-    def check(self, given: Mapping[str, Columns]) -> Columns:
+    def check(self, given: Mapping[str, KnownColumns]) -> KnownColumns:
         """Check all of it against the columns of sources and stages, by name; the columns that it emits."""
         step = self.pipeline.transform.step
         tables = {}
         for name, lookup in self.lookups.items():
             declared = _declared(lookup)
-            tables[name] = UNKNOWN if declared is None else Columns(declared, True)
+            tables[name] = UNKNOWN if declared is None else KnownColumns(declared, True)
         own = self.pipeline.transform.lookups
         for name in own:
             if not tables[name].closed and any(self.pipeline.texts(w) for w in self.pipeline.ways):
@@ -171,7 +172,7 @@ class _Step:
         for source in self.pipeline.sources:
             if not source.of_stage or all(s.of_stage for s in self.pipeline.sources):
                 self._event_time(source.name, given[source.name])
-        outputs, sides = dict[str, Columns](), dict[str, Columns]()
+        outputs, sides = dict[str, KnownColumns](), dict[str, KnownColumns]()
         for way in self.pipeline.ways:
             known = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
             columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
@@ -183,7 +184,7 @@ class _Step:
             sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
             return self._join(step, sides)
-        if isinstance(step, Rows):
+        if isinstance(step, StatelessStep):
             return self._rows(outputs)
         if isinstance(step, KeyedStep):
             return self._keyed(step, outputs)
@@ -206,10 +207,10 @@ class _Step:
 
     # -- event time ----------------------------------------------------------------------------------------------
 
-    def _event_time(self, source: str, columns: Columns) -> None:
+    def _event_time(self, source: str, columns: KnownColumns) -> None:
         step = self.pipeline.transform.step
         text = step.event_time_column
-        if isinstance(step, Rows):
+        if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
             if type_ is not None and any(_no_time(type_, None)):
                 line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
@@ -222,8 +223,8 @@ class _Step:
             type_ = columns.types[text]
         else:
             own = Findings()
-            type_ = expression(text, columns, own)
-            shown = show(text)
+            type_ = resolve_expression(text, columns, own)
+            shown = format_value(text)
             for line in own.problems:
                 self.found.add(key, f"{of}{line}" if line.startswith("column") else f"{of}{shown} {line}")
             for line in own.unsure:
@@ -234,32 +235,34 @@ class _Step:
                 self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in _no_time(type_, step.event_time_unit):
-                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{show(text)} {fact}")
+                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{format_value(text)} {fact}")
 
     # -- SQL -----------------------------------------------------------------------------------------------------
 
     def _sql(
         self,
         source: str,
-        columns: Columns,
-        tables: Mapping[str, Columns],
+        columns: KnownColumns,
+        tables: Mapping[str, KnownColumns],
         sql: str | None,
         key: str,
-        bounds: Bounds,
-    ) -> Columns:
+        bounds: GroupableColumns,
+    ) -> KnownColumns:
         """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
         carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_rows and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
-        timed = Columns({**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset())
+        timed = KnownColumns(
+            {**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset()
+        )
         if sql is None:
             return timed
         own = Findings()
         names = [s.name for s in self.pipeline.sources]
-        out = query(sql, {**tables, "source": timed}, own, names)
+        out = resolve_query(sql, {**tables, "source": timed}, own, names)
         of = self._of(source)
-        secret = isinstance(sql, Interpolated)
+        secret = isinstance(sql, EnvString)
         for line in own.problems:
             self.found.add(key, f"{of}{line}" if not secret else f"{of}{re.sub(r' near .*', '', line)}")
         for table in own.assumed:
@@ -275,7 +278,7 @@ class _Step:
                 f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}"
                 + bounds.told(own.beyond),
             )
-        out = Columns(
+        out = KnownColumns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
             out.closed,
             out.bounds,
@@ -300,26 +303,28 @@ class _Step:
             return f"{self.at}.sql"
         return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
 
-    def _keyed(self, step: KeyedStep, outputs: Mapping[str, Columns]) -> Columns:
+    def _keyed(self, step: KeyedStep, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """The keys are among the columns that come out, which go on as they are."""
         for source, out in outputs.items():
-            of = f"source {show(source)}: " if len(outputs) > 1 else ""
+            of = f"source {format_value(source)}: " if len(outputs) > 1 else ""
             for name in step.key if out.closed else ():
                 type_ = out.types.get(name)
                 if name not in out.types:
-                    line = f"column {show(name)} does not come out of the SQL{nearest(name, out.types)}"
+                    line = (
+                        f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}"
+                    )
                     self.found.add(f"{self.at}.{self._kind}.key", of + line)
-                elif type_ is not None and base(type_) in NO_KEYS:
-                    line = f"column {show(name)} has type {type_}; expected a scalar type, cast it in the SQL"
+                elif type_ is not None and base_type(type_) in NO_KEYS:
+                    line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
                     self.found.add(f"{self.at}.{self._kind}.key", of + line)
             for name in step.added:
                 if name in out.types:
-                    line = f"the SQL selects a column {show(name)}, too, which is the name of what is added; rename one"
+                    line = f"the SQL selects a column {format_value(name)}, too, which is the name of what is added; rename one"
                     self.found.add(f"{self.at}.{self._kind}", of + line)
         found = self._rows(outputs)
-        return Columns({**found.types, **step.added}, found.closed)
+        return KnownColumns({**found.types, **step.added}, found.closed)
 
-    def _rows(self, outputs: Mapping[str, Columns]) -> Columns:
+    def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """What several sources select must be one table."""
         (first, expected), *others = outputs.items()
         for name, out in others:
@@ -331,19 +336,19 @@ class _Step:
                 if all(there) and (a == b or None in (a, b)):
                     continue
                 shown = [
-                    f"{(t or 'there') if is_there else 'missing'} in source {show(source)}"
+                    f"{(t or 'there') if is_there else 'missing'} in source {format_value(source)}"
                     for t, is_there, source in zip((a, b), there, (first, name), strict=True)
                 ]
                 self.found.add(
                     f"{self.at}.sql",
-                    f"column {show(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
+                    f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
                     "rename in the SQL",
                 )
         return expected
 
     # -- a join --------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, outputs: Mapping[str, Columns]) -> Columns:
+    def _join(self, join: Join, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         at = f"{self.at}.join"
         sides = [outputs[source] for source in join.sources]
         keys: list[list[str | None]] = [[], []]
@@ -352,14 +357,14 @@ class _Step:
                 if name not in sides[i].types and sides[i].closed:
                     self.found.add(
                         f"{at}.{side}_keys",
-                        f"column {show(name)} does not come out of the {side} side{nearest(name, sides[i].types)}",
+                        f"column {format_value(name)} does not come out of the {side} side{suggestion_or_list(name, sides[i].types)}",
                     )
                 keys[i].append(sides[i].types.get(name))
         for i, (a, b) in enumerate(zip(*keys, strict=True)):
             if a is None or b is None:
                 continue
-            pair = f"{show(join.left_keys[i])} of the left side is {a}, {show(join.right_keys[i])} of the right side is {b}"
-            if base(a) in NO_KEYS or base(b) in NO_KEYS:
+            pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
+            if base_type(a) in NO_KEYS or base_type(b) in NO_KEYS:
                 self.found.add(at, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
                 self.found.add(
@@ -378,15 +383,17 @@ class _Step:
         types = {
             out: side.types[name] for side, names in zip(sides, chosen, strict=True) for name, out in names.items()
         }
-        return Columns({**types, EVENT_TIME: "timestamp"}, True)
+        return KnownColumns({**types, EVENT_TIME: "timestamp"}, True)
 
     def _injected(self, name: str) -> Sequence[str]:
         origin = next((w.origin for w in self.pipeline.ways if w.name == name and not w.through), None)
         spec = next((s for s in self.pipeline.sources if s.name == origin), None)
         if spec is None:
             return ()
-        connection = resolve(spec.connection, self.pipeline.connections) if spec.connection is not None else None
-        return injected(connection.kind if connection is not None else None)
+        connection = (
+            resolve_connection(spec.connection, self.pipeline.connections) if spec.connection is not None else None
+        )
+        return metadata_columns(connection.kind if connection is not None else None)
 
 
 def _no_time(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
@@ -397,4 +404,4 @@ def _no_time(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
         yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"
 
 
-__all__ = ["Checked", "check", "check_draft"]
+__all__ = ["CheckResult", "check_draft", "check_sql"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from slackwater.config.lineage import executed_stages, input_paths, stage_inputs
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import Lookup
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import nearest, show
-from slackwater.config.step import MOST_STAGES
+from slackwater.config.step_spec import MOST_STAGES
 from slackwater.config.target_checks import shown_stages
 from slackwater.config.transform import Stage
-from slackwater.config.ways import reads, steps, ways
 
 
 def each_step(values: Values) -> Iterator[Values]:
@@ -21,9 +21,9 @@ def each_step(values: Values) -> Iterator[Values]:
         yield values
         return
     read, sources = _reads(values), _sources(values)
-    for stage in steps(stages, shown_stages(values)):
+    for stage in executed_stages(stages, shown_stages(values)):
         try:
-            origins = {w.origin for w in ways(stage, stages, read)}
+            origins = {w.origin for w in input_paths(stage, stages, read)}
         except (KeyError, RecursionError):  # what it reads is not there, and that was said
             origins = set()
         yield {**values, "transform": stage, "read": origins & set(sources)}
@@ -44,12 +44,15 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
         return
     for name, times in Counter(s.name for s in stages).items():
         if times > 1:
-            yield "stages", f"{times} stages are called {show(name)}; give each its own name"
+            yield "stages", f"{times} stages are called {format_value(name)}; give each its own name"
     yield from _renames(stages)
     sources = _sources(values)
     for number, stage in enumerate(stages):
         if stage.name in sources:
-            yield f"stages[{number}].name", f"{show(stage.name)} is the name of a source; give the stage another one"
+            yield (
+                f"stages[{number}].name",
+                f"{format_value(stage.name)} is the name of a source; give the stage another one",
+            )
     if len({*sources, *(s.name for s in stages)}) < len(sources) + len(stages) or "sources" in wrong:
         return
     problems = list(_inputs(stages, sources))
@@ -63,11 +66,11 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
         if stage.name in readers and not stage.is_rows:
             yield from _settled(stage, number)
         if not stage.is_rows and stage.step.late_data == "dlq":
-            behind = [w.origin for w in ways(stage, stages, read) if w.origin not in sources]
+            behind = [w.origin for w in input_paths(stage, stages, read) if w.origin not in sources]
             if behind:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'what a stage emits ({show(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
+                    f'what a stage emits ({format_value(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
                 )
     yield from _lookups(stages)
 
@@ -77,7 +80,7 @@ def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
     names = [s.name for s in stages]
     for name, times in Counter(s.formerly for s in stages if s.formerly is not None).items():
         if times > 1:
-            yield "stages", f"{times} stages were formerly {show(name)}; only one of them can go on with it"
+            yield "stages", f"{times} stages were formerly {format_value(name)}; only one of them can go on with it"
     for number, stage in enumerate(stages):
         if stage.formerly in names:
             what = (
@@ -90,7 +93,7 @@ def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
                 if stage.formerly == stage.name
                 else " carried out the rename, and only then use the name again"
             )
-            yield f"stages[{number}].formerly", f"{show(stage.formerly)} {what}{how}"
+            yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {what}{how}"
 
 
 def _sources(values: Values) -> list[str]:
@@ -98,7 +101,7 @@ def _sources(values: Values) -> list[str]:
 
 
 def _reads(values: Values) -> dict[str, tuple[str, ...]]:
-    return reads(values["stages"], _sources(values))
+    return stage_inputs(values["stages"], _sources(values))
 
 
 def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
@@ -118,15 +121,18 @@ def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem
                 line = (
                     "is below it, and a stage reads what stands above: move it" if name != stage.name else "is itself"
                 )
-                yield key, f"found {show(name)}, which {line}"
+                yield key, f"found {format_value(name)}, which {line}"
             else:
-                yield key, f"found {show(name)}, which is neither a source nor a stage above{nearest(name, above)}"
+                yield (
+                    key,
+                    f"found {format_value(name)}, which is neither a source nor a stage above{suggestion_or_list(name, above)}",
+                )
         if sides and stage.from_ and set(stage.from_) != set(sides):
-            listed = " and ".join(map(show, sides))
+            listed = " and ".join(map(format_value, sides))
             yield f"stages[{number}].from", f"a join reads its sides, {listed}; remove it"
         for name, times in Counter(stage.from_).items():
             if times > 1:
-                yield f"stages[{number}].from", f"{show(name)} is listed {times} times; list it once"
+                yield f"stages[{number}].from", f"{format_value(name)} is listed {times} times; list it once"
 
 
 def _unread(
@@ -136,12 +142,15 @@ def _unread(
     readers = {name for inputs in read.values() for name in inputs}
     for number, name in enumerate(sources):
         if name not in readers:
-            yield f"sources[{number}]", f"no stage reads {show(name)}; name it in the `from` of one, or remove it"
+            yield (
+                f"sources[{number}]",
+                f"no stage reads {format_value(name)}; name it in the `from` of one, or remove it",
+            )
     for number, stage in enumerate(stages):
         if stage.name not in readers and stage.name not in shown:
             yield (
                 f"stages[{number}]",
-                f"nobody reads {show(stage.name)}: name it in the `from` of a stage below it or of a target, or remove it",
+                f"nobody reads {format_value(stage.name)}: name it in the `from` of a stage below it or of a target, or remove it",
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
-from slackwater.config.step import Step
+from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import Window
 
 GIB = 1 << 30
@@ -42,7 +42,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16, "sum": 32, "avg": 32, "var": 56, "stddev": 56}.get(a.agg, 24)
 
 
-def warnings(step: Step) -> tuple[str, ...]:
+def size_warnings(step: StepSpec) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
     if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.kinds import Duration, Kind, choice, duration, flag, settings, text, texts, whole
+from slackwater.config.message_format import format_value
 from slackwater.config.spec import Problem, Spec, Values
-from slackwater.config.spelling import show
-from slackwater.config.step import Step
+from slackwater.config.step_spec import StepSpec
+from slackwater.config.value_parsers import (
+    Duration,
+    Kind,
+    choice_parser,
+    duration_parser,
+    integer_parser,
+    parse_flag,
+    parse_text,
+    parse_texts,
+    settings_parser,
+)
 from slackwater.config.window import Window
 from slackwater.secrets import remember_settings, remember_url
 
@@ -60,19 +70,19 @@ class Target(Spec):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "name": text,
-        "from": text,
+        "name": parse_text,
+        "from": parse_text,
         "connection": connection_or_name,
-        "path": text,
-        "format": choice("parquet", "json", "csv"),
-        "table": text,
-        "topic": text,
-        "mode": choice("merge", "append"),
-        "delivery": choice("at_least_once", "exactly_once"),
-        "value_format": choice("json", "avro"),
-        "key_columns": texts,
-        "create": flag,
-        "partitions": whole(1, 100_000),
+        "path": parse_text,
+        "format": choice_parser("parquet", "json", "csv"),
+        "table": parse_text,
+        "topic": parse_text,
+        "mode": choice_parser("merge", "append"),
+        "delivery": choice_parser("at_least_once", "exactly_once"),
+        "value_format": choice_parser("json", "avro"),
+        "key_columns": parse_texts,
+        "create": parse_flag,
+        "partitions": integer_parser(1, 100_000),
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
@@ -103,7 +113,7 @@ class Target(Spec):
     def wanted(cls, key: str) -> str:
         return "name one of the [connections]"
 
-    def upserts(self, kind: str, step: Step | None) -> bool:
+    def upserts(self, kind: str, step: StepSpec | None) -> bool:
         """Whether a target on a connection of this kind replaces the rows of a window, or only ever adds rows (as of a join)."""
         if not isinstance(step, Window):
             return False
@@ -120,10 +130,10 @@ class Target(Spec):
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key, kinds in cls.OF.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
-                named, advice = " or ".join(show(k) for k in kinds), "remove it"
+                named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
                 if missing and key in ("path", "table", "topic"):  # one mistake, one line
                     missing, advice = False, f"write {needed} instead: {what}"
-                yield key, f"belongs to connections of kind {named}, this one is {show(kind)}; {advice}"
+                yield key, f"belongs to connections of kind {named}, this one is {format_value(kind)}; {advice}"
         if missing:
             yield needed, f"missing; {what}"
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
@@ -167,13 +177,13 @@ class StateStore(Spec):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice("files", "postgres", "in_memory"),
-        "path": text,
-        "url": text,
-        "schema": text,
-        "checkpoint_interval_ms": duration(1),
-        "shards": whole(1, 4096),
-        "options": settings('a table of settings ({ region = "eu-central-1" })'),
+        "kind": choice_parser("files", "postgres", "in_memory"),
+        "path": parse_text,
+        "url": parse_text,
+        "schema": parse_text,
+        "checkpoint_interval_ms": duration_parser(1),
+        "shards": integer_parser(1, 4096),
+        "options": settings_parser('a table of settings ({ region = "eu-central-1" })'),
     }
     FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
@@ -200,7 +210,7 @@ class StateStore(Spec):
             yield "path", 'belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
-                yield key, f'belongs to kind = "postgres", this one is {show(kind)}; remove it'
+                yield key, f'belongs to kind = "postgres", this one is {format_value(kind)}; remove it'
 
 
 def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -223,7 +233,7 @@ def of_url(path: str, what: str) -> Iterator[Problem]:
     if not is_url or scheme == "file":
         return
     if scheme not in OBJECTS:
-        yield "path", f'found {show(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
+        yield "path", f'found {format_value(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
     elif find_spec("obstore") is None:
         needs = f"{what} in an object store need{'s' if what == 'state' else ''} the package obstore, which is not installed"
         yield "path", f"{needs}; pip install 'slackwater[objects]'"

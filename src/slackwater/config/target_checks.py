@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.checks import placed_targets, resolve
+from slackwater.config.checks import placed_targets, resolve_connection
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Values
-from slackwater.config.spelling import nearest, show
 
 if TYPE_CHECKING:
     from slackwater.config.target import Target
@@ -53,11 +53,11 @@ def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
         if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
             yield (
                 f"{at}.name",
-                f'found {show(target.name)}, expected at most 100 letters, digits, ".", "_" and "-"',
+                f'found {format_value(target.name)}, expected at most 100 letters, digits, ".", "_" and "-"',
             )
     for name, times in Counter(t.name for _, t in placed if t.name is not None).items():
         if times > 1:
-            yield "targets", f"{times} targets are called {show(name)}; give each its own name"
+            yield "targets", f"{times} targets are called {format_value(name)}; give each its own name"
 
 
 def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -68,7 +68,10 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
     names = [s.name for s in stages] or ["transform"]
     for at, target in placed:
         if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
-            yield f"{at}.from", f"found {show(target.from_)}, which is no stage{nearest(target.from_, names)}"
+            yield (
+                f"{at}.from",
+                f"found {format_value(target.from_)}, which is no stage{suggestion_or_list(target.from_, names)}",
+            )
 
 
 def shown_stages(values: Values) -> tuple[str, ...]:
@@ -83,14 +86,17 @@ def _places(placed: Sequence[tuple[str, Target]], known: Mapping[str, Any]) -> I
     """Two targets in one place would take the rows of each other for their own."""
     seen: dict[object, str] = {}
     for at, target in placed:
-        connection = resolve(target.connection, known) if target.connection is not None else None
+        connection = resolve_connection(target.connection, known) if target.connection is not None else None
         table = target.table and (target.table if "." in target.table else f"public.{target.table}")
         place = (target.path and posixpath.normpath(target.path), table, target.topic)
         if connection is None or not any(place) or target._wrong:
             continue
         first = seen.setdefault((connection.kind, str(vars(connection)), *place), at)
         if first != at:
-            yield at, f"writes where {first} does ({show(next(p for p in place if p))}); give each its own place"
+            yield (
+                at,
+                f"writes where {first} does ({format_value(next(p for p in place if p))}); give each its own place",
+            )
 
 
 def each_target(values: Values) -> Iterator[tuple[str, Values]]:

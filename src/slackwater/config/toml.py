@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.config.connection import Connection
-from slackwater.config.paths import Anchored, anchored
+from slackwater.config.message_format import EnvDuration, EnvString, MissingEnv, show_key
+from slackwater.config.paths import ResolvedPath, resolve_paths
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Spec, with_units
-from slackwater.config.spelling import Interpolated, InterpolatedDuration, Unset, show_key
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError
-from slackwater.secrets import remember, remember_url
+from slackwater.secrets import remember_secret, remember_url
 
 DEPTH = 32  # levels of tables and lists; a pipeline needs six
 # "$${" stands for "${" itself; ${NAME:-default}
@@ -50,13 +50,13 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
     Raises ConfigError with every mistake, one line each.
     """
-    pipeline, problems = draft(path, env)
+    pipeline, problems = load_draft(path, env)
     if problems:
         raise ConfigError(problems)
     return pipeline
 
 
-def draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
+def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
     """The same, with its mistakes; what could be read of a wrong file, for the checks that need it. Raises ConfigError."""
     file = str(path)
     try:
@@ -66,7 +66,7 @@ def draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipel
     except UnicodeDecodeError:
         raise ConfigError([f"{file}: is not UTF-8 text; expected a TOML file"]) from None
     pipeline, problems = _draft(content, file, env)
-    return (pipeline if problems else anchored(pipeline, Path(path).resolve().parent)), problems
+    return (pipeline if problems else resolve_paths(pipeline, Path(path).resolve().parent)), problems
 
 
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
@@ -139,7 +139,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
             return match[2]
         used.append(match[1])
         if re.sub(r"\[\d+\]$", "", at.rpartition(".")[2]) not in _NAMES:
-            remember(found, match[0])
+            remember_secret(found, match[0])
         return found
 
     result = _VARIABLE.sub(replace, value)
@@ -149,8 +149,8 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
         for name in missing
     ]
     if missing:
-        return Unset(result, value)
-    return Interpolated(result, value) if used or defaults else result
+        return MissingEnv(result, value)
+    return EnvString(result, value) if used or defaults else result
 
 
 def to_toml(pipeline: Pipeline) -> str:
@@ -194,7 +194,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 def _duration(value: Any) -> Any:
     """A duration as text with its unit; of a gap also the SQL that gives it."""
-    is_number = isinstance(value, int) and not isinstance(value, InterpolatedDuration)
+    is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
     return duration_text(value) if is_number else _value(value)
 
 
@@ -213,9 +213,9 @@ def _value(value: Any, inline: bool = False) -> Any:
         return row
     if isinstance(value, list | tuple):
         return [_value(v) for v in value]
-    if isinstance(value, Interpolated | InterpolatedDuration):
+    if isinstance(value, EnvString | EnvDuration):
         return _text(value.raw)
-    if isinstance(value, Anchored):
+    if isinstance(value, ResolvedPath):
         value = value.written
     return _text(value.replace("${", "$${")) if isinstance(value, str) else value
 

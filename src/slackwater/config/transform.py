@@ -9,22 +9,30 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.join import Join
-from slackwater.config.kinds import Kind, MismatchError, NestedError, choice, names, shaped, text
-from slackwater.config.rows import ROWS
+from slackwater.config.message_format import format_value, show_key
 from slackwater.config.source import Lookup
-from slackwater.config.spec import Problem, Spec, Values, one
-from slackwater.config.spelling import show, show_key
-from slackwater.config.step import Step
+from slackwater.config.spec import Problem, Spec, Values, table_parser
+from slackwater.config.stateless_step import ROWS
+from slackwater.config.step_spec import StepSpec
+from slackwater.config.value_parsers import (
+    InvalidTableError,
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    parse_names,
+    parse_text,
+    with_schema,
+)
 from slackwater.config.window import Window
 
-STEPS: Mapping[str, type[Step]] = {"window": Window, "join": Join}  # the tables of which at most one is given
+STEPS: Mapping[str, type[StepSpec]] = {"window": Window, "join": Join}  # the tables of which at most one is given
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
-@shaped(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
+@with_schema(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
 def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
-        raise MismatchError("a table of lookups ([transform.lookups.<name>])")
+        raise InvalidValueError("a table of lookups ([transform.lookups.<name>])")
     problems: list[str] = []
     built = {name: Lookup.draft(v, "", show_key(name), problems) for name, v in value.items()}
     seen: dict[str, str] = {}
@@ -32,11 +40,15 @@ def _lookups(value: Any) -> dict[str, Lookup]:
         if name.casefold() == "source":
             problems.append(f": {name}: the name is taken by the rows themselves; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(f': {show_key(name)}: found {show(name)}, expected a name of letters, digits and "_"')
+            problems.append(
+                f': {show_key(name)}: found {format_value(name)}, expected a name of letters, digits and "_"'
+            )
         elif seen.setdefault(name.casefold(), name) != name:
-            problems.append(f": {name}: is the same name as {show(seen[name.casefold()])} in SQL; choose another name")
+            problems.append(
+                f": {name}: is the same name as {format_value(seen[name.casefold()])} in SQL; choose another name"
+            )
     if problems or any(lookup._wrong for lookup in built.values()):
-        raise NestedError(problems, built)
+        raise InvalidTableError(problems, built)
     return built
 
 
@@ -68,23 +80,23 @@ class Transform(Spec):
         ) -> None: ...
 
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "sql": text,
-        "on_error": choice("fail", "drop", "dlq"),
-        **{key: one(step) for key, step in STEPS.items()},
+        "sql": parse_text,
+        "on_error": choice_parser("fail", "drop", "dlq"),
+        **{key: table_parser(step) for key, step in STEPS.items()},
         "lookups": _lookups,
-        "formerly": text,
+        "formerly": parse_text,
     }
 
     AT: ClassVar[str] = "transform"  # where a config describes it
-    STEPS: ClassVar[Mapping[str, type[Step]]] = STEPS
+    STEPS: ClassVar[Mapping[str, type[StepSpec]]] = STEPS
 
     @property
-    def stateful(self) -> Step | None:
+    def stateful(self) -> StepSpec | None:
         """The window, the join or another; None where neither is given, or could be read."""
         return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StepSpec:
         """The window, the join or another, of which at most one is given; else the SQL is all there is."""
         return self.stateful or ROWS
 
@@ -142,7 +154,7 @@ class Stage(Transform):
         ) -> None: ...
 
     AT: ClassVar[str] = "stages"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": text, "from": names, **Transform.KINDS}
+    KINDS: ClassVar[Mapping[str, Kind]] = {"name": parse_text, "from": parse_names, **Transform.KINDS}
     FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
 

@@ -7,10 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.kinds import Duration, Kind, choice, duration, flag, misnamed, shaped, text, texts, whole
-from slackwater.config.spec import Problem, Values, many
-from slackwater.config.spelling import Interpolated, show, show_duration
-from slackwater.config.step import RECOVERY, TIMES, Step, allowed_ms
+from slackwater.config.message_format import EnvString, format_value, show_duration
+from slackwater.config.spec import Problem, Values, table_list_parser
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
+from slackwater.config.value_parsers import (
+    Duration,
+    Kind,
+    choice_parser,
+    duration_parser,
+    integer_parser,
+    name_problem,
+    parse_flag,
+    parse_text,
+    parse_texts,
+    with_schema,
+)
 from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
@@ -26,13 +37,13 @@ _KEYS_OF = {
 }
 
 
-_fixed_gap = duration(1)
+_fixed_gap = duration_parser(1)
 
 
-@shaped(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
+@with_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
     """A duration, or a SQL expression over the row: text that does not begin as a number does."""
-    if isinstance(value, str) and not isinstance(value, Interpolated) and value[:1] not in (*"0123456789-+. ", ""):
+    if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
         return value
     found: int = _fixed_gap(value)
     return found
@@ -41,7 +52,7 @@ def _gap(value: Any) -> int | str:
 MOST_WINDOWS = 100_000  # that one row is in: a single row of so many takes about a second to come out
 
 
-class Window(Step):
+class Window(StepSpec):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
     Durations are text with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`; `gap_ms` takes milliseconds too. Which keys belong to which kind, and what they
@@ -110,25 +121,25 @@ class Window(Step):
 
     AT: ClassVar[str] = "transform.window"
     KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice(*KINDS_OF_WINDOW),
-        "duration_ms": duration(1),
-        "hop_ms": duration(1),
-        "offset_ms": duration(),
+        "kind": choice_parser(*KINDS_OF_WINDOW),
+        "duration_ms": duration_parser(1),
+        "hop_ms": duration_parser(1),
+        "offset_ms": duration_parser(),
         "gap_ms": _gap,
-        "max_session_duration_ms": duration(1),
+        "max_session_duration_ms": duration_parser(1),
         **TIMES,
-        "group_by": texts,
-        "late_data": choice("drop", "dlq", "reopen", "standalone"),
-        "allowed_lateness_ms": duration(0),
-        "emit": choice("on_close", "final", "updates"),
-        "emit_interval_ms": duration(0),
-        "emit_metadata": flag,
-        "max_groups_per_window": whole(1),
-        "on_state_cap": choice("fail", "drop_new_groups"),
-        "window_start_column": text,
-        "window_end_column": text,
+        "group_by": parse_texts,
+        "late_data": choice_parser("drop", "dlq", "reopen", "standalone"),
+        "allowed_lateness_ms": duration_parser(0),
+        "emit": choice_parser("on_close", "final", "updates"),
+        "emit_interval_ms": duration_parser(0),
+        "emit_metadata": parse_flag,
+        "max_groups_per_window": integer_parser(1),
+        "on_state_cap": choice_parser("fail", "drop_new_groups"),
+        "window_start_column": parse_text,
+        "window_end_column": parse_text,
         "crash_recovery": RECOVERY,
-        "aggregations": many(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
+        "aggregations": table_list_parser(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
     OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
     MEANT: ClassVar[Mapping[str, str]] = {
@@ -164,11 +175,11 @@ class Window(Step):
 
     @classmethod
     def wanted(cls, key: str) -> str:
-        return f"expected {' or '.join(show(k) for k in KINDS_OF_WINDOW)}"
+        return f"expected {' or '.join(format_value(k) for k in KINDS_OF_WINDOW)}"
 
     @classmethod
     def later_value(cls, key: str, value: Any) -> str | None:
-        if isinstance(value, Interpolated):
+        if isinstance(value, EnvString):
             return None
         if key == "kind" and value in ("sliding", "sliding_per_row", "complete"):
             if value == "complete":
@@ -250,7 +261,7 @@ class Window(Step):
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
         start, end = (values.get(f"window_{side}_column", f"window_{side}") for side in ("start", "end"))
         if start.casefold() == end.casefold():
-            yield "window_end_column", f"found {show(end)}, expected another name than window_start_column"
+            yield "window_end_column", f"found {format_value(end)}, expected another name than window_start_column"
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is the event time; choose another name'
@@ -263,12 +274,12 @@ class Window(Step):
         if values.get("emit_metadata"):
             for key, name in (("window_start_column", start), ("window_end_column", end)):
                 if name.casefold() in METADATA:
-                    yield key, f"{show(name)} is a column of emit_metadata; choose another name"
+                    yield key, f"{format_value(name)} is a column of emit_metadata; choose another name"
             taken |= dict.fromkeys(METADATA, "a column of emit_metadata")
         group_by = values.get("group_by", ()) if "group_by" not in wrong else ()
         names = {name.casefold(): name for name in reversed(group_by)}
         for folded, times in Counter(name.casefold() for name in group_by).items():
-            name = show(names[folded])
+            name = format_value(names[folded])
             if folded == "_event_ts":
                 yield "group_by", '"_event_ts" is the event time; it cannot be a key'
             if times > 1:
@@ -283,7 +294,7 @@ class Window(Step):
         named += [(f"aggregations[{i}].as", a.as_) for i, a in enumerate(aggregations) if a.as_]
         named += [(f"aggregations[{i}].column", a.column) for i, a in enumerate(aggregations) if a.column]
         for key, name in named:
-            if problem := misnamed(name):
+            if problem := name_problem(name):
                 yield key, problem
         for i, aggregation in enumerate(aggregations):
             if not aggregation.as_:
@@ -291,7 +302,7 @@ class Window(Step):
             other = taken.setdefault(aggregation.as_.casefold(), f"aggregations[{i}]")
             if other != f"aggregations[{i}]":
                 key = f"aggregations[{i}].as"
-                yield key, f"{show(aggregation.as_)} is already the name of {other}; choose another name"
+                yield key, f"{format_value(aggregation.as_)} is already the name of {other}; choose another name"
 
 
 __all__ = ["AGGREGATES", "Aggregation", "Window", "allowed_ms", "duration_ms"]

@@ -8,22 +8,22 @@ from numpy.typing import NDArray
 Int64s = NDArray[np.int64]
 
 
-def distinct(values: Int64s, is_sorted: bool = False) -> Int64s:
+def distinct_values(values: Int64s, is_sorted: bool = False) -> Int64s:
     """The distinct values, ascending."""
     ordered = values if is_sorted else np.sort(values)
     if len(ordered) < 2:
         return ordered
-    return ordered[heads(ordered)]
+    return ordered[run_starts(ordered)]
 
 
-def heads(values: Int64s) -> Int64s:
+def run_starts(values: Int64s) -> Int64s:
     """Where each distinct value of a sorted array begins."""
     first = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return np.flatnonzero(first)
 
 
-def member(values: Int64s, pool: Int64s) -> NDArray[np.bool_]:
+def in_sorted(values: Int64s, pool: Int64s) -> NDArray[np.bool_]:
     """Which values are in `pool`, which is sorted."""
     if not len(pool):
         return np.zeros(len(values), dtype=bool)

@@ -9,7 +9,7 @@ YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 @dataclass(frozen=True)
-class Capacity:
+class ValueLimits:
     """`zero`: text may hold U+0000, and bytes that are no UTF-8. `times`: in µs UTC, both inclusive; None: any.
 
     `key_bytes`: the most that the columns which tell rows apart may take together. `state`: also what is kept to work out
@@ -21,11 +21,11 @@ class Capacity:
     key_bytes: int | None = None
     state: bool = False
 
-    def __and__(self, other: Capacity) -> Capacity:
+    def __and__(self, other: ValueLimits) -> ValueLimits:
         """What both can hold."""
         times = [t for t in (self.times, other.times) if t is not None]
         sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
-        return Capacity(
+        return ValueLimits(
             self.zero and other.zero,
             (max(t[0] for t in times), min(t[1] for t in times)) if times else None,
             min(sizes, default=None),
@@ -33,10 +33,10 @@ class Capacity:
         )
 
 
-ANYTHING = Capacity()
+ANYTHING = ValueLimits()
 
 
-def capacity_of(place: object) -> Capacity:
+def capacity_of(place: object) -> ValueLimits:
     """What a target or store says that it can hold; one that says nothing can hold anything."""
     found = getattr(place, "capacity", ANYTHING)
-    return found if isinstance(found, Capacity) else ANYTHING
+    return found if isinstance(found, ValueLimits) else ANYTHING

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s
-from slackwater.core.compiled import compiled
+from slackwater.core.jit import compiled
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -86,7 +86,7 @@ def add_square(limbs: Int64s, value: float) -> None:
 
 
 @compiled
-def settle(limbs: Int64s) -> None:
+def carry_limbs(limbs: Int64s) -> None:
     """Carry, so that every limb but the last is between 0 and 2^32 - 1."""
     for i in range(len(limbs) - 1):
         limbs[i + 1] += limbs[i] >> 32
@@ -101,7 +101,7 @@ def round_limbs(limbs: Int64s) -> float:
     if negative:
         for i in range(len(work)):
             work[i] = -work[i]
-        settle(work)
+        carry_limbs(work)
     top = len(work) - 1
     while top >= 0 and work[top] == 0:
         top -= 1
@@ -156,16 +156,16 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
     """Write the total of `limbs` as the `sum`, the `rest` and, where these do not hold it, the limbs of a group."""
-    settle(limbs)
+    carry_limbs(limbs)
     total = round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
     if not math.isinf(total):
         work = limbs.copy()
         add_double(work, -total)
-        settle(work)
+        carry_limbs(work)
         rest = round_limbs(work)
         add_double(work, -rest)
-        settle(work)
+        carry_limbs(work)
         if not work.any():
             rests[group] = rest
             return values, used
@@ -238,7 +238,7 @@ def fold_limbs(
                 add_double(work, rests[i])
             added += 2
             if added >= _SETTLE:
-                settle(work)
+                carry_limbs(work)
                 added = 0
         if undefined or upward or downward:
             rest_of[group] = 0.0
@@ -250,7 +250,7 @@ def fold_limbs(
 
 
 @compiled
-def squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
+def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
     """Put the square of each value into `sums` and `rests`; returns the values that need limbs, these, and where those of each end."""
     count = 0
     for i in range(len(values)):
@@ -314,7 +314,7 @@ def grid_totals(
 
 
 @compiled
-def variances(
+def write_variances(
     n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, found: Floats
 ) -> Int64s:
     """Put the sample variance of each group into `found`: (n * squares - sum^2) / (n * (n - 1)), the difference without loss.
@@ -359,7 +359,7 @@ def variances(
             work[:] = 0
             for j in range(10):
                 add_double(work, terms[j])
-            settle(work)
+            carry_limbs(work)
             total = round_limbs(work)
         found[i] = total / (many * (many - 1.0))
     return left[:count]
@@ -389,7 +389,7 @@ def wide_variances(
                 product, lost = two_product(a, b)
                 add_double(work, product)
                 add_double(work, lost)
-            settle(work)
+            carry_limbs(work)
             variance = round_limbs(work) / (float(many) * float(many - 1))
         found[group] = variance
         if not (variance == 0.0 or SMALL < variance < LARGE):

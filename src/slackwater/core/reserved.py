@@ -33,7 +33,7 @@ OF_ROWS = frozenset(
 )
 
 
-def collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
+def reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
     """Return the columns of a source whose names are taken; Spark does not tell upper from lower case.
 
     `declared`: they are of a config, where no reader has added `_corrupt_record` yet.

@@ -165,7 +165,7 @@ def _parts(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def decimal(precision: int, scale: int) -> str:
+def decimal_type(precision: int, scale: int) -> str:
     """The name of a decimal type, bounded as Spark bounds it (38 digits)."""
     return f"decimal({min(precision, 38)},{min(scale, 38)})"
 

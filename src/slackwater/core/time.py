@@ -30,7 +30,7 @@ def duration_text(ms: int) -> str:
     return f"{ms}ms"
 
 
-def iso(us: int) -> str:
+def format_iso(us: int) -> str:
     """A time in microseconds UTC as ISO 8601, for people."""
     if us <= NO_WATERMARK:
         return "none yet"

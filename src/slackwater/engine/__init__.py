@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 
 class _Masked(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        if (shown := masked(text)) != text:
+        if (shown := mask_secrets(text)) != text:
             record.msg, record.args = shown, ()
         if record.exc_info and not record.exc_text:
             trace = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = masked(trace)
+            record.exc_text = mask_secrets(trace)
             if record.exc_text != trace:  # formatters of others, as Spark's JSON, write the error anew
                 record.exc_info = None
         return True

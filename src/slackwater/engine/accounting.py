@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.time import iso
-from slackwater.core.words import duration, plural
-from slackwater.engine import fold
+from slackwater.core.humanize import format_duration, plural
+from slackwater.core.time import format_iso
+from slackwater.engine import next_commit
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError
-from slackwater.operators import fitting
+from slackwater.operators import storability
 from slackwater.operators.base import SIDES
 from slackwater.operators.dead_letters import LATE, OUTSIDE
-from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import StageState
 
@@ -25,7 +25,7 @@ log = logging.getLogger("slackwater")
 EVENT_TIME = "_event_ts"
 
 
-def enforce(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+def enforce_rules(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the stage as of the previous commit."""
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
@@ -45,7 +45,7 @@ def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestRepor
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
-        named = "; ".join(f'"{s.pop("aggregation")}" of {fold.late_text(s)}' for s in sample)
+        named = "; ".join(f'"{s.pop("aggregation")}" of {next_commit.late_text(s)}' for s in sample)
         log.warning(
             '%s: epoch %d: %d %s not fit the type of the column, emitted as NULL (on_overflow = "null"): %s',
             pipeline.name,
@@ -65,7 +65,7 @@ def log_late_results(
     shown = rows.select(c for c in rows.columns if not c.startswith("_") and not rows.schema[c].is_nested()).head(3)
     times = rows[EVENT_TIME].dt.timestamp("us").head(3)
     sample = "; ".join(
-        f"{' '.join(f'{k}={v}' for k, v in row.items())[:200]} at {iso(us)}"
+        f"{' '.join(f'{k}={v}' for k, v in row.items())[:200]} at {format_iso(us)}"
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
@@ -76,7 +76,7 @@ def log_late_results(
         plural(rows.height, "result"),
         source,
         stage,
-        iso(watermark),
+        format_iso(watermark),
         sample,
     )
 
@@ -99,7 +99,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             continue
         what = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
-            + ("" if of_rows else f"{stats.future:,} more than {duration(step.max_future_ms)} in the future, ")
+            + ("" if of_rows else f"{stats.future:,} more than {format_duration(step.max_future_ms)} in the future, ")
             + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
             + f'{stats.bad - stats.undecodable - stats.future - stats.outside:,} without a usable event time in "{step.event_time_column}")'
             + (f"; {stats.unit_hint}" if stats.unit_hint else "")
@@ -111,7 +111,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             )
         log.warning("%s %s: %s", what, _fate(pipeline), sample)
     for found in outcome.unfit:
-        why = "; ".join(f"{n}: {fitting.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
+        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
         what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {plural(found.rows, "bad row")} ({why})'
         sample = "; ".join(found.samples)
         if pipeline.transform.on_error == "fail":
@@ -126,9 +126,9 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         assert window is not None  # rows of a join bring no gap
         what = (
             f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
-            f"max_session_duration ({duration(window.max_session_duration_ms or 0)})"
+            f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
         )
-        sample = "; ".join([fold.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
+        sample = "; ".join([next_commit.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
                 f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
@@ -171,7 +171,7 @@ def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
                 pipeline.name,
                 epoch,
                 name,
-                iso(stats.max_event_us),
+                format_iso(stats.max_event_us),
                 stats.unit_hint,
             )
 
@@ -191,8 +191,8 @@ def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: Inges
             else "emitted by themselves"
             if pipeline.transform.step.late_data == "standalone"
             else "dropped",
-            iso(before.watermark_us),
-            "".join(f"{'; ' if n else ': '}{fold.late_text(s)}" for n, s in enumerate(sample)),
+            format_iso(before.watermark_us),
+            "".join(f"{'; ' if n else ': '}{next_commit.late_text(s)}" for n, s in enumerate(sample)),
         )
     refused = sum(r.refused for r in outcome.reports)
     if refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slackwater.engine import fold
+from slackwater.engine import next_commit
 from slackwater.engine.protocol import Engine
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.state.commit import StageState
@@ -16,7 +16,7 @@ def share(bound: int, shards: int, shard: int) -> int:
     return bound // shards + (1 if shard < bound % shards else 0)
 
 
-def check(
+def check_bounds(
     operator: Operator, engine: Engine, before: StageState, after: StageState, tasks: Sequence[ShardTask]
 ) -> None:
     """Raise CapExceededError if the state holds more than allowed; see `Operator.check_bounds`."""
@@ -24,4 +24,4 @@ def check(
     def recount(question: Question) -> Mapping[int, int]:
         return engine.count([replace(t, state=t.state.at(after.segments[t.shard])) for t in tasks], question)
 
-    operator.check_bounds(fold.figures(after), before.watermark_us, recount)
+    operator.check_bounds(next_commit.stage_counts(after), before.watermark_us, recount)

@@ -16,24 +16,24 @@ from dataclasses import replace
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import capacity_of
 from slackwater.core.offsets import Offsets
-from slackwater.engine import fold, idle_stages
-from slackwater.engine.beginning import Beginning
-from slackwater.engine.hooks import Hooks as Hooks
+from slackwater.engine import idle_stages, next_commit
+from slackwater.engine.callbacks import Callbacks as Callbacks
+from slackwater.engine.idle_tick import IdleTick
 from slackwater.engine.protocol import IngestOutcome
-from slackwater.engine.publishing import Publishing, outlets_of
-from slackwater.engine.silence import Silence
-from slackwater.engine.stage import NO_ROWS, Advanced, Moment, Stage
+from slackwater.engine.publishing import Publisher, outlets_of
+from slackwater.engine.stage import NO_ROWS, EpochContext, StageResult, StageRunner
+from slackwater.engine.startup import Startup
 from slackwater.engine.status import Status
 from slackwater.engine.timer import Timer
 from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
-from slackwater.operators.task import EmitReport
-from slackwater.operators.unstaged import Unstaged
-from slackwater.sources.base import Batch, Replayed
-from slackwater.state.commit import Commit, Mark
+from slackwater.operators.dry_run import DryRunShard
+from slackwater.operators.reports import EmitReport
+from slackwater.sources.base import Batch, ReplayRecord
+from slackwater.state.commit import Commit, TargetMark
 from slackwater.state.protocol import StateStore
-from slackwater.targets.base import Target
-from slackwater.watermark import SourceClock, listen
+from slackwater.targets.base import TargetWriter
+from slackwater.watermark import SourceClock, advance_clock
 
 GARBAGE_EVERY = 16  # epochs
 PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
@@ -45,18 +45,18 @@ class Driver:
     def __init__(
         self,
         pipeline: Pipeline,
-        stages: Sequence[Stage],
+        stages: Sequence[StageRunner],
         store: StateStore,
-        targets: Mapping[str, Target],
-        hooks: Hooks,
-        letters: Target | None = None,
+        targets: Mapping[str, TargetWriter],
+        hooks: Callbacks,
+        letters: TargetWriter | None = None,
         away: Mapping[str, StartError] | None = None,
-        found_marks: Mapping[str, Mark | None] | None = None,
+        found_marks: Mapping[str, TargetMark | None] | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publishing(pipeline, outlets, store, letters, hooks, away or {}, found_marks or {})
+        self.publishing = Publisher(pipeline, outlets, store, letters, hooks, away or {}, found_marks or {})
         held = capacity_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [
@@ -70,7 +70,7 @@ class Driver:
         self.state: Commit
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> StageRunner:
         """The first stage: dead letters are its rows."""
         return self.stages[0]
 
@@ -89,7 +89,7 @@ class Driver:
         `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
         state that begins here. `branches`: `latest` is the first of a branch, which becomes a commit of its own.
         """
-        beginning = Beginning(self.pipeline, self.store, self.publishing, self.hooks)
+        beginning = Startup(self.pipeline, self.store, self.publishing, self.hooks)
         self.stages, self.state = beginning.of(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
@@ -108,7 +108,9 @@ class Driver:
         known = {n: c for s in reversed(self.stages) for n, c in self._clocks[s.name].items()}
         clocks = {s.name: known[s.name] for s in self.pipeline.sources}
         operators = [s.operator for s in self.stages]
-        return fold.status(self.pipeline, operators, self.state, clocks, outcomes, phases, seconds, clock, last_end)
+        return next_commit.build_status(
+            self.pipeline, operators, self.state, clocks, outcomes, phases, seconds, clock, last_end
+        )
 
     def _load_clocks(self) -> None:
         self._clocks = self._committed_clocks()
@@ -116,7 +118,7 @@ class Driver:
 
     def _committed_clocks(self) -> dict[str, dict[str, SourceClock]]:
         stages = zip(self.stages, self.state.stages, strict=True)
-        return {s.name: fold.clocks(s.pipeline, before) for s, before in stages}
+        return {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
 
     def anchor(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once.
@@ -127,8 +129,8 @@ class Driver:
         if files_changed:
             counters["files_changed"] = counters.get("files_changed", 0) + files_changed
         self.publishing.settle(self.state)
-        sources = fold.read_on(self.state, Batch(None, offsets, {}))
-        self._commit(fold.following(self.state, sources=sources, counters=counters))
+        sources = next_commit.read_on(self.state, Batch(None, offsets, {}))
+        self._commit(next_commit.next_commit(self.state, sources=sources, counters=counters))
         self._load_clocks()
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -149,9 +151,11 @@ class Driver:
         self.publishing.settle(self.state)
         sources = {s.name for s in self.pipeline.sources}
         for clocks in self._clocks.values():
-            clocks.update({n: listen(c, fold.NOTHING, quiet_us) for n, c in clocks.items() if n in sources})
+            clocks.update(
+                {n: advance_clock(c, next_commit.NOTHING, quiet_us) for n, c in clocks.items() if n in sources}
+            )
         self._uncommitted_us += quiet_us
-        silence = Silence(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
+        silence = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
         if not silence.is_worth_a_commit(self.pipeline, self.stages, self.state):
             return False
         self._epoch(self._moment())
@@ -163,11 +167,11 @@ class Driver:
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._moment(), flush=True))
 
-    def _moment(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> Moment:
+    def _moment(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
         carried = idle_stages.carried_to(self.stages, self._committed_clocks(), self.state.promised)
-        return Moment(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
+        return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
-    def _epoch(self, moment: Moment) -> None:
+    def _epoch(self, moment: EpochContext) -> None:
         """One epoch. What a failed one staged is removed at once: a full disk has room for the next attempt."""
         try:
             self._advance(moment)
@@ -177,10 +181,10 @@ class Driver:
                     self.store.discard_attempt(moment.epoch)
             raise
 
-    def _advance(self, moment: Moment) -> None:
+    def _advance(self, moment: EpochContext) -> None:
         """All stages, in the order in which rows pass them; one commit for all of them."""
         timer = Timer(self.hooks.faults, moment.epoch, moment.batch.began)
-        done: dict[str, Advanced] = {}
+        done: dict[str, StageResult] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]
             upstream = {s.name: s.results(done[s.name]) for s in read}
@@ -190,17 +194,17 @@ class Driver:
             done = {s.name: s.raised(done[s.name], points[s.name], moment) for s in self.stages}
         told = [(name, d) for name, d in done.items() if name in self.publishing.stages]
         output = tuple(o.model_copy(update={"stage": name}) for name, d in told for o in d.output)
-        commit = fold.following(
+        commit = next_commit.next_commit(
             self.state,
             stages=tuple(d.state for d in done.values()),
-            sources=fold.read_on(self.state, moment.batch),
+            sources=next_commit.read_on(self.state, moment.batch),
             batch=moment.batch.id or self.state.batch,
             output=output,
             letters=tuple(o for d in done.values() for o in d.letters),
             emitted=sum(o.rows for o in output),
         )
         if moment.batch.replayed is not None:
-            commit = fold.with_replayed(commit, moment.batch.replayed)
+            commit = next_commit.with_replayed(commit, moment.batch.replayed)
         outcomes = {name: d.outcome for name, d in done.items() if d.outcome is not None}
         reports = [r for _, d in told for r in d.reports]
         self._conclude(commit, outcomes, reports, timer, moment.clock_us)
@@ -217,10 +221,12 @@ class Driver:
             points[stage.name] = max(readers, default=furthest) + back
         return points
 
-    def _stage(self, name: str) -> Stage:
+    def _stage(self, name: str) -> StageRunner:
         return next(s for s in self.stages if s.name == name)
 
-    def correct(self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: Replayed) -> None:
+    def correct(
+        self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
+    ) -> None:
         """An epoch without rows of the sources: windows are corrected by dead letters (see `replay.replay`)."""
         moment, stage, (before, *others) = self._moment(), self.stage, self.state.stages
         timer = Timer(self.hooks.faults, moment.epoch)
@@ -228,23 +234,23 @@ class Driver:
             reports = corrections(stage.tasks(before, self._clocks[stage.name], moment.epoch))
         before = before.model_copy(update={"waiting": stage.operator.updates})
         output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
-        commit = fold.following(
+        commit = next_commit.next_commit(
             self.state,
-            stages=(fold.emitted(before, reports, stage.operator, moment.clock_us), *others),
+            stages=(next_commit.after_emission(before, reports, stage.operator, moment.clock_us), *others),
             output=output,
             emitted=sum(o.rows for o in output),
         )
-        self._conclude(fold.with_replayed(commit, replayed), {}, reports, timer, moment.clock_us)
+        self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, moment.clock_us)
 
-    def note(self, replayed: Replayed) -> None:
+    def note(self, replayed: ReplayRecord) -> None:
         """An epoch that says of dead letters that they were tried, and nothing else."""
         clock, timer = self.hooks.clock_us(), Timer(self.hooks.faults, self.state.epoch + 1)
-        self._conclude(fold.with_replayed(fold.following(self.state), replayed), {}, (), timer, clock)
+        self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
 
     def rehearse(self, batch: Batch) -> IngestOutcome:
         """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
         moment, before, clocks = self._moment(batch), self.state.stages[0], self._clocks[self.stage.name]
-        tasks = [replace(t, state=Unstaged(t.state)) for t in self.stage.tasks(before, clocks, moment.epoch)]
+        tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, moment.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         return self.stage.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
 
@@ -257,8 +263,8 @@ class Driver:
         clock: int,
     ) -> None:
         """Commit, publish, tell."""
-        commit = fold.timed(
-            fold.for_targets(self.publishing.addressed(commit)),
+        commit = next_commit.with_phase_times(
+            next_commit.for_targets(self.publishing.addressed(commit)),
             {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
         )
         before = set(timer.seconds)

@@ -17,7 +17,7 @@ from slackwater.watermark import SourceClock
 Clocks = Mapping[str, Mapping[str, SourceClock]]  # of each stage, by its name, those of its inputs
 
 
-class Reader(Protocol):
+class IdleReader(Protocol):
     """A stage, by its name, and what it reads: sources, and stages before it."""
 
     @property
@@ -27,7 +27,7 @@ class Reader(Protocol):
     def inputs(self) -> list[str]: ...
 
 
-def idle_stages(stages: Sequence[Reader], clocks: Clocks) -> dict[str, bool]:
+def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]:
     """Return for each stage whether it is idle."""
     idle: dict[str, bool] = {}
     for stage in stages:
@@ -35,7 +35,7 @@ def idle_stages(stages: Sequence[Reader], clocks: Clocks) -> dict[str, bool]:
     return idle
 
 
-def carried_to(stages: Sequence[Reader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
+def carried_to(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
     """Return how far the idle stages may be carried: to the least of what is awake among the inputs of their readers.
 
     All of it as of one commit. `promised`: the output watermarks. A stage that is not carried is left out.
@@ -56,7 +56,7 @@ def carried_to(stages: Sequence[Reader], clocks: Clocks, promised: Mapping[str, 
 
 
 def _awake(
-    reader: Reader, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
+    reader: IdleReader, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
     """Return the least of the inputs of a stage that are awake; one of them is."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]

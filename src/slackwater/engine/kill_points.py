@@ -18,7 +18,7 @@ _PHASES = ("read", "ingest", "stage", "emit", "commit", "write", "note", "checkp
 KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before", "after"))
 
 
-class Faults(Protocol):
+class FaultInjector(Protocol):
     def hit(self, step: str, epoch: int) -> None:
         """Called at every step; does not come back if the process is to die there."""
         ...
@@ -28,7 +28,7 @@ class Faults(Protocol):
         ...
 
 
-class NoFaults:
+class NoFaultInjector:
     def hit(self, step: str, epoch: int) -> None:
         return
 
@@ -68,6 +68,6 @@ class KillAt:
         return KillDriver(self.step, os.getpid())
 
 
-def from_environment() -> Faults:
+def from_environment() -> FaultInjector:
     spec = os.environ.get("SLACKWATER_CRASH_AT")
-    return KillAt(spec) if spec else NoFaults()
+    return KillAt(spec) if spec else NoFaultInjector()

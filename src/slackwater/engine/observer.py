@@ -16,7 +16,7 @@ from slackwater.state.commit import Commit
 
 
 @dataclass(frozen=True)
-class Columns:
+class RunSchema:
     """The columns that a run reads, by source, and those that it writes, by target."""
 
     sources: Mapping[str, Sequence[Field]]
@@ -24,7 +24,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingPublish:
     """An epoch that was committed, and whose output has not reached all of its targets yet.
 
     `rows`: by target (LETTERS for dead letters) how many of it each gets; `missing`: those that do not have their part yet;
@@ -38,7 +38,7 @@ class Waiting:
     failed: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> Waiting:
+    def of(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
         return cls(
             commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.parts}, tuple(missing), failed
         )
@@ -51,13 +51,13 @@ class Observer:
     def begun(self, pipeline: Pipeline) -> None:
         """A run begins; Spark is not up yet."""
 
-    def described(self, columns: Columns) -> None:
+    def described(self, columns: RunSchema) -> None:
         """Schemas and SQL were bound to each other."""
 
     def reading(self) -> None:
         """All that the run needs is open, what waited is published, and it asks its sources from now on."""
 
-    def waiting(self, epoch: Waiting | None) -> None:
+    def waiting(self, epoch: PendingPublish | None) -> None:
         """An epoch is about to be published, by the one that committed it or by the next start, and again after each target that
         refused its part or left others behind; None: it is out."""
 
@@ -68,7 +68,7 @@ class Observer:
         """The run is over; also called if it never came to an epoch."""
 
 
-class Observers(Observer):
+class ObserverGroup(Observer):
     """Several as one."""
 
     def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
@@ -78,7 +78,7 @@ class Observers(Observer):
         for one in self._all:
             one.begun(pipeline)
 
-    def described(self, columns: Columns) -> None:
+    def described(self, columns: RunSchema) -> None:
         for one in self._all:
             one.described(columns)
 
@@ -86,7 +86,7 @@ class Observers(Observer):
         for one in self._all:
             one.reading()
 
-    def waiting(self, epoch: Waiting | None) -> None:
+    def waiting(self, epoch: PendingPublish | None) -> None:
         for one in self._all:
             one.waiting(epoch)
 

@@ -12,7 +12,9 @@ from slackwater.operators.base import Operator
 SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL
 
 
-def split(operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split_output(
+    operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of an epoch (the output columns) and the identities that are gone, each in the order of section 7.
 
         __reason    user  window_start  session_id  n

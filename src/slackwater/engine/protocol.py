@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.operators.base import Question, ShardTask
-from slackwater.operators.task import EmitReport, IngestReport, LetterFile
+from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.sources.base import Batch
-from slackwater.watermark import Heard, Span
+from slackwater.watermark import SourceActivity, Span
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SourceStats:
     max_event_us: int | None = None
     undecodable: int = 0
     future: int = 0
-    partitions: Mapping[str, Heard] = field(default_factory=dict)  # every partition there is
+    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)  # every partition there is
     outside: int = 0  # with a time outside of the years 1 to 9999
     spans: tuple[Span, ...] = ()  # of its newest rows, where they were asked for
     place: str | None = None  # where the row with the largest time is, for people
@@ -35,7 +35,7 @@ class SourceStats:
         return self.rows - self.usable
 
 
-class Unfit(NamedTuple):
+class UnstorableRows(NamedTuple):
     """Rows of a source that come out of the SQL and cannot be held, see `operators.fitting`: how many for which reason, a few in words."""
 
     source: str
@@ -52,7 +52,7 @@ class IngestOutcome:
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    unfit: Sequence[Unfit] = ()
+    unfit: Sequence[UnstorableRows] = ()
     staged: Sequence[LetterFile] = ()  # dead letters, beside those that the shards report
     # the event times of a source's newest rows, for a bound of jumps (µs): of all ("") and of each partition
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
@@ -78,7 +78,7 @@ class Engine(Protocol):
         """Rows that another stage emitted (its output columns, `_event_ts` among them), as a batch brings them."""
         ...
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 
         Gives `__letter`, `__kh`, `__ts`, and of windows keys and accumulators, per row that comes out; bad rows do not, nor

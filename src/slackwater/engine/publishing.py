@@ -14,73 +14,73 @@ from typing import cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, Capacity, capacity_of
+from slackwater.core.capacity import ANYTHING, ValueLimits, capacity_of
 from slackwater.engine import outbox
-from slackwater.engine.hooks import Hooks
-from slackwater.engine.observer import Waiting
+from slackwater.engine.callbacks import Callbacks
+from slackwater.engine.observer import PendingPublish
 from slackwater.engine.timer import Timer
 from slackwater.errors import PublishError, StartError
-from slackwater.evolution import destinations, growth
+from slackwater.evolution import added_columns, destinations
 from slackwater.operators.base import Operator
-from slackwater.operators.dead_letters import holding
-from slackwater.state.commit import LETTERS, Commit, Destination, Mark, OutputMeta
+from slackwater.operators.dead_letters import storable_letters
+from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMark
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
-from slackwater.targets.base import Target
+from slackwater.targets.base import TargetWriter
 
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Outlet:
+class TargetBinding:
     """A target, and the stage whose results it gets."""
 
     stage: str
     operator: Operator
-    target: Target
+    target: TargetWriter
     place: tuple[str | None, ...]
     writer: str  # the name of its marker
 
     @property
-    def destination(self) -> Destination:
+    def destination(self) -> TargetDestination:
         columns = tuple(f.name for f in self.operator.output)
-        return Destination(
+        return TargetDestination(
             stage=self.stage, writer=self.writer, place=self.place, columns=columns, upserts=self.target.upserts
         )
 
 
 def outlets_of(
-    pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, Target]
-) -> dict[str, Outlet]:
+    pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, TargetWriter]
+) -> dict[str, TargetBinding]:
     """The targets of a pipeline, by name, with what each gets."""
     found = {}
     for name, own in pipeline.by_target.items():
         stage = str(own.target.from_)
         place, writer = destinations.place_of(own.target), own.writer
-        found[name] = Outlet(stage, operators[stage], targets[name], place, writer)
+        found[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)
     return found
 
 
 @dataclass(frozen=True)
-class Publishing:
+class Publisher:
     """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened.
 
-    `found_marks`: see `destinations.addressed`.
+    `found_marks`: see `destinations.with_targets`.
     """
 
     pipeline: Pipeline
-    outlets: Mapping[str, Outlet]
+    outlets: Mapping[str, TargetBinding]
     store: StateStore
-    letters: Target | None
-    hooks: Hooks
+    letters: TargetWriter | None
+    hooks: Callbacks
     away: Mapping[str, StartError] = field(default_factory=dict)
-    found_marks: Mapping[str, Mark | None] = field(default_factory=dict)
+    found_marks: Mapping[str, TargetMark | None] = field(default_factory=dict)
 
     @property
     def stages(self) -> set[str]:
         """The stages whose results are published."""
         return {outlet.stage for outlet in self.outlets.values()}
 
-    def capacity(self, stage: str) -> Capacity:
+    def capacity(self, stage: str) -> ValueLimits:
         """What all targets can hold that get the results of a stage."""
         found = ANYTHING
         for outlet in self.outlets.values():
@@ -92,7 +92,7 @@ class Publishing:
         """The commit with where its output goes and how it looks: it can only be published there."""
         targets = {name: outlet.destination for name, outlet in self.outlets.items()}
         letters = destinations.letters_of(self.pipeline)
-        return destinations.addressed(commit, targets, letters, self.found_marks)
+        return destinations.with_targets(commit, targets, letters, self.found_marks)
 
     # -- a start -------------------------------------------------------------------------------------------------
 
@@ -102,11 +102,11 @@ class Publishing:
             self.check_here()
             return
         stages, now, missing = self.pipeline.former_names, self.addressed(latest), latest.missing(self.store.reached())
-        growing = growth.takers(self.pipeline)
-        changed = destinations.misdirected(latest, stages, now.targets, now.letters_to, missing, growing)
+        growing = added_columns.targets_accepting_columns(self.pipeline)
+        changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
             raise StartError(f"{self.pipeline.name}: {destinations.waiting_text(latest.epoch, changed)}")
-        latest = destinations.readdressed(latest, stages, list(self.outlets))
+        latest = destinations.with_current_names(latest, stages, list(self.outlets))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.settle(latest)
         self.check_here()
@@ -160,18 +160,18 @@ class Publishing:
         failed: list[str] = []
         missing = commit.missing(self.store.reached())
         left = list(missing)
-        self.hooks.on_waiting(Waiting.of(commit, left))
+        self.hooks.on_waiting(PendingPublish.of(commit, left))
         for name in missing:
             try:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
                 failed.append(str(error) if name in self.away else self._named(name, error))
-                self.hooks.on_waiting(Waiting.of(commit, left, name))
+                self.hooks.on_waiting(PendingPublish.of(commit, left, name))
                 continue
             left.remove(name)
             if left:
-                self.hooks.on_waiting(Waiting.of(commit, left))
+                self.hooks.on_waiting(PendingPublish.of(commit, left))
             if name != missing[-1] or failed:  # the last note is that of all
                 with phase("note"):
                     self.store.note_reached(commit.epoch, name)
@@ -195,13 +195,13 @@ class Publishing:
             self.outlets[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self._staged(commit.letters))
-            rows = holding(letters, capacity_of(self.letters).times)
+            rows = storable_letters(letters, capacity_of(self.letters).times)
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows to write to a target and those that are gone."""
         outlet = self.outlets[name]
-        return outbox.split(outlet.operator, self._staged(commit.output_of(outlet.stage)), outlet.target.upserts)
+        return outbox.split_output(outlet.operator, self._staged(commit.output_of(outlet.stage)), outlet.target.upserts)
 
     def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         return self.store.outputs(output)

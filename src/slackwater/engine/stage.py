@@ -12,24 +12,31 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.engine import accounting, bounds, fold, outbox
+from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.engine import accounting, bounds, next_commit, outbox
 from slackwater.engine.accounting import EVENT_TIME
-from slackwater.engine.far_dates import FarDates
+from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
 from slackwater.engine.timer import Timer
-from slackwater.operators.base import LateLetters, Onward, Operator, ShardTask
-from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.base import KnownWatermark, LateLetterContext, Operator, ShardTask
+from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.watermark import SourceClock, global_watermark, holder, listen, output_watermark, run_on
+from slackwater.watermark import (
+    SourceClock,
+    advance_clock,
+    advance_while_idle,
+    global_watermark,
+    holder,
+    output_watermark,
+)
 
 NO_ROWS = Batch(None, {}, {})
 
 
 @dataclass(frozen=True)
-class Results:
+class StageOutput:
     """What a stage has emitted in an epoch, for those who read it.
 
     `watermark_us`: its output watermark, no later result lies before it. `idle`: all its sources are. `passes_late`: its rows may
@@ -43,7 +50,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Moment:
+class EpochContext:
     """An epoch as all its stages see it. `quiet_us`: for so long the sources were asked; None where nobody asked them.
 
     `carried`: how far stages go that are idle, see `engine.idle_stages`.
@@ -63,7 +70,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Advanced:
+class StageResult:
     """What an epoch makes of a stage; nothing of it is committed."""
 
     state: StageState
@@ -75,7 +82,7 @@ class Advanced:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRunner:
     """A window or a join, with what it runs on. `number`: its place in the pipeline, from 0.
 
     `pipeline` describes this step alone: its sources are the stage's inputs, be they sources or stages. `is_read`: by other stages.
@@ -90,9 +97,9 @@ class Stage:
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
     is_read: bool = False
-    capacity: Capacity = ANYTHING  # of the state, and of the target where its results go
+    capacity: ValueLimits = ANYTHING  # of the state, and of the target where its results go
     # not checkpointed
-    far_dates: FarDates | None = None
+    far_dates: ClockSkewWarnings | None = None
 
     @property
     def inputs(self) -> list[str]:
@@ -104,10 +111,10 @@ class Stage:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
-        upstream: Mapping[str, Results],
+        moment: EpochContext,
+        upstream: Mapping[str, StageOutput],
         timer: Timer,
-    ) -> Advanced:
+    ) -> StageResult:
         """The stage after an epoch: rows folded in, the watermark of its inputs, what is due put aside.
 
         `clocks`: of its inputs before the rows, with quiet times that were not committed. `upstream`: what the stages before
@@ -123,9 +130,11 @@ class Stage:
                 outcome = self._read(before, clocks, moment, batch, tasks)
         clocks, outcome = self._heard(clocks, moment, upstream, outcome)
         watermark = self._watermark(before, clocks, moment, upstream)
-        state = fold.ingested(self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late)
+        state = next_commit.after_ingest(
+            self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
+        )
         if outcome is not None:
-            bounds.check(self.operator, self.engine, before, state, tasks)
+            bounds.check_bounds(self.operator, self.engine, before, state, tasks)
         if moment.flush:  # just past the latest close of what is open
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
@@ -133,7 +142,7 @@ class Stage:
             done = self._emit(before, state, moment, outcome)
         return replace(done, idle=self._is_idle(clocks, upstream))
 
-    def raised(self, done: Advanced, watermark: int, moment: Moment) -> Advanced:
+    def raised(self, done: StageResult, watermark: int, moment: EpochContext) -> StageResult:
         """What an epoch made of the stage, with the watermark at the point to which --flush brings all stages."""
         before = done.state
         if before.watermark_us < watermark:
@@ -144,7 +153,7 @@ class Stage:
         flushed = {"output_watermark_us": promised, "flushed_us": watermark}
         return replace(done, state=done.state.model_copy(update=flushed))
 
-    def _rows(self, before: StageState, moment: Moment, upstream: Mapping[str, Results]) -> tuple[Batch, int]:
+    def _rows(self, before: StageState, moment: EpochContext, upstream: Mapping[str, StageOutput]) -> tuple[Batch, int]:
         """The batch as this stage sees it, the rows of its own inputs, and how many results came late."""
         found, late = {n: rows for n, rows in moment.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
@@ -162,14 +171,14 @@ class Stage:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
+        moment: EpochContext,
         batch: Batch,
         tasks: Sequence[ShardTask],
     ) -> IngestOutcome:
         """Fold a batch's rows into the shards, judge what could not be used, and tell it."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
-        accounting.enforce(self.pipeline, before, moment.epoch, outcome)
+        accounting.enforce_rules(self.pipeline, before, moment.epoch, outcome)
         accounting.log_losses(self.pipeline, before, moment.epoch, batch, outcome)
         if self.far_dates is not None:
             self.far_dates.judged(before, clocks, moment.epoch, outcome)
@@ -178,14 +187,14 @@ class Stage:
     def _heard(
         self,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
-        upstream: Mapping[str, Results],
+        moment: EpochContext,
+        upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
         if outcome is None or not moment.moves_clocks:
             return self._listened(clocks, moment, upstream, None), outcome
-        outcome = fold.with_spans(outcome, clocks)
+        outcome = next_commit.with_spans(outcome, clocks)
         heard = self._listened(clocks, moment, upstream, outcome.sources)
         if self.far_dates is not None:
             self.far_dates.followed(heard, moment.epoch, outcome)
@@ -194,8 +203,8 @@ class Stage:
     def _listened(
         self,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
-        upstream: Mapping[str, Results],
+        moment: EpochContext,
+        upstream: Mapping[str, StageOutput],
         rows: Mapping[str, SourceStats] | None,
     ) -> Mapping[str, SourceClock]:
         """The clocks after what came (None: no row), or after the silence."""
@@ -203,9 +212,9 @@ class Stage:
             if moment.quiet_us is None:
                 return clocks
             asked = [n for n in clocks if n not in upstream]
-            return {**clocks, **{n: listen(clocks[n], fold.NOTHING, moment.quiet_us) for n in asked}}
+            return {**clocks, **{n: advance_clock(clocks[n], next_commit.NOTHING, moment.quiet_us) for n in asked}}
         return {
-            n: listen(c, fold.heard(rows.get(n)), 0 if n in upstream else moment.quiet_us or 0)
+            n: advance_clock(c, next_commit.activity_of(rows.get(n)), 0 if n in upstream else moment.quiet_us or 0)
             for n, c in clocks.items()
         }
 
@@ -213,15 +222,19 @@ class Stage:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
-        upstream: Mapping[str, Results],
+        moment: EpochContext,
+        upstream: Mapping[str, StageOutput],
     ) -> int:
         if not moment.moves_clocks:
             return before.watermark_us
         return self.watermark(before.watermark_us, clocks, upstream, moment.carried.get(self.name))
 
     def watermark(
-        self, since: int, clocks: Mapping[str, SourceClock], upstream: Mapping[str, Results], carried: int | None = None
+        self,
+        since: int,
+        clocks: Mapping[str, SourceClock],
+        upstream: Mapping[str, StageOutput],
+        carried: int | None = None,
     ) -> int:
         """The least of what its sources and the stages that it reads have reached; it never goes back.
 
@@ -232,11 +245,11 @@ class Stage:
         is_idle = self._is_idle(clocks, upstream)
         if read and (is_idle or not all(c.idle for c in read)):
             close = self.pipeline.transform.step.idle_close_ms
-            least = run_on(global_watermark(since, read), read, None if close is None else 1000 * close)
+            least = advance_while_idle(global_watermark(since, read), read, None if close is None else 1000 * close)
             found.append(max(least, carried) if is_idle and carried is not None else least)
         return max(since, min(found))
 
-    def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, Results]) -> bool:
+    def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, StageOutput]) -> bool:
         """Whether all sources are idle that its rows can come from."""
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
@@ -249,21 +262,27 @@ class Stage:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: Moment,
+        moment: EpochContext,
         batch: Batch,
-        upstream: Mapping[str, Results],
-    ) -> Onward | None:
+        upstream: Mapping[str, StageOutput],
+    ) -> KnownWatermark | None:
         """Where the watermark goes, if that is known before the rows: results of other stages do not move it, and of a source's rows
         it may be known how new they are."""
         read = batch.payload.keys() - upstream.keys()
         known = self.engine.ahead(batch, moment.clock_us) if read else {}
-        if moment.flush or not read <= known.keys() or any(c.asks(fold.heard(known.get(n))) for n, c in clocks.items()):
+        if (
+            moment.flush
+            or not read <= known.keys()
+            or any(c.asks(next_commit.activity_of(known.get(n))) for n, c in clocks.items())
+        ):
             return None
         early = self.operator.updates and self.may_emit_early(before, moment.clock_us)
         heard = self._listened(clocks, moment, upstream, known)
-        return Onward(self._watermark(before, heard, moment, upstream), early)
+        return KnownWatermark(self._watermark(before, heard, moment, upstream), early)
 
-    def _emit(self, before: StageState, state: StageState, moment: Moment, outcome: IngestOutcome | None) -> Advanced:
+    def _emit(
+        self, before: StageState, state: StageState, moment: EpochContext, outcome: IngestOutcome | None
+    ) -> StageResult:
         """Put aside what comes out between two watermarks."""
         early = self.operator.updates and (moment.flush or self.may_emit_early(before, moment.clock_us))
         folded = outcome.reports if outcome is not None else ()
@@ -273,17 +292,17 @@ class Stage:
         if left := [task for task in due if task.shard not in passed]:
             reports += self.engine.emit(left)
         accounting.tell_overflows(self.pipeline, moment.epoch, reports)
-        after = fold.emitted(state, reports, self.operator, moment.clock_us, early, before.watermark_us)
+        after = next_commit.after_emission(state, reports, self.operator, moment.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
-        return Advanced(after, output, letters, outcome, reports)
+        return StageResult(after, output, letters, outcome, reports)
 
-    def results(self, done: Advanced) -> Results:
+    def results(self, done: StageResult) -> StageOutput:
         """What an epoch has put aside, for the stages that read it."""
         staged = self.store.outputs(done.output)
-        rows = self.operator.as_rows(outbox.split(self.operator, staged, upserts=False)[0]) if staged else None
-        return Results(rows, done.state.promised_us, done.idle, self.operator.passes_late)
+        rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
+        return StageOutput(rows, done.state.promised_us, done.idle, self.operator.passes_late)
 
     # -- shards --------------------------------------------------------------------------------------------------
 
@@ -294,9 +313,9 @@ class Stage:
         own = [(i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed]
         overtaken = (i for i, c in own if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
-        committed, late = fold.clocks(self.pipeline, state), None
+        committed, late = next_commit.input_clocks(self.pipeline, state), None
         if self.pipeline.keeps_late:
-            late = LateLetters(self.pipeline.name, holder(committed), fold.cause_of(state))
+            late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.cause_of(state))
         cap = self.operator.admits
         return [
             ShardTask(

@@ -62,7 +62,9 @@ class Counters:
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
     # rows that were committed for each: of a state that is older than this counter, since it is there
     targets: Mapping[str, int] = field(default_factory=dict, compare=False)
-    spent_us: Mapping[str, int] = field(default_factory=dict, compare=False)  # by phase of an epoch, see `fold.timed`
+    spent_us: Mapping[str, int] = field(
+        default_factory=dict, compare=False
+    )  # by phase of an epoch, see `next_commit.with_phase_times`
 
     @property
     def rows_late(self) -> int:
@@ -74,7 +76,7 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Buffered:
+class BufferCounts:
     """One side of a join: the rows that are in the state, and a key with very many of them: how many, its values."""
 
     rows: int
@@ -96,7 +98,7 @@ class StageStatus:
     rows: int
     bytes: int
     counters: Counters
-    buffered: Mapping[str, Buffered] = field(default_factory=dict)
+    buffered: Mapping[str, BufferCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class Status:
     reasons: tuple[str, ...] = ()  # why rows come out; of those that did, see `counters`
     written: Mapping[str, int] = field(default_factory=dict)  # by target: the rows of this epoch that it gets
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
-    buffered: Mapping[str, Buffered] = field(default_factory=dict)  # joins: "left", "right"
+    buffered: Mapping[str, BufferCounts] = field(default_factory=dict)  # joins: "left", "right"
     stages: tuple[StageStatus, ...] = ()
     files_done: int | None = None
     files_total: int | None = None  # known with --available-now over files: the progress bar
@@ -135,7 +137,7 @@ class Status:
         """
         if self.of is None:
             raise StartError(f"{self.pipeline}: found the status of an epoch, expected that which a run returns")
-        found: pl.DataFrame = import_module("slackwater.query.published").whole(self.of, target)
+        found: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.of, target)
         return found
 
     @property

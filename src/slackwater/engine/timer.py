@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from slackwater.engine.kill_points import Faults
+from slackwater.engine.kill_points import FaultInjector
 
 
 class Timer:
     """`with timer.phase("ingest"): …`; a phase that several stages have adds up."""
 
-    def __init__(self, faults: Faults, epoch: int, began: float | None = None) -> None:
+    def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
         """`began`: when its planning did, by the monotonic clock."""
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}

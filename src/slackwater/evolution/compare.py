@@ -10,30 +10,30 @@ from collections.abc import Iterator, Sequence
 
 from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.words import plural
-from slackwater.evolution import destinations, growth, restore
-from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change, Comparison
-from slackwater.evolution.compare_stage import StageComparison, called
-from slackwater.evolution.pairing import Pairing, paired
+from slackwater.core.humanize import plural
+from slackwater.evolution import added_columns, commit_from_config, destinations
+from slackwater.evolution.compare_stage import StageComparison, kind_name
+from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, ConfigComparison, KeyChange
+from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
 
 
-def compare(
+def compare_config(
     pipeline: Pipeline,
     commit: Commit,
     *,
     steps: Sequence[Operator] | None = None,
     shards: int | None = None,
     missing: Sequence[str] = (),
-) -> Comparison:
+) -> ConfigComparison:
     """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `missing`: targets without their part.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
     own = list(pipeline.alone.values())
-    kind = called(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
-    pairs = paired(pipeline.former_names, commit)
+    kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
+    pairs = match_stages(pipeline.former_names, commit)
     found = list(_stages(pipeline, commit, pairs))
     for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):
         if state is not None:
@@ -47,43 +47,47 @@ def compare(
         results = {
             name: {f.name: f.type for f in step.output} for name, step in zip(pipeline.alone, steps, strict=True)
         }
-        found += growth.target_changes(pipeline, commit, results)
-    return Comparison(pipeline.name, commit.epoch, kind, tuple(found), destinations.waiting(pipeline, commit, missing))
+        found += added_columns.target_changes(pipeline, commit, results)
+    return ConfigComparison(
+        pipeline.name, commit.epoch, kind, tuple(found), destinations.pending_problem(pipeline, commit, missing)
+    )
 
 
 # -- what is around the steps ------------------------------------------------------------------------------------------
 
 
-def _stages(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> Iterator[Change]:
+def _stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
     """Stages that begin, that are renamed, and that are gone."""
     moved = _moved(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
     for number, ((name, one), state) in enumerate(zip(pipeline.alone.items(), pairs.kept, strict=True)):
         what = "stage without state" if one.transform.is_rows else one.transform.step.kind
         if name in pairs.problems:
-            yield Change(f'stage "{name}"', ", ".join(before), what, REBUILD, pairs.problems[name])
+            yield KeyChange(f'stage "{name}"', ", ".join(before), what, REBUILD, pairs.problems[name])
         elif state is None:
             how = "it is a new stage and begins empty, with what comes from the next start on"
             if pairs.removed:
                 how += f"; if it is one of the state, renamed ({', '.join(s.name for s in pairs.removed)}), say so with formerly"
-            yield Change(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
+            yield KeyChange(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
         elif name in pairs.renamed:
             how = "it is renamed, and goes on with its state"
-            yield Change(f'stage "{name}"', pairs.renamed[name], name, REBUILD if moved else COMPATIBLE, moved or how)
+            yield KeyChange(
+                f'stage "{name}"', pairs.renamed[name], name, REBUILD if moved else COMPATIBLE, moved or how
+            )
         elif moved and before.index(name) != number:
-            yield Change(f'stage "{name}"', f"place {before.index(name) + 1}", f"place {number + 1}", REBUILD, moved)
+            yield KeyChange(f'stage "{name}"', f"place {before.index(name) + 1}", f"place {number + 1}", REBUILD, moved)
     for name in pairs.problems.keys() - pipeline.alone.keys():  # the [transform] of the state
-        yield Change(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
+        yield KeyChange(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
     for state in pairs.removed:
         if state.name in pairs.problems:
             continue
         rows = sum(m.rows for m in state.metas)
         how = f"it is removed: its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
         verdict = REBUILD if moved else MIGRATED
-        yield Change(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
+        yield KeyChange(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
 
 
-def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[Change]:
+def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """What a stage of several reads: sources, and stages under their names of today."""
     before, now = list(state.clocks), [s.name for s in one.sources]
     if not prefix or not before or {*before} == {*now}:
@@ -95,10 +99,10 @@ def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> It
             f"it reads another source: windows that are open stay, with the rows of {' and '.join(gone)} in them, and what it reads from "
             "the next start on is added; to begin empty, give the stage another name"
         )
-    yield Change(f"{prefix}from", ", ".join(before), ", ".join(now), COMPATIBLE, how, level)
+    yield KeyChange(f"{prefix}from", ", ".join(before), ", ".join(now), COMPATIBLE, how, level)
 
 
-def _moved(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> str | None:
+def _moved(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
     """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
@@ -115,37 +119,37 @@ def _moved(pipeline: Pipeline, commit: Commit, pairs: Pairing) -> str | None:
     )
 
 
-def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[Change]:
+def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
     """Sources, shards, targets."""
     known = commit.sources
     for source in pipeline.sources:
         if known and source.name not in known:
             how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
-            yield Change(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
+            yield KeyChange(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
     for name in known.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
-        yield Change(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
+        yield KeyChange(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
     wanted = shards or (store.shards if store else None)
     if wanted is not None and wanted != commit.shards:
         rows = sum(m.rows for m in commit.metas)
-        yield Change("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
-    for what, before, after, how in destinations.changes(pipeline, commit):
-        yield Change(what, before, after, COMPATIBLE, how)
+        yield KeyChange("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
+    for what, before, after, how in destinations.target_changes(pipeline, commit):
+        yield KeyChange(what, before, after, COMPATIBLE, how)
 
 
-def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[Change]:
+def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
     known = state.texts
 
     def short(text: str) -> str | None:
         return f"text {text[:8]}" if text else None
 
-    for what, now in restore.sql_hashes(pipeline).items():
+    for what, now in commit_from_config.sql_hashes(pipeline).items():
         if (was := known.get(what, now)) != now:
             how = "rows from the next start on go through it; those in the state stay"
-            yield Change(prefix + what, short(was), short(now), COMPATIBLE, how, "warning")
-    for what, now in restore.query_hashes(pipeline).items():
+            yield KeyChange(prefix + what, short(was), short(now), COMPATIBLE, how, "warning")
+    for what, now in commit_from_config.query_hashes(pipeline).items():
         if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
-            yield Change(prefix + what, short(was), short(now), COMPATIBLE, how)
+            yield KeyChange(prefix + what, short(was), short(now), COMPATIBLE, how)

@@ -13,24 +13,24 @@ from typing import Any
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import UnfitError
 from slackwater.config.join import Join
-from slackwater.config.rows import ROWS
-from slackwater.config.step import Step as Spec
-from slackwater.config.step import allowed_ms
+from slackwater.config.stateless_step import ROWS
+from slackwater.config.step_spec import StepSpec as Spec
+from slackwater.config.step_spec import allowed_ms
 from slackwater.config.window import Window
 from slackwater.core.dispatch import unregistered
+from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
-from slackwater.core.words import plural
-from slackwater.evolution import growth, migrate, restore
-from slackwater.evolution.change import COMPATIBLE, MIGRATED, REBUILD, Change
-from slackwater.evolution.texts import BY_KEY, emission_text, moved
-from slackwater.joins.logic import Side
+from slackwater.evolution import added_columns, commit_from_config, migrate
+from slackwater.evolution.change_messages import BY_KEY, emission_text, gap_text
+from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
+from slackwater.joins.logic import JoinSide
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.known import of_kind, of_step
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.registry import of_kind, of_step
+from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.aggregations.custom import custom
+from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.logic import allowed_us
 
 
@@ -52,12 +52,12 @@ class StageComparison:
     def open(self) -> int:
         return sum(self.state.windows) or sum(sum(groups) for groups in self.state.panes.values())
 
-    def change(self, what: str, before: Any, after: Any, verdict: str, how: str) -> Change:
-        return Change(self.prefix + what, before, after, verdict, how)
+    def change(self, what: str, before: Any, after: Any, verdict: str, how: str) -> KeyChange:
+        return KeyChange(self.prefix + what, before, after, verdict, how)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
-        was, now = called(wrote.get("kind")), of_step(self.step).name
+        was, now = kind_name(wrote.get("kind")), of_step(self.step).name
         if was != now:
             kept = of_step(ROWS).name != was
             how = f"{self.rows:,} state rows are of a {was}" if kept else "the rows that were read so far are gone"
@@ -71,10 +71,10 @@ class StageComparison:
 
     # -- windows -------------------------------------------------------------------------------------------------
 
-    def _window(self, new: Window) -> Iterator[Change]:
+    def _window(self, new: Window) -> Iterator[KeyChange]:
         wrote, old = self.state.fingerprint, migrate.described_window(self.state)
         if old is not None:
-            restore.check_described(self.commit, self.state, old)
+            commit_from_config.check_described(self.commit, self.state, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
@@ -92,16 +92,16 @@ class StageComparison:
         if self.made is not None:
             return _read_by(self.made)
         assert isinstance(self.step, Window)
-        return restore.columns_of(self.state, self.step)
+        return commit_from_config.columns_of(self.state, self.step)
 
-    def _keys(self, new: Window) -> Iterator[Change]:
+    def _keys(self, new: Window) -> Iterator[KeyChange]:
         was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
         now = [f"{k} {columns[k].type}" if k in columns else k for k in new.group_by]
         if was != now:
             how = f"{self.rows:,} state rows are kept by the former keys, and these are part of where a row is found"
             yield self.change("keys", was, now, REBUILD, how)
 
-    def _session(self, new: Window) -> Iterator[Change]:
+    def _session(self, new: Window) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
         gap, cap = wrote.get("gap_ms"), wrote.get("max_session_duration_ms")
         after, above = new.gap_ms, new.max_session_duration_ms
@@ -114,7 +114,7 @@ class StageComparison:
             how = f"what the {self.rows:,} state rows reach to was kept in another form: by row, or by one gap for all"
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
-            yield self._if_described("gap_ms", gap, after, known, moved(int(gap or 0), int(after or 0), self.open))
+            yield self._if_described("gap_ms", gap, after, known, gap_text(int(gap or 0), int(after or 0), self.open))
         if cap == above:
             return
         if int(above or 0) < int(cap or 0):
@@ -124,14 +124,14 @@ class StageComparison:
             how = f"{self.open:,} open sessions may grow to it; those that were cut stay cut"
             yield self._if_described("max_session_duration_ms", cap, above, known, how)
 
-    def _if_described(self, what: str, before: Any, after: Any, known: bool, how: str) -> Change:
+    def _if_described(self, what: str, before: Any, after: Any, known: bool, how: str) -> KeyChange:
         """Migrated, if the state says by which window its rows are to be read."""
         if known:
             return self.change(what, before, after, MIGRATED, how)
         why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
         return self.change(what, before, after, REBUILD, why)
 
-    def _aggregations(self, new: Window, old: Window | None) -> Iterator[Change]:
+    def _aggregations(self, new: Window, old: Window | None) -> Iterator[KeyChange]:
         was = dict(self.state.fingerprint.get("aggregations", {}))
         columns, known = self._columns(), bool(self.state.described)
         described = self.state.described.get("window", {}).get("aggregations", ())
@@ -153,7 +153,7 @@ class StageComparison:
             how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
             yield self._if_described(f'aggregation "{name}"', was[name], None, known, how)
 
-    def _added(self, what: str, spec: Aggregation, now: str | None, known: bool) -> Change:
+    def _added(self, what: str, spec: Aggregation, now: str | None, known: bool) -> KeyChange:
         problem = _without_beginning(spec)
         if problem is not None:
             how = f"{problem}: the {self.open:,} open windows could not begin with it"
@@ -165,9 +165,9 @@ class StageComparison:
         )
         return self._if_described(what, None, now or spec.call, known, how)
 
-    def _settings(self, new: Spec, old: Spec | None) -> Iterator[Change]:
+    def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
         """All that the fingerprint does not hold. What rewrites the state is its emission."""
-        was, now = restore.emission_of(self.state), _emission(new)
+        was, now = commit_from_config.emission_of(self.state), _emission(new)
         rewrites, told = was != now, False
         assumed = self.state.described.get("assumed", ())  # no config said so
         for key in type(new).KINDS if old is not None else ():
@@ -185,7 +185,7 @@ class StageComparison:
 
     # -- joins ---------------------------------------------------------------------------------------------------
 
-    def _join(self, new: Join) -> Iterator[Change]:
+    def _join(self, new: Join) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
         now = _of_join(new, wrote) if self.made is None else self.made.fingerprint
         why = {
@@ -195,7 +195,7 @@ class StageComparison:
             "columns": "rows in the state have the former columns",
         }
         for key, how in why.items():
-            if key == "columns" and (came := growth.of_sides(wrote.get(key), now[key])) is not None:
+            if key == "columns" and (came := added_columns.of_sides(wrote.get(key), now[key])) is not None:
                 yield from self._more_columns(came)
             elif wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
@@ -203,16 +203,16 @@ class StageComparison:
         old = None if described is None else Join.draft(dict(described), "state", "", [])
         yield from self._settings(new, old)
 
-    def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[Change]:
+    def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
         """Columns that came; a config alone does not tell which."""
         if self.made is not None and any(new):
             sides = zip(_sides(self.made), new, strict=True)
             found = {name: f.type for side, mine in sides for name, f in side.output if f"{f.name} {f.type}" in mine}
-            yield growth.join_change(self.prefix, self.state, found)
+            yield added_columns.join_change(self.prefix, self.state, found)
 
     # -- others --------------------------------------------------------------------------------------------------
 
-    def _other(self, new: Spec) -> Iterator[Change]:
+    def _other(self, new: Spec) -> Iterator[KeyChange]:
         """Without its lasting keys, and what its fingerprint has more, nothing goes on; all else holds from the next start on."""
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
         old = None if data is None else type(new).draft(dict(data), "state", "", [])
@@ -234,7 +234,7 @@ class StageComparison:
                 yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
 
 
-def called(kind: object) -> str:
+def kind_name(kind: object) -> str:
     """What people call a step whose fingerprint has this kind; older states have none."""
     known = of_kind(kind)
     return "window" if known is None else known.name
@@ -246,19 +246,19 @@ def _read_by(operator: Operator) -> Mapping[str, Field]:
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
-@_read_by.register(Windowed)
-def _(operator: Windowed) -> Mapping[str, Field]:
+@_read_by.register(WindowOperator)
+def _(operator: WindowOperator) -> Mapping[str, Field]:
     return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
 
 
 @singledispatch
-def _sides(operator: Operator) -> Sequence[Side]:
+def _sides(operator: Operator) -> Sequence[JoinSide]:
     """The two that are joined."""
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
-@_sides.register(IntervalJoin)
-def _(operator: IntervalJoin) -> Sequence[Side]:
+@_sides.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
     return operator.sides
 
 
@@ -297,7 +297,7 @@ def _without_beginning(spec: Aggregation) -> str | None:
         return None
     made = spec.aggregator()
     try:
-        custom(spec, tuple(Field(n, t) for n, t in made.inputs.items())).neutral()
+        custom_kind(spec, tuple(Field(n, t) for n, t in made.inputs.items())).neutral()
     except UnfitError as unfit:
         return str(unfit)
     return None

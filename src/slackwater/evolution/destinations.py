@@ -8,9 +8,9 @@ from slackwater.config.paths import as_written
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window
-from slackwater.evolution.pairing import paired
-from slackwater.evolution.texts import columns_text
-from slackwater.state.commit import LETTERS, Commit, Destination, Mark
+from slackwater.evolution.change_messages import columns_text
+from slackwater.evolution.stage_matching import match_stages
+from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMark
 
 Place = tuple[str | None, ...]
 
@@ -28,22 +28,22 @@ def name_of(place: Place | None) -> str | None:
     return None if place is None else next((p for p in place if p), "console")
 
 
-def described(pipeline: Pipeline) -> dict[str, Destination]:
+def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
     """The targets of a config as far as it tells without the columns of its sources."""
     found = {}
     for name, own in pipeline.by_target.items():
         columns = tuple(columns_text(own)) if isinstance(own.last.transform.window, Window) else None
-        found[name] = Destination(
+        found[name] = TargetDestination(
             stage=str(own.target.from_), place=place_of(own.target), writer=own.writer, columns=columns
         )
     return found
 
 
-def addressed(
+def with_targets(
     commit: Commit,
-    targets: Mapping[str, Destination],
+    targets: Mapping[str, TargetDestination],
     letters_to: Place | None,
-    found_marks: Mapping[str, Mark | None] | None = None,
+    found_marks: Mapping[str, TargetMark | None] | None = None,
 ) -> Commit:
     """The commit with these targets, each with the marks it holds and will hold once it has its part of this commit.
 
@@ -55,14 +55,14 @@ def addressed(
     found = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
     parts = {*found.parts}
 
-    def marked(name: str, marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    def marked(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
         return (*marks[-1:], found.mark) if name in parts else marks[-1:]
 
-    def there(name: str) -> tuple[Mark, ...]:
+    def there(name: str) -> tuple[TargetMark, ...]:
         mark = (found_marks or {}).get(name)
         return () if mark is None else (mark,)
 
-    def settled(name: str, target: Destination) -> Destination:
+    def settled(name: str, target: TargetDestination) -> TargetDestination:
         was = earlier.get(name)
         if was is None or was.place != target.place:
             return target.model_copy(update={"marks": marked(name, there(name))})
@@ -79,10 +79,10 @@ def addressed(
     return found.model_copy(update=update)
 
 
-def readdressed(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
+def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
     """The commit with today's names: stages go on as `pairing` says, and a target that is called as its stage, or is the only
     one, is the one that is called so now."""
-    renamed = {former: now for now, former in paired(stages, commit).renamed.items()}
+    renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
     called = {}
     for name in commit.targets:
         if name in targets:
@@ -106,12 +106,12 @@ def readdressed(commit: Commit, stages: Mapping[str, str | None], targets: Seque
 # -- what goes elsewhere -------------------------------------------------------------------------------------------------
 
 
-def changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
+def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
     """What differs, before, after, and what becomes of it; nothing for a state that has committed no epoch with targets yet."""
     if not commit.targets:
         return
-    now = described(pipeline)
-    before = readdressed(commit, pipeline.former_names, list(now)).targets
+    now = configured_targets(pipeline)
+    before = with_current_names(commit, pipeline.former_names, list(now)).targets
     goes = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
     gone, new = [n for n in before if n not in now], [n for n in now if n not in before]
     for name in gone:
@@ -137,29 +137,29 @@ def changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | Non
         yield "dead_letter", name_of(commit.letters_to), name_of(letters), goes
 
 
-def _same(one: Destination, other: Destination) -> bool:
+def _same(one: TargetDestination, other: TargetDestination) -> bool:
     return (one.stage, one.place) == (other.stage, other.place)
 
 
 # -- while an epoch waits ------------------------------------------------------------------------------------------------
 
 
-def waiting(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
+def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
     """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere.
 
     `missing`: who does not have its part yet.
     """
     if not missing or not commit.targets:
         return None
-    now = described(pipeline)
-    found = misdirected(commit, pipeline.former_names, now, letters_of(pipeline), missing)
+    now = configured_targets(pipeline)
+    found = changed_destinations(commit, pipeline.former_names, now, letters_of(pipeline), missing)
     return waiting_text(commit.epoch, found) if found else None
 
 
-def misdirected(
+def changed_destinations(
     commit: Commit,
     stages: Mapping[str, str | None],
-    now: Mapping[str, Destination],
+    now: Mapping[str, TargetDestination],
     letters: Place | None,
     missing: Sequence[str],
     growing: Collection[str] = (),
@@ -167,7 +167,7 @@ def misdirected(
     """What is another now for those who do not have their part of a commit yet. `growing`: targets that get columns that are new."""
     if commit.output and not commit.targets:
         return ["target"]
-    found = readdressed(commit, stages, list(now))
+    found = with_current_names(commit, stages, list(now))
     called = dict(zip(commit.targets, found.targets, strict=True))
     changed: list[str] = []
     for name in missing:

@@ -16,25 +16,25 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.config.data import from_data
+from slackwater.config.serialization import from_data
 from slackwater.config.window import Window
 from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import shard_of
-from slackwater.evolution import restore
-from slackwater.joins import step
-from slackwater.joins.buffer import Change
-from slackwater.operators.base import Figures, Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.keyed import Keyed
-from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
-from slackwater.operators.windowless import Windowless
+from slackwater.evolution import commit_from_config
+from slackwater.joins import interval_join
+from slackwater.joins.buffer import BufferChange
+from slackwater.operators.base import Operator, StageCounts
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.windows import changed, sessions
-from slackwater.windows.kept import EMITTED_FRAGMENT, FRAGMENT
+from slackwater.windows import sessions, state_conversion
+from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
 def memory_of(state: StageState) -> dict[str, Any]:
@@ -43,43 +43,43 @@ def memory_of(state: StageState) -> dict[str, Any]:
 
 
 @singledispatch
-def limited(operator: Operator, state: StageState) -> Operator:
+def with_history(operator: Operator, state: StageState) -> Operator:
     """The operator with what a state remembers of former configs."""
-    unregistered(operator, "slackwater.evolution.migrate.limited")
+    unregistered(operator, "slackwater.evolution.migrate.with_history")
 
 
-@limited.register(Windowed)
-def _(operator: Windowed, state: StageState) -> Operator:
+@with_history.register(WindowOperator)
+def _(operator: WindowOperator, state: StageState) -> Operator:
     return operator.remembering(memory_of(state))
 
 
-@limited.register(Windowless)
+@with_history.register(NonWindowOperator)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
 @singledispatch
-def onward(operator: Operator, state: StageState) -> Operator:
+def migrated(operator: Operator, state: StageState) -> Operator:
     """The operator as it goes on from a state that is to be carried over to it."""
-    unregistered(operator, "slackwater.evolution.migrate.onward")
+    unregistered(operator, "slackwater.evolution.migrate.migrated")
 
 
-@onward.register(Windowed)
-def _(operator: Windowed, state: StageState) -> Operator:
+@migrated.register(WindowOperator)
+def _(operator: WindowOperator, state: StageState) -> Operator:
     return operator.after(former_of(operator, state), state.watermark_us)
 
 
-@onward.register(Windowless)
+@migrated.register(NonWindowOperator)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
-def former_of(operator: Windowed, state: StageState) -> Windowed:
+def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
     """The window that a state was written for, with the aggregations of this one; the same one where the state does not tell.
 
     Raises ConfigError for a description that cannot be read.
     """
-    window, emission = described_window(state) or operator.window, restore.emission_of(state)
+    window, emission = described_window(state) or operator.window, commit_from_config.emission_of(state)
     wrote: dict[str, Any] = {
         "aggregations": operator.window.aggregations,
         "late_data": "reopen" if emission["retain_us"] else "drop",
@@ -98,15 +98,15 @@ def described_window(state: StageState) -> Window | None:
     return from_data(Window, data, f"state of stage {state.name}")
 
 
-def reading(former: Windowed, state: StageState) -> Windowed:
+def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
     """The former window with those aggregations only that are in the state and in the config, as the state holds them."""
     kept = dict(state.fingerprint.get("aggregations", {}))
-    aggs = restore.with_kept_accumulators(former, state).aggs
+    aggs = commit_from_config.with_kept_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if kept.get(a.name) == a.fingerprint()))
 
 
 @dataclass(frozen=True)
-class Carrying:
+class StageMigration:
     """One stage on its way from a commit to the next: `rows` and `before` as `read` found them, None for a join."""
 
     operator: Operator
@@ -124,13 +124,13 @@ class Carrying:
 
 
 @singledispatch
-def _spread(operator: Operator, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+def _spread(operator: Operator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     """Stage the rows for these shards; what the commit says of them."""
-    unregistered(operator, "slackwater.evolution.migrate.Carrying")
+    unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
-@_spread.register(Windowed)
-def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+@_spread.register(WindowOperator)
+def _(operator: WindowOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     epoch = found.epoch
     owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (found.rows, found.before))
     metas, parts = [], []
@@ -152,7 +152,7 @@ def _(operator: Windowed, found: Carrying, store: StateStore, shards: int) -> di
 
 
 @_spread.register
-def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: IntervalJoinOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {
         "segments": _buffered(operator, found, store, shards),
@@ -163,7 +163,7 @@ def _(operator: IntervalJoin, found: Carrying, store: StateStore, shards: int) -
 
 
 @_spread.register
-def _(operator: Keyed, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: KeyedOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     owner, metas, groups = shard_of(found.rows["__kh"].to_numpy(), shards), [], []
     for shard in range(shards):
         rows = found.rows.filter(pl.Series(owner == shard))
@@ -173,33 +173,33 @@ def _(operator: Keyed, found: Carrying, store: StateStore, shards: int) -> dict[
 
 
 @_spread.register
-def _(operator: Rows, found: Carrying, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: StatelessOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {"segments": ((),) * shards, "groups": none, "windows": none, "holds": ((),) * shards}
 
 
 @singledispatch
-def _figures(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+def _figures(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     """What the commit counts of the rows of each shard."""
-    unregistered(operator, "slackwater.evolution.migrate.Carrying")
+    unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
 @_figures.register
-def _(operator: Panes, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     none, panes = (0,) * len(parts), dict[int, list[int]]()
     for shard, rows in enumerate(parts):
         for start, n in rows["__start"].value_counts().iter_rows():
             panes.setdefault(start, [*none])[shard] = n
-    return Figures(none, none, {p: tuple(groups) for p, groups in panes.items()})
+    return StageCounts(none, none, {p: tuple(groups) for p, groups in panes.items()})
 
 
 @_figures.register
-def _(operator: Sessions, parts: Sequence[pl.DataFrame], watermark: int) -> Figures:
+def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     counts = [sessions.open_groups(operator, rows, watermark) for rows in parts]
-    return Figures(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
+    return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 
-def _waits(operator: Windowed, found: Carrying) -> bool:
+def _waits(operator: WindowOperator, found: StageMigration) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
     if operator.updates:
         return found.state.waiting or (found.rewritten and found.rows.height > 0)
@@ -208,14 +208,14 @@ def _waits(operator: Windowed, found: Carrying) -> bool:
 
 
 def _buffered(
-    operator: IntervalJoin, found: Carrying, store: StateStore, shards: int
+    operator: IntervalJoinOperator, found: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The segments per shard of the same buffers, spread over another number of shards.
 
     What had expired by the lateness that was allowed so far stays expired.
     """
     state, epoch = found.state, found.epoch
-    gone = state.watermark_us - restore.emission_of(state)["retain_us"] + operator.allowed_us
+    gone = state.watermark_us - commit_from_config.emission_of(state)["retain_us"] + operator.allowed_us
     every: dict[int, pl.DataFrame] = {}
     for side in operator.sides:
         parts = [
@@ -225,12 +225,12 @@ def _buffered(
         every[side.which] = pl.concat(parts)
     segments = []
     for shard in range(shards):
-        changes: dict[int, Change] = {}
+        changes: dict[int, BufferChange] = {}
         for which, rows in every.items():
             mine = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
             mine = mine.sort("__kh", "__ts", "__id")
-            first = epoch * step.NUMBERS
-            changes[which] = Change(
+            first = epoch * interval_join.NUMBERS
+            changes[which] = BufferChange(
                 mine.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
             )
         segments.append(store.shard(shard, shards, epoch, (), found.number).adopt_buffers(operator, changes))
@@ -238,15 +238,15 @@ def _buffered(
 
 
 @singledispatch
-def read(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     """The whole state of a stage, as this operator goes on with it. Changes nothing."""
-    unregistered(operator, "slackwater.evolution.migrate.read")
+    unregistered(operator, "slackwater.evolution.migrate.read_stage")
 
 
-@read.register(Windowed)
-def _(operator: Windowed, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+@read_stage.register(WindowOperator)
+def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     former = former_of(operator, state)
-    wrote = reading(former, state)
+    wrote = readable_part(former, state)
     after = operator.after(former, state.watermark_us)
     before = pl.concat(
         [
@@ -254,26 +254,35 @@ def _(operator: Windowed, store: StateStore, state: StageState, epoch: int, numb
             for shard, metas in enumerate(state.segments)
         ]
     ).sort("__h", maintain_order=True)
-    rows = changed.carried(former, after, before, state.watermark_us)
-    before = operator.unrevised(changed.begun(operator, before)).select(operator.state_schema.keys())
+    rows = state_conversion.convert_state(former, after, before, state.watermark_us)
+    before = operator.unrevised(state_conversion.initial_state(operator, before)).select(operator.state_schema.keys())
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
-    return Carrying(after, number, epoch, state, rows, before, rewritten=not same)
+    return StageMigration(after, number, epoch, state, rows, before, rewritten=not same)
 
 
-@read.register
-def _(operator: Keyed, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
+@read_stage.register
+def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     parts = [
         store.shard(shard, state.shards, epoch, metas, number).reader(operator).scan()
         for shard, metas in enumerate(state.segments)
     ]
     rows = pl.concat(parts).sort("__h", maintain_order=True)
-    return Carrying(operator, number, epoch, state, rows, rows, rewritten=False)
+    return StageMigration(operator, number, epoch, state, rows, rows, rewritten=False)
 
 
-@read.register(IntervalJoin)
-@read.register(Rows)
-def _(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> Carrying:
-    return Carrying(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
+@read_stage.register(IntervalJoinOperator)
+@read_stage.register(StatelessOperator)
+def _(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
+    return StageMigration(operator, number, epoch, state, pl.DataFrame(), pl.DataFrame(), False)
 
 
-__all__ = ["Carrying", "described_window", "former_of", "limited", "memory_of", "onward", "read", "reading"]
+__all__ = [
+    "StageMigration",
+    "described_window",
+    "former_of",
+    "memory_of",
+    "migrated",
+    "read_stage",
+    "readable_part",
+    "with_history",
+]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from slackwater.evolution.destinations import Place
-from slackwater.state.commit import LETTERS, Commit, Mark
+from slackwater.state.commit import LETTERS, Commit, TargetMark
 
 AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 
@@ -26,8 +26,10 @@ class ExpectedMarks:
     wrote it, or the target is another place now. `was_target`: the commit names this place.
     """
 
-    rollback: Mark  # what the target holds once everything newer than the state, and its missing part, is taken back
-    marks: tuple[Mark, ...] = ()
+    rollback: (
+        TargetMark  # what the target holds once everything newer than the state, and its missing part, is taken back
+    )
+    marks: tuple[TargetMark, ...] = ()
     may_be_empty: bool = True
     is_exact: bool = False
     was_target: bool = False
@@ -41,7 +43,7 @@ def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, 
         target = commit.targets.get(name)
         same = target is not None and (target.writer, target.place) == (writer, place)
         marks = target.marks if target is not None else ()
-    earlier = Mark(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
+    earlier = TargetMark(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
     if not same:
         return ExpectedMarks(earlier)
     if missing and marks[-1:] == (commit.mark,):
@@ -51,7 +53,7 @@ def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, 
     return ExpectedMarks(marks[-1] if marks else earlier, marks[-1:], not marks, bool(marks), was_target=True)
 
 
-def mismatch(commit: Commit, expected: ExpectedMarks, found: Mark | None) -> str | None:
+def find_mismatch(commit: Commit, expected: ExpectedMarks, found: TargetMark | None) -> str | None:
     """Return AHEAD, FOREIGN or BEHIND; None if the state can go on with this target."""
     if found is None:
         return None if expected.may_be_empty else BEHIND
@@ -69,13 +71,13 @@ def mismatch(commit: Commit, expected: ExpectedMarks, found: Mark | None) -> str
     return BEHIND if found.epoch < min(mark.epoch for mark in expected.marks) else FOREIGN
 
 
-def _is_same(one: Mark, other: Mark) -> bool:
+def _is_same(one: TargetMark, other: TargetMark) -> bool:
     """Compare state and epoch, and the commit where both have one: earlier versions stored none."""
     commits = one.commit, other.commit
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
 
-def branch_off(commit: Commit, branch: str, found: Mapping[str, Mark | None], missing: Collection[str]) -> Commit:
+def branch_off(commit: Commit, branch: str, found: Mapping[str, TargetMark | None], missing: Collection[str]) -> Commit:
     """Return the commit as the first of a branch, which targets take for another state. `found`: the mark of each target now.
 
     What is `missing` is published by the branch.
@@ -83,7 +85,7 @@ def branch_off(commit: Commit, branch: str, found: Mapping[str, Mark | None], mi
     reached = {name for name in missing if found.get(name) == commit.mark}
     made = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
 
-    def marks(name: str) -> tuple[Mark, ...]:
+    def marks(name: str) -> tuple[TargetMark, ...]:
         before = found.get(name)
         return ((before,) if before else ()) + ((made.mark,) if name in missing and name not in reached else ())
 
@@ -95,7 +97,7 @@ def without_parts(commit: Commit, names: Collection[str]) -> Commit:
     """Return the commit as one whose parts never reach these targets: they hold the mark from before it."""
     own = (commit.mark,)
 
-    def marks(name: str, known: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    def marks(name: str, known: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
         return known[:-1] if name in names and known[-1:] == own else known
 
     targets = {n: t.model_copy(update={"marks": marks(n, t.marks)}) for n, t in commit.targets.items()}

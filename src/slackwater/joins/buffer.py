@@ -11,14 +11,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s
-from slackwater.joins.match import Run
+from slackwater.joins.match import SortedRows
 
 OUTLINE = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__matched": pl.Boolean()}
 NONE: Int64s = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Change:
+class BufferChange:
     """What an epoch does to one side's buffer.
 
     `rows`: added, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts`, `__id` of rows that were there and found their
@@ -26,15 +26,15 @@ class Change:
     """
 
     rows: pl.DataFrame
-    matched: pl.DataFrame = field(default_factory=lambda: places())
-    evicted: pl.DataFrame = field(default_factory=lambda: places())
+    matched: pl.DataFrame = field(default_factory=lambda: row_places())
+    evicted: pl.DataFrame = field(default_factory=lambda: row_places())
 
     @property
     def is_empty(self) -> bool:
         return not (self.rows.height or self.matched.height or self.evicted.height)
 
 
-def places(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
+def row_places(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
     """Rows by where they are."""
     return pl.DataFrame({"__kh": kh, "__ts": ts, "__id": id_}, schema=dict.fromkeys(("__kh", "__ts", "__id"), pl.Int64))
 
@@ -42,7 +42,7 @@ def places(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataF
 class Buffers(Protocol):
     """Both sides' buffered rows of one shard, as of a commit or of a step of the epoch in progress."""
 
-    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         """All rows of a side with these hashes (sorted, unique) and times from `low` to `high`, and maybe others."""
         ...
 
@@ -78,7 +78,7 @@ class Buffers(Protocol):
 class NoBuffers:
     """Nothing is buffered: all rows there will ever be are at hand."""
 
-    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         return ()
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
@@ -88,7 +88,7 @@ class NoBuffers:
         return np.zeros(len(kh), dtype=bool)
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        return places()
+        return row_places()
 
     def bound(self, which: int) -> int:
         return 0
@@ -97,10 +97,10 @@ class NoBuffers:
         return np.zeros(len(hashes), dtype=np.int64)
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
-        return places()
+        return row_places()
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         return pl.DataFrame(schema=OUTLINE)
 
 
-Changes = Mapping[int, Change]
+Changes = Mapping[int, BufferChange]

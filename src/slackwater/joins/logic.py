@@ -25,7 +25,7 @@ MATCH, UNMATCHED = "match", "unmatched"
 
 
 @dataclass(frozen=True)
-class Side:
+class JoinSide:
     """One side. `keys` and `fields` are its own columns; `output`: (name in the output, own column), in order.
 
     `low_us`, `high_us`: how far a partner's time may be from its own. `keep_us`: until the watermark is above its time plus
@@ -66,15 +66,15 @@ class JoinLogic:
     """A join, bound to the columns of its sides. `event_time`: whose time a joined row has, "later", "left" or "right"."""
 
     pipeline: str
-    left: Side
-    right: Side
+    left: JoinSide
+    right: JoinSide
     allowed_us: int
     event_time: str
     max_rows_per_key: int | None
     drop_oldest: bool
 
     @property
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[JoinSide, JoinSide]:
         return (self.left, self.right)
 
     @property
@@ -128,7 +128,7 @@ def _utc(us: pl.Series) -> pl.Series:
     return us.cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
 
 
-def side(
+def build_side(
     which: int,
     source: str,
     keys: Sequence[Field],
@@ -138,8 +138,8 @@ def side(
     upper_us: int,
     allowed_us: int,
     outer: bool,
-) -> Side:
+) -> JoinSide:
     """A side of a join whose rows match where `lower_us <= right.ts - left.ts <= upper_us`."""
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     kept = list(dict.fromkeys([*keys, *fields]))
-    return Side(which, source, tuple(keys), tuple(kept), tuple(output), low, high, max(high, 0) + allowed_us, outer)
+    return JoinSide(which, source, tuple(keys), tuple(kept), tuple(output), low, high, max(high, 0) + allowed_us, outer)

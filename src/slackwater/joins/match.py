@@ -17,7 +17,7 @@ from slackwater.core.arrays import Int64s
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRows:
     """Buffered rows of one side, sorted by (`kh`, `ts`). `take`: the rows at these places, with all their columns."""
 
     kh: Int64s
@@ -26,38 +26,38 @@ class Run:
     take: Callable[[Int64s], pl.DataFrame]
 
     @classmethod
-    def of(cls, frame: pl.DataFrame) -> Run:
+    def of(cls, frame: pl.DataFrame) -> SortedRows:
         """A sorted frame with `__kh`, `__ts`, `__id`."""
         kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
         return cls(kh, ts, id_, frame.__getitem__)
 
 
-def order(kh: Int64s, ts: Int64s) -> Int64s:
+def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
     """Places that sort by (`kh`, `ts`), equal rows in their order. Keys that repeat seldom cost one plain sort of numbers."""
     places = np.argsort(kh)  # three times as fast as a stable sort, and as one by both
     at = kh[places]
     again = at[1:] == at[:-1]
     if again.any():
-        tied = flagged(len(kh), np.flatnonzero(again)) | flagged(len(kh), np.flatnonzero(again) + 1)
+        tied = flags_at(len(kh), np.flatnonzero(again)) | flags_at(len(kh), np.flatnonzero(again) + 1)
         some = places[tied]
         places[tied] = some[np.lexsort((some, ts[some], at[tied]))]
     return places
 
 
-def stretches(run: Run, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
+def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
     """For each (hash, earliest, latest time): begin and end of the rows of a run that are within; `kh` ascending is fastest."""
     begin = np.searchsorted(run.kh, kh, "left")
     end = begin.copy()
     here = np.flatnonzero(begin < len(run.kh))
     here = here[run.kh[begin[here]] == kh[here]]
     end[here] = np.searchsorted(run.kh, kh[here], "right")
-    first = bisect(run.ts, begin[here], end[here], low[here], False)
-    end[here] = bisect(run.ts, first, end[here], high[here], True)
+    first = bisect_ranges(run.ts, begin[here], end[here], low[here], False)
+    end[here] = bisect_ranges(run.ts, first, end[here], high[here], True)
     begin[here] = first
     return begin, end
 
 
-def bisect(values: Int64s, begin: Int64s, end: Int64s, wanted: Int64s, after_equals: bool) -> Int64s:
+def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, wanted: Int64s, after_equals: bool) -> Int64s:
     """For each stretch of ascending values: the first place whose value is not below (or above) what is wanted."""
     low, high = begin.copy(), end.copy()
     open_ = np.flatnonzero(low < high)
@@ -71,7 +71,7 @@ def bisect(values: Int64s, begin: Int64s, end: Int64s, wanted: Int64s, after_equ
     return low
 
 
-def pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
+def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """(query, place in the run) of all pairs of these stretches, at most so many at a time: a hot key has very many."""
     counts = end - begin
     upto = np.cumsum(counts)
@@ -82,7 +82,7 @@ def pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64
         yield query, begin[query] + flat - (upto[query] - counts[query])
 
 
-def flagged(length: int, places: Int64s) -> NDArray[np.bool_]:
+def flags_at(length: int, places: Int64s) -> NDArray[np.bool_]:
     """True at these places of an array."""
     flags = np.zeros(length, dtype=bool)
     flags[places] = True

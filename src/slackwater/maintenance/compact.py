@@ -16,28 +16,28 @@ import psycopg
 
 from slackwater.errors import StateError
 from slackwater.evolution import migrate
-from slackwater.evolution.description import as_emitted, step_in
-from slackwater.maintenance.sizes import Sizes, sizes
+from slackwater.evolution.operator_from_state import as_emitted, step_in
+from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.edit import next_of
+from slackwater.state.maintenance_commit import next_of
 from slackwater.state.postgres import client
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
 
 
 @dataclass(frozen=True)
-class Compacted:
+class CompactionResult:
     """What a state weighed before and after."""
 
     before: Sizes
     after: Sizes
 
 
-def compact(store: StateStore) -> Compacted:
+def compact_state(store: StateStore) -> CompactionResult:
     """Merge, commit, collect garbage. Raises LockHeldError beside a runner; StartError, StateError where it must not be done."""
     with closing(store):
-        before = sizes(store)
+        before = measure_sizes(store)
         latest = store.open()
         assert latest is not None, "it was there before"
         if latest.staged and store.published() < latest.epoch:
@@ -57,7 +57,7 @@ def compact(store: StateStore) -> Compacted:
         store.collect_garbage()
         if isinstance(store, PostgresStore):
             _vacuum(store, len(steps))
-        return Compacted(before, sizes(store))
+        return CompactionResult(before, measure_sizes(store))
 
 
 def _step(commit: Commit, number: int) -> Operator:
@@ -72,7 +72,7 @@ def _step(commit: Commit, number: int) -> Operator:
 
 def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """A stage as it is to be committed; its shards are as many as before."""
-    done = migrate.read(step, store, state, epoch, number).spread(store, state.shards)
+    done = migrate.read_stage(step, store, state, epoch, number).spread(store, state.shards)
     # what waits to be emitted still does
     return done.model_copy(update={"waiting": state.waiting})
 
@@ -82,10 +82,10 @@ def _vacuum(store: PostgresStore, stages: int) -> None:
     names = [name for n in range(stages) for name in (t.of(n).state, t.of(n).staged)]
     names += t.of_all
     try:
-        with closing(client.connect(store.url, "state store")) as db:
+        with closing(client.open_connection(store.url, "state store")) as db:
             for name in names:
                 db.execute(f"VACUUM (ANALYZE) {name}")
     except psycopg.Error as error:
         raise StateError(
-            f"the state is compacted, and its tables {store.place} could not be vacuumed: {client.reason(error)}"
+            f"the state is compacted, and its tables {store.place} could not be vacuumed: {client.error_reason(error)}"
         ) from None

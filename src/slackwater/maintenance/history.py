@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slackwater.engine import fold
-from slackwater.maintenance.sizes import kept
+from slackwater.engine import next_commit
+from slackwater.maintenance.sizes import retained_commits
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
 
 @dataclass(frozen=True)
-class Kept:
+class CommitSummary:
     """One kept commit. Rows are those since the commit before it, None where that one is not kept; times in µs UTC.
 
     `open`: open windows of the last stage; of a join, the rows that its first stage has buffered.
@@ -28,9 +28,9 @@ class Kept:
     bytes: int
 
 
-def history(store: StateStore) -> list[Kept]:
+def commit_history(store: StateStore) -> list[CommitSummary]:
     """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
-    found, commits = list[Kept](), kept(store)
+    found, commits = list[CommitSummary](), retained_commits(store)
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
         follows = before is not None and before.epoch == commit.epoch - 1
@@ -38,13 +38,13 @@ def history(store: StateStore) -> list[Kept]:
     return found
 
 
-def _commit(commit: Commit, before: Commit | None) -> Kept:
+def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
     former = (0, 0, 0, 0) if before is None else _totals(before)
     known = before is not None or commit.epoch == 0
     rows_in, late, bad, emitted = (
         now - then if known else None for now, then in zip(_totals(commit), former, strict=True)
     )
-    return Kept(
+    return CommitSummary(
         commit.epoch,
         commit.committed_us,
         commit.watermark_us,
@@ -58,7 +58,7 @@ def _commit(commit: Commit, before: Commit | None) -> Kept:
 
 
 def _totals(commit: Commit) -> tuple[int, int, int, int]:
-    c = fold.counters(commit)
+    c = next_commit.total_counters(commit)
     return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.dispatch import unregistered
-from slackwater.evolution.description import step_in
+from slackwater.evolution.operator_from_state import step_in
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.keyed import Keyed
-from slackwater.operators.rows import Rows
-from slackwater.operators.windowed import Windowed
-from slackwater.query.inspect import plain
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.query.inspect import plain_row
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.windows.kept import OPEN
+from slackwater.windows.state_rows import OPEN
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ def _of_shard(
     unregistered(operator, "slackwater.maintenance.hot_keys")
 
 
-@_of_shard.register(Windowed)
-def _(logic: Windowed, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
+@_of_shard.register(WindowOperator)
+def _(
+    logic: WindowOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
     rows = snapshot.reader(shard, logic, number).scan()
     counter = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
     events = pl.lit(None, pl.Int64)
@@ -70,12 +72,12 @@ def _(logic: Windowed, store: StateStore, snapshot: Snapshot, number: int, shard
     grouped = rows.group_by(logic.key_names or ["__kh"]).agg(pl.len().alias("__rows"), events.alias("__events"))
     for by in ("__rows", *(["__events"] if counter is not None else [])):
         for row in grouped.top_k(count, by=by).iter_rows(named=True):
-            yield HotKey(number, "", plain(row, logic.key_names), row["__rows"], row["__events"])
+            yield HotKey(number, "", plain_row(row, logic.key_names), row["__rows"], row["__events"])
 
 
 @_of_shard.register
 def _(
-    logic: IntervalJoin, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+    logic: IntervalJoinOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
     state, epoch = snapshot.commit.stages[number], snapshot.commit.epoch
     buffers = store.shard(shard, state.shards, epoch, state.segments[shard], number).buffers(logic)
@@ -83,17 +85,21 @@ def _(
         names = [k.name for k in side.keys]
         rows = buffers.scan(side.which, state.watermark_us)
         for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
-            yield HotKey(number, side.name, plain(row, names), row["__rows"], None)
+            yield HotKey(number, side.name, plain_row(row, names), row["__rows"], None)
 
 
 @_of_shard.register
-def _(logic: Keyed, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
+def _(
+    logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
     """Each has one row; those that had rows last."""
     rows = snapshot.reader(shard, logic, number).scan()
     for row in rows.top_k(count, by="__last").iter_rows(named=True):
-        yield HotKey(number, "", plain(row, logic.key_names), 1, None)
+        yield HotKey(number, "", plain_row(row, logic.key_names), 1, None)
 
 
 @_of_shard.register
-def _(logic: Rows, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int) -> Iterator[HotKey]:
+def _(
+    logic: StatelessOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
+) -> Iterator[HotKey]:
     yield from ()

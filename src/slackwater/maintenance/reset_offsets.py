@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.connectors import CONNECTORS
-from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.spelling import nearest
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.offsets import NEEDS_FILE, Ask, KafkaOffsets, Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import Commit, SourceRecord
@@ -30,7 +30,7 @@ _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"top
 
 
 @dataclass(frozen=True)
-class Move:
+class OffsetMove:
     """One source: where it went on, and where it will."""
 
     source: str
@@ -38,7 +38,7 @@ class Move:
     after: Offsets
 
 
-def moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[Move]:
+def plan_moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
     """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
 
     Raises StartError, EpochError.
@@ -50,10 +50,10 @@ def moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> li
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
     wanted = _wanted(given, sorted(commit.sources))  # a database keeps no order of names
-    return [Move(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in wanted]
+    return [OffsetMove(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in wanted]
 
 
-def moved(commit: Commit, made: Sequence[Move]) -> Mapping[str, SourceRecord]:
+def apply_moves(commit: Commit, made: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
     """The sources of a commit after these moves."""
     after = {m.source: m.after for m in made}
     return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in commit.sources.items()}
@@ -67,7 +67,7 @@ def _wanted(given: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wante
     for text in given:
         for name, wanted in _read(text, names).items():
             if name not in names:
-                raise StartError(f'--offsets: the state has no source "{name}"{nearest(name, names)}')
+                raise StartError(f'--offsets: the state has no source "{name}"{suggestion_or_list(name, names)}')
             if name in found:
                 raise StartError(f'--offsets: source "{name}" is given twice')
             found[name] = wanted if isinstance(wanted, Mapping) else _word(name, wanted)
@@ -103,12 +103,12 @@ def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | Non
     """As offsets of what the config reads there, else of what was read."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
-    connection = resolve(spec.connection, pipeline.connections) if spec and pipeline else None
+    connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None
     kind = None if connection is None else CONNECTORS[connection.kind].offsets
     known = (kind or (KafkaOffsets if before is None else type(before))).known(before)
 
     def ask(word: str | int) -> Offsets:
-        from slackwater.runner.systems import system_of  # only here: it knows all targets
+        from slackwater.runner.connectors import system_of  # only here: it knows all targets
 
         assert spec is not None
         assert connection is not None
@@ -152,7 +152,7 @@ def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapping[str, Mapping[str, Any]]) -> None:
     for topic, parts in given.items():
         if topic not in known:
-            raise StartError(f'{where}: it does not read a topic "{topic}"{nearest(topic, list(known))}')
+            raise StartError(f'{where}: it does not read a topic "{topic}"{suggestion_or_list(topic, list(known))}')
         for part in parts:
             if part not in known[topic]:
                 there = ", ".join(sorted(known[topic], key=int))

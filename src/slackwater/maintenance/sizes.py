@@ -11,13 +11,13 @@ import numpy as np
 import psycopg
 
 from slackwater.errors import StartError, StateError
-from slackwater.maintenance import requests
+from slackwater.maintenance import request_costs
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
-from slackwater.maintenance.requests import Requests
+from slackwater.maintenance.request_costs import RequestCosts
 from slackwater.state.commit import Commit
-from slackwater.state.files.place import NAMED
+from slackwater.state.files.storage import NAMED
 from slackwater.state.files.store import FilesStore
-from slackwater.state.postgres import client, owned
+from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
 
@@ -74,12 +74,12 @@ class Sizes:
     lists: tuple[int, int] = (0, 0)
     garbage: tuple[int, int] = (0, 0)  # files that no kept commit names, without those of an epoch in progress
     forecast: Forecast | None = None
-    requests: Requests | None = None  # of an object store
+    requests: RequestCosts | None = None  # of an object store
     hot: list[HotKey] = field(default_factory=list)
     hot_shards: list[ShardSize] = field(default_factory=list)  # see `heavy`
 
 
-def sizes(store: StateStore, hot: int = 0) -> Sizes:
+def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """Weigh a state; takes no lock. `hot`: so many keys with the most rows, and with the most events.
 
     Raises StartError if there is no state, StateError if it cannot be read.
@@ -94,11 +94,11 @@ def sizes(store: StateStore, hot: int = 0) -> Sizes:
             _of_files(store, snapshot.commit, found)
         elif isinstance(store, PostgresStore):
             _of_tables(store, snapshot.commit, found)
-    found.hot_shards = heavy(found.shards)
+    found.hot_shards = find_hot_shards(found.shards)
     return found
 
 
-def heavy(shards: Sequence[ShardSize]) -> list[ShardSize]:
+def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
     """Shards that hold at least twice the rows of the mean of their stage, the heaviest first: an epoch waits for them.
 
     Keys are spread by a hash, so a few of them have very many rows. Not where there are few rows in all, which says nothing.
@@ -116,7 +116,7 @@ def heavy(shards: Sequence[ShardSize]) -> list[ShardSize]:
 
 
 def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
-    commits = kept(store)
+    commits = retained_commits(store)
     found.state_bytes, found.kept = latest.state_bytes, [m.epoch for m in commits]
     found.shards = [
         ShardSize(number, shard, len(metas), sum(m.rows for m in metas), sum(m.bytes for m in metas))
@@ -136,12 +136,12 @@ def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
     last = max(found.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
     found.garbage = _sum(garbage, "")
-    found.forecast = forecast(commits)
+    found.forecast = forecast_growth(commits)
     if store.place.is_remote:
-        found.requests = requests.of(commits, on_disk)
+        found.requests = request_costs.estimate_requests(commits, on_disk)
 
 
-def kept(store: StateStore) -> list[Commit]:
+def retained_commits(store: StateStore) -> list[Commit]:
     """The commits that are kept, oldest first; what a runner removes meanwhile, or is damaged, is left out."""
     found = []
     for epoch in store.epochs():
@@ -176,7 +176,7 @@ def _epoch(name: str) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def forecast(commits: Sequence[Commit]) -> Forecast | None:
+def forecast_growth(commits: Sequence[Commit]) -> Forecast | None:
     """The straight line through the sizes of the kept commits; None where they span less than TREND_US.
 
     bytes            ● ─ ─ ─ LARGE
@@ -199,8 +199,8 @@ def forecast(commits: Sequence[Commit]) -> Forecast | None:
 
 def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
     try:
-        with closing(client.connect(store.url, "state store")) as db:
-            t, found.kept = owned.located(db, store.tables, len(latest.stages)), [latest.epoch]
+        with closing(client.open_connection(store.url, "state store")) as db:
+            t, found.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
             stages = [t.of(n) for n in range(len(latest.stages))]
             for number, stage in enumerate(stages):
                 staged = any(m.file for m in latest.stages[number].metas)
@@ -220,7 +220,7 @@ def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
             found.lists = _pair(db, own.format("length(lines)", t.lists), t.pipeline)
             found.waiting = found.outputs if latest.staged else (0, 0)
     except psycopg.Error as error:
-        raise StateError(f"state store {store.place}: {client.reason(error)}") from None
+        raise StateError(f"state store {store.place}: {client.error_reason(error)}") from None
 
 
 def _pair(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from slackwater.maintenance.report import Problem, Report
+from slackwater.maintenance.verify_report import Problem, VerifyReport
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 
 
-def verify(store: StateStore) -> Report:
+def verify_state(store: StateStore) -> VerifyReport:
     """Check everything that a state's kept commits need. Takes no lock and changes nothing; raises StartError, StateError
     only where there is nothing to look at (a database that does not answer)."""
     began = time.monotonic()
@@ -27,4 +27,4 @@ def verify(store: StateStore) -> Report:
     return report
 
 
-__all__ = ["Problem", "Report", "verify"]
+__all__ = ["Problem", "VerifyReport", "verify_state"]

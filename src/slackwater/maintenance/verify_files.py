@@ -16,23 +16,23 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.evolution.description import as_emitted, contradiction, step_in
-from slackwater.maintenance import rows
-from slackwater.maintenance.report import Problem, Report, advised
+from slackwater.evolution.operator_from_state import as_emitted, find_contradiction, step_in
+from slackwater.maintenance import row_checks
+from slackwater.maintenance.verify_report import Problem, VerifyReport, advice_text
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
 from slackwater.state.files.arrow import frame_of, open_arrow
-from slackwater.state.files.lists import wanted as listed
-from slackwater.state.files.place import Place, Wanted, wanted
+from slackwater.state.files.offset_lists import list_file as listed
+from slackwater.state.files.storage import FileRef, Storage, file_ref
 from slackwater.state.files.store import FilesStore
 
 COPY = "a copy of the state directory"
 
 
 @dataclass
-class _Segment:
+class _SegmentCheck:
     """A segment as the commits name it."""
 
     meta: SegmentMeta
@@ -43,17 +43,17 @@ class _Segment:
 
 
 @dataclass
-class _Check:
+class _FilesCheck:
     """The work of one look at a directory."""
 
     store: FilesStore
-    report: Report
+    report: VerifyReport
     manifests: dict[int, Commit] = field(default_factory=dict)
-    segments: dict[str, _Segment] = field(default_factory=dict)
+    segments: dict[str, _SegmentCheck] = field(default_factory=dict)
     steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # of an epoch and stage
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Storage:
         return self.store.place
 
     def tell(self, place: str, what: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
@@ -124,14 +124,14 @@ class _Check:
         for epoch, commit in self.manifests.items():
             for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
-                if step is not None and (wrong := contradiction(step, stage)):
+                if step is not None and (wrong := find_contradiction(step, stage)):
                     self.tell(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
                         self.named(meta, number, shard, stage.shards, epoch)
 
     def named(self, meta: SegmentMeta, stage: int, shard: int, shards: int, epoch: int) -> None:
-        known = self.segments.setdefault(meta.file, _Segment(meta, stage, shard, shards, []))
+        known = self.segments.setdefault(meta.file, _SegmentCheck(meta, stage, shard, shards, []))
         if (known.meta, known.stage, known.shard, known.shards) == (meta, stage, shard, shards):
             known.epochs.append(epoch)
         else:
@@ -147,33 +147,33 @@ class _Check:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]
 
-    def segment(self, found: _Segment) -> None:
+    def segment(self, found: _SegmentCheck) -> None:
         meta, path = found.meta, self.place.shown(found.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
-        if wrong := self.place.wrong_in(wanted(meta)):
+        if wrong := self.place.wrong_in(file_ref(meta)):
             self.tell(path, wrong, found.epochs)
             return
         epoch = found.epochs[-1]  # the newest that names it
         for wrong in self.judged(found, self.step(epoch, found.stage), self.manifests[epoch].stages[found.stage]):
             self.tell(path, wrong, found.epochs)
 
-    def judged(self, found: _Segment, step: Operator | None, state: StageState) -> Iterator[str]:
+    def judged(self, found: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
         """What is wrong with the rows of a segment whose bytes are those that were written."""
         meta, place = found.meta, (found.shard, found.shards)
         try:
-            table = open_arrow(self.place.held(wanted(meta)), self.place.shown(meta.file))
+            table = open_arrow(self.place.held(file_ref(meta)), self.place.shown(meta.file))
             if table.num_rows != meta.rows:
                 yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
             if step is None:
                 return
             frame, exact = frame_of(table), as_emitted(step, state)
-            wrong = list(rows.of_segment(step, meta.kind, frame, *place, exact))
+            wrong = list(row_checks.of_segment(step, meta.kind, frame, *place, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
             if exact and not wrong and frame.height:
-                yield from rows.figures(step, frame, meta)
+                yield from row_checks.check_segment_times(step, frame, meta)
         except StateError as error:
             yield _fact(str(error))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
@@ -191,10 +191,12 @@ class _Check:
                 if self.path(epoch) in damaged or any(self.place.shown(m.file) in damaged for m in metas):
                     continue
                 try:
-                    everything = rows.visible(step, self.store.shard(shard, stage.shards, epoch, metas, number))
+                    everything = row_checks.visible_rows(
+                        step, self.store.shard(shard, stage.shards, epoch, metas, number)
+                    )
                 except StateError:
                     continue  # removed meanwhile
-                for wrong in rows.counted(step, everything, stage, shard) if everything is not None else ():
+                for wrong in row_checks.check_counts(step, everything, stage, shard) if everything is not None else ():
                     self.tell(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
 
     def outputs(self, epoch: int, published: int | None) -> None:
@@ -206,7 +208,7 @@ class _Check:
             self.output(meta, epoch)
 
     def output(self, meta: OutputMeta, epoch: int) -> None:
-        path, file = self.place.shown(meta.file), Wanted(meta.file, meta.checksum)
+        path, file = self.place.shown(meta.file), FileRef(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
         if wrong := self.place.wrong_in(file):
@@ -235,9 +237,9 @@ class _Check:
                 self.report.bytes += self.place.held(listed(file)).stat().st_size
 
 
-def verify_files(store: FilesStore) -> Report:
+def verify_files(store: FilesStore) -> VerifyReport:
     """Look at everything that kept commits need. Raises nothing for what is damaged."""
-    check = _Check(store, Report(store.place.name, "files"))
+    check = _FilesCheck(store, VerifyReport(store.place.name, "files"))
     epochs = store.epochs()
     check.read(epochs)
     if not epochs:
@@ -256,7 +258,7 @@ def verify_files(store: FilesStore) -> Report:
     return _concluded(check, epochs)
 
 
-def _begins(check: _Check) -> None:
+def _begins(check: _FilesCheck) -> None:
     try:
         check.store.check_begins()
     except StateError as error:
@@ -265,7 +267,7 @@ def _begins(check: _Check) -> None:
         )
 
 
-def _concluded(check: _Check, epochs: list[int]) -> Report:
+def _concluded(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     """The report without what a runner removed meanwhile, with what can be done."""
     report, still = check.report, check.store.epochs()
     gone = {e for e in epochs if e not in still and still and e < still[0]}
@@ -274,7 +276,9 @@ def _concluded(check: _Check, epochs: list[int]) -> Report:
     sound = [e for e in check.manifests if e not in touched and e not in gone]
     report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in gone)
     wanted = sorted({*report.epochs, *(e for e in touched if epochs and e > epochs[-1])})
-    report.problems = [p if p.remedy else replace(p, remedy=advised(p, wanted, report.sound, COPY)) for p in problems]
+    report.problems = [
+        p if p.remedy else replace(p, remedy=advice_text(p, wanted, report.sound, COPY)) for p in problems
+    ]
     return report
 
 

@@ -19,37 +19,37 @@ import psycopg
 import pyarrow as pa
 
 from slackwater.core.dispatch import unregistered
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
-from slackwater.evolution.description import as_emitted, contradiction, step_in
-from slackwater.maintenance import rows
-from slackwater.maintenance.report import Problem, Report
+from slackwater.evolution.operator_from_state import as_emitted, find_contradiction, step_in
+from slackwater.maintenance import row_checks
+from slackwater.maintenance.verify_report import Problem, VerifyReport
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.keyed import Keyed
-from slackwater.operators.rows import Rows
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, columns, owned
-from slackwater.state.postgres.check import row_difference
+from slackwater.state.postgres import client, columns, table_ownership
 from slackwater.state.postgres.commit import rows_of
-from slackwater.state.postgres.snapshot import latest
+from slackwater.state.postgres.shard_rows import PostgresShard
+from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.postgres.tables import Tables
-from slackwater.state.postgres.units import PostgresShard
+from slackwater.state.postgres.table_checks import row_difference
+from slackwater.state.postgres.tables import TableNames
 from slackwater.watermark import NO_WATERMARK
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"
 
 
 @dataclass
-class _Check:
+class _TablesCheck:
     """The work of one look. `snapshot`: the exported one of the transaction."""
 
     db: psycopg.Connection[Any]
     url: str
-    tables: Tables
-    report: Report
+    tables: TableNames
+    report: VerifyReport
     snapshot: str = ""
 
     def tell(self, place: str, what: str, remedy: str = RESTORE) -> None:
@@ -70,7 +70,7 @@ class _Check:
             self.tell(place, f"its record is of {commit.pipeline!r}")
         if epoch != commit.epoch:
             self.tell(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
-        if commit.watermark_us != NO_WATERMARK and watermark != client.time(commit.watermark_us):
+        if commit.watermark_us != NO_WATERMARK and watermark != client.to_datetime(commit.watermark_us):
             self.tell(place, "its watermark is not that of its record")
         if published > commit.epoch:
             self.tell(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
@@ -131,9 +131,9 @@ class _Check:
         except SlackwaterError:
             self.report.unread += 1
             return
-        if wrong := contradiction(step, state):
+        if wrong := find_contradiction(step, state):
             self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        if list(self._columns(table, columns.types(step, table))):
+        if list(self._columns(table, columns.column_types(step, table))):
             return
         try:
             for wrong in self._rows(table, step, state, commit.epoch):
@@ -143,7 +143,7 @@ class _Check:
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             self.tell(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
 
-    def _staged(self, table: Tables, state: StageState) -> None:
+    def _staged(self, table: TableNames, state: StageState) -> None:
         """What the record names of the staged rows must be there."""
         wanted = {m.file: m.rows for m in state.metas if m.file}
         if not wanted:
@@ -158,7 +158,7 @@ class _Check:
                 what = f"holds {plural(found.get(token, 0), 'row')} under {token}, the record says {count:,}"
                 self.tell(table.staged, what)
 
-    def _columns(self, table: Tables, wanted: dict[str, str]) -> Iterator[str]:
+    def _columns(self, table: TableNames, wanted: dict[str, str]) -> Iterator[str]:
         found = dict(
             self.db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
@@ -173,7 +173,7 @@ class _Check:
                 self.tell(table.state, what)
                 yield what
 
-    def _rows(self, table: Tables, operator: Operator, of: StageState, epoch: int) -> Iterator[str]:
+    def _rows(self, table: TableNames, operator: Operator, of: StageState, epoch: int) -> Iterator[str]:
         exact = as_emitted(operator, of)
         yield from self._numbered(operator, table)
         for shard, metas in enumerate(of.segments):
@@ -181,18 +181,18 @@ class _Check:
             yield from self._shard(operator, state, of, exact)
 
     @singledispatchmethod
-    def _numbered(self, operator: Operator, table: Tables) -> Iterator[str]:
+    def _numbered(self, operator: Operator, table: TableNames) -> Iterator[str]:
         """What is wrong with the places of rows in their units."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_numbered.register(Windowed)
-    @_numbered.register(Keyed)
-    def _(self, operator: Operator, table: Tables) -> Iterator[str]:
+    @_numbered.register(WindowOperator)
+    @_numbered.register(KeyedOperator)
+    def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
         yield from self._ordinals(table)
 
-    @_numbered.register(IntervalJoin)
-    @_numbered.register(Rows)
-    def _(self, operator: Operator, table: Tables) -> Iterator[str]:
+    @_numbered.register(IntervalJoinOperator)
+    @_numbered.register(StatelessOperator)
+    def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
         yield from ()  # it has no units
 
     @singledispatchmethod
@@ -200,23 +200,25 @@ class _Check:
         """What is wrong with the rows of a shard, and with what the record counts of them."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_shard.register(Windowed)
-    @_shard.register(Keyed)
-    def _(self, operator: Windowed | Keyed, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    @_shard.register(WindowOperator)
+    @_shard.register(KeyedOperator)
+    def _(
+        self, operator: WindowOperator | KeyedOperator, state: PostgresShard, of: StageState, exact: bool
+    ) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
-        wrong = list(rows.of_segment(operator, "", frame, state.shard, state.shards, exact))
+        wrong = list(row_checks.of_segment(operator, "", frame, state.shard, state.shards, exact))
         yield from wrong
         if exact and not wrong:
-            found = rows.counted(operator, frame, of, state.shard)
+            found = row_checks.check_counts(operator, frame, of, state.shard)
             yield from (f"shard {state.shard}: {text}" for text in found)
 
     @_shard.register
-    def _(self, operator: IntervalJoin, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    def _(self, operator: IntervalJoinOperator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
         for side in operator.sides:
             frame = state.buffers(operator).scan(side.which, of.watermark_us)
             self.report.rows += frame.height
-            yield from rows.of_segment(operator, side.name, frame, state.shard, state.shards)
+            yield from row_checks.of_segment(operator, side.name, frame, state.shard, state.shards)
             said = sum(m.rows for m in state.metas if m.kind == side.name)
             if exact and frame.height != said:
                 yield (
@@ -224,10 +226,10 @@ class _Check:
                 )
 
     @_shard.register
-    def _(self, operator: Rows, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    def _(self, operator: StatelessOperator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
         yield from ()  # that the table has rows is told by `stage`
 
-    def _ordinals(self, table: Tables) -> Iterator[str]:
+    def _ordinals(self, table: TableNames) -> Iterator[str]:
         broken = self.one(
             f"SELECT count(*) FROM (SELECT 1 FROM {table.state} GROUP BY unit HAVING min(ordinal) <> 0"
             " OR max(ordinal) <> count(*) - 1) x"
@@ -236,15 +238,15 @@ class _Check:
             yield f"{broken:,} units whose rows are not numbered 0, 1, …: rows of them are missing"
 
 
-def verify_postgres(store: PostgresStore) -> Report:
+def verify_postgres(store: PostgresStore) -> VerifyReport:
     """Look at everything that the record needs. Raises StateError, StartError if the database does not answer."""
     tables, place = store.tables, store.place
-    report = Report(tables.pipeline, "postgres")
+    report = VerifyReport(tables.pipeline, "postgres")
     try:
-        with closing(client.connect(store.url, "state store")) as db, db.transaction():
+        with closing(client.open_connection(store.url, "state store")) as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")
-            check = _Check(db, store.url, tables, report)
+            check = _TablesCheck(db, store.url, tables, report)
             there = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
             missing = [t for t in there if check.one("SELECT to_regclass(%s)::text", t) is None]
             for table in missing:
@@ -253,7 +255,7 @@ def verify_postgres(store: PostgresStore) -> Report:
                 return report
             report.files = len(there)
             try:
-                found = latest(db, tables, place)
+                found = latest_commit(db, tables, place)
             except StateError as error:
                 fact, _, remedy = str(error).partition("; ")
                 check.tell(tables.pipelines, fact, remedy)
@@ -265,10 +267,10 @@ def verify_postgres(store: PostgresStore) -> Report:
             report.epochs = (commit.epoch,)
             check.record(commit, published)
             check.put_aside(commit, published)
-            check.tables = owned.located(db, tables, len(commit.stages))
+            check.tables = table_ownership.current_names(db, tables, len(commit.stages))
             for number in range(len(commit.stages)):
                 check.stage(commit, number)
             report.sound = None if report.problems else commit.epoch
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.reason(error)}") from None
+        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
     return report

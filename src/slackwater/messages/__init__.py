@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slackwater.messages import of_commands, of_config, of_epochs, of_state, of_systems, of_warnings
+from slackwater.messages import commands, config, epochs, state, systems, warnings
 from slackwater.messages.family import WARNING as WARNING
 from slackwater.messages.family import MessageFamily as MessageFamily
 
 PAGE = "docs/messages.md"
 FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
-    *of_config.FAMILIES,
-    *of_state.FAMILIES,
-    *of_systems.FAMILIES,
-    *of_commands.FAMILIES,
-    *of_epochs.FAMILIES,
-    *of_warnings.FAMILIES,
+    *config.FAMILIES,
+    *state.FAMILIES,
+    *systems.FAMILIES,
+    *commands.FAMILIES,
+    *epochs.FAMILIES,
+    *warnings.FAMILIES,
 )
 
 
@@ -32,7 +32,7 @@ def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
     return None
 
 
-def place(kinds: Sequence[str], text: str) -> str | None:
+def find_page(kinds: Sequence[str], text: str) -> str | None:
     """The page and heading about a message; None of a class that has none."""
     found = family(kinds, text)
     return None if found is None else f"{PAGE}#{found.anchor}"

@@ -22,11 +22,11 @@ from slackwater.config.connection import (
     PubSubConnection,
     RabbitMQConnection,
 )
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
 from slackwater.core.dispatch import unregistered
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 Place = tuple[str, str]  # namespace, name
 
@@ -35,7 +35,7 @@ _WILD = re.compile(r"[*?\[{]")
 
 def of_source(pipeline: Pipeline, source: Source | Lookup) -> list[Place]:
     """Where a source reads, several topics one by one; nothing for a DataFrame, of which nobody knows."""
-    connection = resolve(source.connection, pipeline.connections)
+    connection = resolve_connection(source.connection, pipeline.connections)
     if connection is None or source.query is None:
         return []
     return [_safe(place) for place in _read(connection, source.query)]
@@ -43,7 +43,7 @@ def of_source(pipeline: Pipeline, source: Source | Lookup) -> list[Place]:
 
 def of_target(pipeline: Pipeline, target: Target | None) -> Place | None:
     """Where a target writes; None for the console."""
-    connection = None if target is None else resolve(target.connection, pipeline.connections)
+    connection = None if target is None else resolve_connection(target.connection, pipeline.connections)
     if target is None or connection is None:
         return None
     found = _written(connection, target)
@@ -151,4 +151,4 @@ def _path(path: str) -> Place:
 
 
 def _safe(place: Place) -> Place:
-    return masked(place[0]), masked(place[1])
+    return mask_secrets(place[0]), mask_secrets(place[1])

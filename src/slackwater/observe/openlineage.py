@@ -37,12 +37,12 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
-from slackwater.engine.observer import Columns, Observer
+from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.observe import datasets
-from slackwater.observe.outage import Outage, reason
-from slackwater.secrets import masked, remember, remember_url
+from slackwater.observe.warn_once import WarnOnce, error_reason
+from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # between two events of one run
@@ -90,13 +90,13 @@ class OpenLineage(Observer):
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
-        self._outage = Outage(
+        self._outage = WarnOnce(
             notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline runs on without"
         )
         self._run = event_v2.Run(str(uuids.generate_new_uuid()))
         self._namespace = os.environ.get(_NAMESPACE) or "slackwater"
         self._pipeline: Pipeline
-        self._columns = Columns({}, {})
+        self._columns = RunSchema({}, {})
         self._before: Status | None = None
         self._commits: _Commits | None = None
         self._wake, self._begun_at, self._end = threading.Condition(), "", list[event_v2.RunState]()
@@ -117,7 +117,7 @@ class OpenLineage(Observer):
         """What HTTP logs at every attempt is told by us, once."""
         return record.thread != self._thread.ident
 
-    def described(self, columns: Columns) -> None:
+    def described(self, columns: RunSchema) -> None:
         self._columns = columns
 
     def status(self, status: Status) -> None:
@@ -139,7 +139,7 @@ class OpenLineage(Observer):
             self._wake.notify()
 
     def ended(self, error: BaseException | None) -> None:
-        self._error = "" if error is None else masked(str(error) or type(error).__name__)
+        self._error = "" if error is None else mask_secrets(str(error) or type(error).__name__)
         with self._wake:
             self._end.append(event_v2.RunState.COMPLETE if error is None else event_v2.RunState.FAIL)
             self._wake.notify()
@@ -252,7 +252,9 @@ def _client() -> OpenLineageClient:
             warnings.simplefilter("ignore", DeprecationWarning)
             client = OpenLineageClient()
     except Exception as error:
-        raise StartError(f"--openlineage: the configuration of its client is wrong: {masked(reason(error))}") from None
+        raise StartError(
+            f"--openlineage: the configuration of its client is wrong: {mask_secrets(error_reason(error))}"
+        ) from None
     finally:
         log.removeFilter(_not_the_console)
     if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
@@ -269,9 +271,9 @@ def _remember_keys() -> None:
             continue
         remember_url(value)
         if any(word in name for word in ("KEY", "AUTH", "TOKEN", "PASSWORD")):
-            remember(value)
+            remember_secret(value)
             for part in re.findall(r':\s*"([^"]+)"', value):  # settings as JSON
-                remember(part)
+                remember_secret(part)
 
 
 def _not_the_console(record: logging.LogRecord) -> bool:

@@ -23,12 +23,12 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import Metric
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.observer import Observer, Waiting
+from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
-from slackwater.observe.outage import Outage
-from slackwater.secrets import masked, remember, remember_url
+from slackwater.observe.warn_once import WarnOnce
+from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 LAST_SECONDS = 3.0  # the last export may take so long
 AWAY_SECONDS = 0.2  # if the latest attempt failed
@@ -62,7 +62,7 @@ class OpenTelemetry(Observer):
         )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._export, args=(seconds,), name="otel", daemon=True)
-        notice("info", masked(f"OpenTelemetry metrics to {exporter.endpoint} every {seconds:g} s"))
+        notice("info", mask_secrets(f"OpenTelemetry metrics to {exporter.endpoint} every {seconds:g} s"))
 
     # -- what happens in the run ------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class OpenTelemetry(Observer):
         self._instruments()
         self._thread.start()
 
-    def waiting(self, epoch: Waiting | None) -> None:
+    def waiting(self, epoch: PendingPublish | None) -> None:
         self._metrics.waiting(epoch)
 
     def status(self, status: Status) -> None:
@@ -126,7 +126,7 @@ class _Exporter(OTLPMetricExporter):
         super().__init__()
         remember_url(self._endpoint)
         self.endpoint = self._endpoint
-        self.outage = Outage(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
+        self.outage = WarnOnce(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
         logging.getLogger(_LOGGER).addFilter(_heard)
 
     def heard(self, record: logging.LogRecord) -> None:
@@ -191,7 +191,7 @@ def _remember_headers() -> None:
         for pair in os.environ.get(name, "").split(","):
             value = pair.partition("=")[2].strip()
             for spelled in (value, unquote(value)):
-                remember(spelled)
+                remember_secret(spelled)
 
 
 def _unit(name: str) -> str:

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.schema import Field
-from slackwater.operators.task import EmitReport, IngestReport
+from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import Hold, SegmentMeta
 from slackwater.state.protocol import ShardState
 
@@ -30,7 +30,7 @@ Recount = Callable[[Question], Mapping[int, int]]  # asks all shards, as they ar
 
 
 @dataclass(frozen=True)
-class Figures:
+class StageCounts:
     """What a commit counts of the state of a stage, so that no shard need be opened: each operator fills in its own part.
 
     `groups`, `windows`: per shard, keys with open sessions and open sessions. `panes`: start -> keys per shard, while not
@@ -164,15 +164,15 @@ class Operator(Protocol):
         """What a commit says of it, from which a state is read without a config. `data`: the keys of its step, see `config.data`."""
         ...
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         """The figures after an epoch's rows."""
         ...
 
-    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         """The figures after what was due came out, without what is over."""
         ...
 
-    def size(self, figures: Figures) -> tuple[int, int]:
+    def size(self, figures: StageCounts) -> tuple[int, int]:
         """How many windows are open, of how many groups."""
         ...
 
@@ -183,13 +183,13 @@ class Operator(Protocol):
         """
         ...
 
-    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if an epoch's rows made the state larger than allowed; `watermark`: of the epoch before."""
         ...
 
 
 @dataclass(frozen=True)
-class LateLetters:
+class LateLetterContext:
     """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark.
 
     `cause`: why rows are late whose source was not idle.
@@ -201,7 +201,7 @@ class LateLetters:
 
 
 @dataclass(frozen=True)
-class Onward:
+class KnownWatermark:
     """Where the watermark goes in this epoch, as far as that is known before its rows are read."""
 
     watermark: int
@@ -223,10 +223,10 @@ class ShardTask:
     pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
     flush: bool = False
     early: bool = False  # emit = "updates": open windows that were changed are emitted now
-    late: LateLetters | None = None  # late rows become letters
+    late: LateLetterContext | None = None  # late rows become letters
     keeps_bad: bool = False  # so do rows that bring no usable gap
-    capacity: Capacity = ANYTHING  # what the target and the state can hold of a row
-    onward: Onward | None = None  # ingest: what is due there comes out in the same pass
+    capacity: ValueLimits = ANYTHING  # what the target and the state can hold of a row
+    onward: KnownWatermark | None = None  # ingest: what is due there comes out in the same pass
     holds: tuple[Hold, ...] | None = None  # of the shard; None where no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 

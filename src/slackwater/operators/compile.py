@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slackwater.config.connectors import injected
+from slackwater.config.connector_info import metadata_columns
 from slackwater.config.join import EVENT_TIME, output_names
-from slackwater.config.keyed import KeyedStep
-from slackwater.config.pipeline import Pipeline, resolve
-from slackwater.config.spelling import nearest
-from slackwater.config.step import allowed_ms
+from slackwater.config.keyed_step import KeyedStep
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.step_spec import allowed_ms
 from slackwater.config.window import Window
 from slackwater.core.reserved import OF_ROWS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.rows import Rows
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
 from slackwater.windows.aggregations import Agg
 
 
-def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> Panes | Sessions:
+def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
     """Bind keys and aggregations to the columns that come out of the SQL. Raises StartError, one line per misfit."""
     window = pipeline.transform.window
     assert window is not None
     return bind_window(pipeline.name, window, columns)
 
 
-def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> Panes | Sessions:
+def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
     """The same for the window of a pipeline of this name."""
     problems: list[str] = []
 
@@ -37,7 +37,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
         field = columns.get(name)
         if field is None:
             problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{nearest(name, columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{suggestion_or_list(name, columns)}'
             )
         elif not field.supported:
             problems.append(
@@ -68,11 +68,11 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
     ]
     if problems:
         raise StartError("\n".join(problems))
-    kind = Sessions if window.kind == "session" else Panes
+    kind = SessionOperator if window.kind == "session" else PaneOperator
     return kind(pipeline, window, tuple(k for k in keys if k is not None), tuple(aggs))
 
 
-def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> IntervalJoin:
+def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> IntervalJoinOperator:
     """Bind a join to the columns that come out of each side's SQL. Raises StartError, one line per misfit."""
     join = pipeline.transform.join
     assert join is not None
@@ -86,7 +86,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
                 side.append(known[name])
                 continue
             problems.append(
-                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{nearest(name, known)}'
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggestion_or_list(name, known)}'
             )
     if not problems:
         for one, other in zip(*keys, strict=True):
@@ -108,7 +108,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     lower, upper = (1000 * ms for ms in join.bounds_ms)
     allowed = 1000 * allowed_ms(join)
     left, right = (
-        joins.side(
+        joins.build_side(
             which,
             source,
             keys[which],
@@ -121,7 +121,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
         )
         for which, (source, names) in enumerate(zip(join.sources, chosen, strict=True))
     )
-    return IntervalJoin(
+    return IntervalJoinOperator(
         pipeline.name, left, right, allowed, join.event_time, join.max_rows_per_key, join.on_state_cap == "drop_oldest"
     )
 
@@ -135,7 +135,9 @@ def bind_keyed(
     where, problems = f"{pipeline.name}: {step.AT}", list[str]()
     for name in step.key:
         if name not in first:
-            problems.append(f'{where}.key: column "{name}" does not come out of the SQL{nearest(name, first)}')
+            problems.append(
+                f'{where}.key: column "{name}" does not come out of the SQL{suggestion_or_list(name, first)}'
+            )
         elif not first[name].supported:
             problems.append(
                 f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type, cast it in the SQL'
@@ -161,7 +163,7 @@ def bind_keyed(
     return tuple(first[k] for k in step.key), fields
 
 
-def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:
+def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
     """The columns that the SQL selects, in order, as they come out. Raises StartError, one line per misfit."""
     where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
     problems: list[str] = []
@@ -179,16 +181,20 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> Rows:
             )
     if problems:
         raise StartError("\n".join(dict.fromkeys(problems)))
-    return Rows(pipeline.name, tuple(columns))
+    return StatelessOperator(pipeline.name, tuple(columns))
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     """Per side: what its connector adds to the columns of its rows."""
     assert pipeline.transform.join is not None
-    found = {s.name: resolve(s.connection, pipeline.connections) if s.connection else None for s in pipeline.sources}
+    found = {
+        s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
+        for s in pipeline.sources
+    }
     direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
     left, right = (
-        injected(c.kind if (c := found.get(direct.get(name, ""))) else None) for name in pipeline.transform.join.sources
+        metadata_columns(c.kind if (c := found.get(direct.get(name, ""))) else None)
+        for name in pipeline.transform.join.sources
     )
     return left, right
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.dead_letter import LETTER
+from slackwater.core.json_text import json_text
 from slackwater.core.schema import Field
-from slackwater.core.text import json_text
 from slackwater.operators.base import ShardTask, with_idle
-from slackwater.operators.task import LetterFile
+from slackwater.operators.reports import LetterFile
 from slackwater.sources.base import CORRUPT
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
@@ -39,7 +39,7 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
         "epoch": f"{epoch}L",
         "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
     }
-    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
 def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
@@ -48,14 +48,14 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     Their bytes are those of the source where `_origin` came along, else the row as JSON.
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote, plain))}), {_times()})"
+    row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
     found = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
-        found = {f.name: f"{ORIGIN}.{quote(f.name)}" for f in ORIGIN_FIELDS}
+        found = {f.name: f"{ORIGIN}.{quote_column(f.name)}" for f in ORIGIN_FIELDS}
     found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
     if "_event_ts" in columns:
         found["event_time"] = "_event_ts"
-    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote(f.name)}" for f in LETTER]
+    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
 def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
@@ -70,7 +70,7 @@ def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame
     return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def holding(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
+def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
     """Letters as their target can hold them: a time that it cannot hold is NULL, the row's bytes still have it.
 
     Columns that an earlier version did not stage are NULL.
@@ -102,7 +102,7 @@ def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]
     """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     there = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote, plain))}), {_times()})" if plain else "NULL"
+    row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
     return {
         "source": _text(source),

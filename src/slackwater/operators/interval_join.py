@@ -9,18 +9,18 @@ from typing import Any, Self
 
 import polars as pl
 
+from slackwater.core.humanize import plural
 from slackwater.core.schema import field_of
-from slackwater.core.words import plural
 from slackwater.errors import CapExceededError
-from slackwater.joins import step
-from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic, Side
-from slackwater.joins.logic import side as side_with
-from slackwater.joins.slots import Slots
-from slackwater.operators.base import SIDES, Figures, ShardTask, is_over, with_idle
+from slackwater.joins import interval_join
+from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic, JoinSide
+from slackwater.joins.logic import build_side as side_with
+from slackwater.joins.shared_columns import SharedColumns
+from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_over, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
-from slackwater.operators.lateness import late_by
-from slackwater.operators.task import EmitReport, IngestReport, LetterFile, SideReport, plain
-from slackwater.operators.windowless import Windowless
+from slackwater.operators.late_row_histogram import late_by
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, plain_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
 from slackwater.watermark import NO_WATERMARK
 
@@ -28,7 +28,7 @@ PLAIN = ("__kh", "__ts")
 SAMPLE = 3
 
 
-class _Outbox:
+class _JoinOutput:
     """Puts output aside, in frames that are neither many nor huge."""
 
     def __init__(self, task: ShardTask) -> None:
@@ -38,7 +38,7 @@ class _Outbox:
     def take(self, frame: pl.DataFrame) -> None:
         self._held.append(frame)
         self._rows += frame.height
-        if self._rows >= step.MOST:
+        if self._rows >= interval_join.MOST:
             self.flush()
 
     def flush(self) -> tuple[OutputMeta, ...]:
@@ -49,7 +49,7 @@ class _Outbox:
 
 
 @dataclass(frozen=True)
-class IntervalJoin(JoinLogic, Windowless):
+class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     """A join of two streams."""
 
     def late_before(self, watermark: int) -> int:
@@ -66,18 +66,18 @@ class IntervalJoin(JoinLogic, Windowless):
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: `__side`, `__kh`, `__ts`, the columns of `Slots`, and `__src` where sources may be idle."""
+        """`rows`: `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` where sources may be idle."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         rows = with_idle(task, rows)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
-        slots, more = Slots.between(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
+        slots, more = SharedColumns.between(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
         new = {side.which: slots.apart(rows, side.which, more) for side in self.sides}
-        outbox, epoch = _Outbox(task), task.state.epoch
+        outbox, epoch = _JoinOutput(task), task.state.epoch
         try:
-            done = step.ingest(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
-        except step.TooManyError as error:
+            done = interval_join.ingest(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
+        except interval_join.RowsPerKeyExceededError as error:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, "
                 f'max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; nothing of this '
@@ -88,7 +88,7 @@ class IntervalJoin(JoinLogic, Windowless):
         outputs = outbox.flush()
         letters = self._stage_letters(task, done.late, origins)
         task.staging("after")
-        tallies = [done.tallies.get(side.which, step.Tally()) for side in self.sides]
+        tallies = [done.tallies.get(side.which, interval_join.SideCounts()) for side in self.sides]
         late, missing = sum(t.late for t in tallies), self._uncounted(tallies)
         reasons = {MATCH: done.matches, UNMATCHED: sum(t.unmatched for t in tallies)}
         return IngestReport(
@@ -118,7 +118,7 @@ class IntervalJoin(JoinLogic, Windowless):
             ),
         )
 
-    def _uncounted(self, tallies: Sequence[step.Tally]) -> int:
+    def _uncounted(self, tallies: Sequence[interval_join.SideCounts]) -> int:
         """Rows that have no key, on a side whose rows come out in pairs only."""
         return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
@@ -130,7 +130,7 @@ class IntervalJoin(JoinLogic, Windowless):
             some = rows.head(SAMPLE).select(
                 pl.col("__ts").alias("event_us"), *(pl.col(c).alias(n) for n, c in names.items())
             )
-            found += [{k: plain(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
+            found += [{k: plain_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
         return tuple(found[:SAMPLE])
 
     def _stage_letters(
@@ -164,8 +164,8 @@ class IntervalJoin(JoinLogic, Windowless):
 
     def emit(self, task: ShardTask) -> EmitReport:
         """Stage the outer rows that expire without a partner."""
-        outbox = _Outbox(task)
-        counts = step.emit(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
+        outbox = _JoinOutput(task)
+        counts = interval_join.emit(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
         total = sum(counts.values())
         return EmitReport(
             shard=task.shard,
@@ -201,14 +201,14 @@ class IntervalJoin(JoinLogic, Windowless):
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
         return cls(pipeline, left, right, allowed, "later", None, False)
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         sides = {name: Counter(found) for name, found in before.sides.items()}
         for r in reports:
             for name, side in zip(SIDES, r.sides, strict=False):
                 sides.setdefault(name, Counter()).update(side.model_dump(exclude={"hot_key"}))
         return replace(before, sides={name: dict(found) for name, found in sides.items()})
 
-    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         sides = {name: Counter(before.sides.get(name, {})) for name in SIDES}
         for r in reports:
             for name, count in zip(SIDES, r.unmatched, strict=True):
@@ -220,7 +220,7 @@ class IntervalJoin(JoinLogic, Windowless):
         return tuple(m for m in metas if not is_over(m, since))
 
 
-def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> Side:
+def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
     """A side as a state tells it; what comes out of it is not known."""
     keys, columns = ([field_of(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]

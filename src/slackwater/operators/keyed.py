@@ -4,7 +4,7 @@ rows of a shard, by key and time ─┐                    ┌─▶ rows that c
                                   ├─▶ advance (pure) ──┤
 what is kept of these keys ───────┘                    └─▶ what is kept of them now: the keys' units
 
-Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` know `Keyed`: one of these is its `advance`,
+Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` know `KeyedOperator`: one of these is its `advance`,
 what it keeps, and what a commit says of it (`of_state`). A key is kept for ever.
 """
 
@@ -19,23 +19,23 @@ from typing import Any, ClassVar
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct
+from slackwater.core.arrays import distinct_values
 from slackwater.core.capacity import YEARS
+from slackwater.core.humanize import plural
 from slackwater.core.schema import Field, field_of
-from slackwater.core.words import plural
-from slackwater.operators.at_once import AtOnce
-from slackwater.operators.base import Figures, ShardTask
-from slackwater.operators.task import IngestReport
+from slackwater.operators.base import ShardTask, StageCounts
+from slackwater.operators.immediate import ImmediateOperator
+from slackwater.operators.reports import IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.windows.kept import FAR, HIDDEN, NEVER, WHOLE, Due, Kept
-from slackwater.windows.outcomes import Forgotten, Stats
+from slackwater.windows.results import ExpiryBounds, SegmentStats
+from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, KeyedState
 
 EVENT_TIME = "_event_ts"
 KEY = "__key"  # hidden: the number of a row's key among those of an epoch
 
 
 @dataclass(frozen=True)
-class Keyed(Kept, AtOnce):
+class KeyedOperator(KeyedState, ImmediateOperator):
     """`fields`: the columns that come out, keys among them, without the event time, which follows them."""
 
     pipeline: str
@@ -91,14 +91,14 @@ class Keyed(Kept, AtOnce):
     def state_schema(self) -> dict[str, pl.DataType]:
         return {**HIDDEN, **{k.name: k.polars for k in self.keys}, **self.accumulators}
 
-    def stats(self, state: pl.DataFrame) -> Stats:
-        return Stats(FAR, NEVER, NEVER, FAR)
+    def stats(self, state: pl.DataFrame) -> SegmentStats:
+        return SegmentStats(FAR, NEVER, NEVER, FAR)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
-        return Due((), (), (), NEVER, NEVER)
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
+        return DueQuery((), (), (), NEVER, NEVER)
 
-    def forgotten(self, watermark: int) -> Forgotten:
-        return Forgotten(NEVER, NEVER)
+    def forgotten(self, watermark: int) -> ExpiryBounds:
+        return ExpiryBounds(NEVER, NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         return state
@@ -110,7 +110,7 @@ class Keyed(Kept, AtOnce):
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         by = ["__kh", *self.key_names]
-        before = task.state.reader(self).units(distinct(np.sort(rows["__kh"].to_numpy())))
+        before = task.state.reader(self).units(distinct_values(np.sort(rows["__kh"].to_numpy())))
         of_key = (pl.col("__ts").min().alias("__from"), pl.col("__ts").max().alias("__upto"))
         keys = (
             rows.group_by(by, maintain_order=True)
@@ -180,17 +180,17 @@ class Keyed(Kept, AtOnce):
         fields = (Field(n, t) for n, t in state.described["columns"].items())
         return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         groups = list(before.groups)
         for r in reports:
             groups[r.shard] += r.groups
         return replace(before, groups=tuple(groups))
 
-    def size(self, figures: Figures) -> tuple[int, int]:
+    def size(self, figures: StageCounts) -> tuple[int, int]:
         return 0, sum(figures.groups)
 
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         return metas
 
-    def kept_text(self, figures: Figures) -> str:
+    def kept_text(self, figures: StageCounts) -> str:
         return f"{plural(sum(figures.groups), 'key')} kept"

@@ -9,23 +9,23 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.core.hashing import mix
-from slackwater.core.time import iso
+from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
-from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
+from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle
 from slackwater.operators.dead_letters import late_letters
-from slackwater.operators.task import EmitReport, IngestReport
-from slackwater.operators.windowed import Windowed, untouched
+from slackwater.operators.reports import EmitReport, IngestReport
+from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.windows import pane_emission, panes
-from slackwater.windows.kept import Int64s
 from slackwater.windows.panes import PaneLogic
+from slackwater.windows.state_rows import Int64s
 
 WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
 
 
 @dataclass(frozen=True)
-class Panes(PaneLogic, Windowed):
+class PaneOperator(PaneLogic, WindowOperator):
     """Tumbling and hopping windows."""
 
     @property
@@ -43,19 +43,19 @@ class Panes(PaneLogic, Windowed):
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """`rows`: lifted panes (see `windows.panes.lift`). They stand for several raw rows: the engine stages their letters."""
         if rows.is_empty():
-            return untouched(task)
+            return empty_report(task)
         rows = with_idle(task, rows).with_columns(_units(rows))
         total, lifted = int(rows["__n"].sum()), rows.height
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.bound is not None and self._may_exceed(task, rows):
             there = self.forget(reader.scan(), task.watermark)
-            rows, refused = panes.admit(self, rows, there, task.watermark, task.bound)
-        before = reader.units(distinct(rows["__h"].to_numpy()))
-        done = panes.ingest(self, rows, before, task.watermark)
+            rows, refused = panes.admit_groups(self, rows, there, task.watermark, task.bound)
+        before = reader.units(distinct_values(rows["__h"].to_numpy()))
+        done = panes.ingest_panes(self, rows, before, task.watermark)
         alone = None
         if self.window.late_data == "standalone":
-            alone = pane_emission.standalone(self, rows, task.watermark)
+            alone = pane_emission.standalone_windows(self, rows, task.watermark)
         task.staging("before")
         found = self.ingest_report(task, done, before, alone)
         task.staging("after")
@@ -67,48 +67,48 @@ class Panes(PaneLogic, Windowed):
         if due.is_empty():
             return EmitReport(shard=task.shard, segments=task.state.metas)
         if self.revises:
-            more = pane_emission.siblings(self, due, task.since, task.watermark)
-            more = more[~member(more, distinct(due["__h"].to_numpy()))]
+            more = pane_emission.sibling_units(self, due, task.since, task.watermark)
+            more = more[~in_sorted(more, distinct_values(due["__h"].to_numpy()))]
             due = pl.concat([due, task.state.reader(self).units(more)])
-        done = pane_emission.emit(self, due, task.since, task.watermark, task.early)
+        done = pane_emission.emit_windows(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        first, count = panes.missed(self, rows["__start"].to_numpy(), task.watermark)
+        first, count = panes.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
         return late_letters(task, rows, pl.Series(count), _listed(first, count, self.hop_us), self.keys)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         counts = {pane: list(groups) for pane, groups in before.panes.items()}
         for r in reports:
             for pane, n in r.new_groups.items():
                 counts.setdefault(pane, [0] * len(before.groups))[r.shard] += n
         return replace(before, panes={pane: tuple(groups) for pane, groups in counts.items()})
 
-    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         living = {p: groups for p, groups in before.panes.items() if panes.window_totals(self, {p: 1}, watermark)}
         return replace(before, panes=living)
 
-    def size(self, figures: Figures) -> tuple[int, int]:
+    def size(self, figures: StageCounts) -> tuple[int, int]:
         groups = sum(sum(of_shards) for of_shards in figures.panes.values())
         return groups, groups
 
-    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
         """The sum over a hopping window's panes is an upper bound: only beyond the limit are groups counted in the state."""
         bound = self.fails_above
         if bound is None:
             return
         totals = panes.window_totals(self, {p: sum(groups) for p, groups in figures.panes.items()}, watermark)
         suspects = sorted(w for w, groups in totals.items() if groups > bound)
-        if suspects and panes.overlapping(self):
+        if suspects and panes.is_overlapping(self):
             exact = recount(partial(self.groups_in, tuple(suspects)))
             totals = {w: exact.get(w, 0) for w in suspects}
             suspects = [w for w in suspects if totals[w] > bound]
         if suspects:
             window = suspects[0]
             raise CapExceededError(
-                f"{self.pipeline}: window {iso(window)} to {iso(window + self.duration_us)} holds {totals[window]} groups, "
+                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds {totals[window]} groups, "
                 f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
             )
 

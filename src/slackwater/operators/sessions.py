@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import CapExceededError
-from slackwater.operators.base import Figures, Recount, ShardTask, with_idle
+from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
-from slackwater.operators.task import EmitReport, IngestReport, LetterFile
-from slackwater.operators.windowed import Windowed, untouched
+from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
+from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.state.commit import Hold
 from slackwater.windows import session_emission, session_holds, sessions
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.order import distinct_hashes
+from slackwater.windows.key_order import distinct_hashes
 
 
 @dataclass(frozen=True)
-class Sessions(SessionLogic, Windowed):
+class SessionOperator(SessionLogic, WindowOperator):
     """Session windows."""
 
     @property
@@ -29,18 +29,18 @@ class Sessions(SessionLogic, Windowed):
         return 0  # an event at the end of the gap still joins
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return session_holds.lowest(holds, watermark, self.reach_us)
+        return session_holds.lowest_hold(holds, watermark, self.reach_us)
 
     def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
         return self.holds_of(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
     def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        return session_holds.bounded(session_holds.of_rows(self, rows))
+        return session_holds.bound_holds(session_holds.of_rows(self, rows))
 
     def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():
             return None
-        return session_holds.replaced(self, task.holds, state)
+        return session_holds.replace_holds(self, task.holds, state)
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -52,16 +52,16 @@ class Sessions(SessionLogic, Windowed):
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """`rows`: `__kh`, `__ts`, keys, accumulators, and `__end` where rows bring their gaps."""
         if rows.is_empty():
-            return untouched(task)
+            return empty_report(task)
         rows, origins, bad = self._with_gaps(with_idle(task, rows), origins)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
         room = None if task.bound is None else max(task.bound - task.groups, 0)
-        done = sessions.ingest(self, rows, before, task.watermark, room)
+        done = sessions.ingest_sessions(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:
-            alone = session_emission.standalone(self, done.late)
+            alone = session_emission.standalone_sessions(self, done.late)
         task.staging("before")
         found = self.ingest_report(task, done, before, alone)
         letters = self._stage_letters(task, done.late, origins, bad)
@@ -102,21 +102,21 @@ class Sessions(SessionLogic, Windowed):
         due = self.due(task)
         if due.is_empty():
             return EmitReport(shard=task.shard, segments=task.state.metas)
-        done = session_emission.emit(self, due, task.since, task.watermark, task.early)
+        done = session_emission.emit_sessions(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def ingested(self, before: Figures, reports: Sequence[IngestReport]) -> Figures:
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         return _counted(before, reports)
 
-    def emitted(self, before: Figures, reports: Sequence[EmitReport], watermark: int) -> Figures:
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         return _counted(before, reports)
 
-    def size(self, figures: Figures) -> tuple[int, int]:
+    def size(self, figures: StageCounts) -> tuple[int, int]:
         return sum(figures.windows), sum(figures.groups)
 
-    def check_bounds(self, figures: Figures, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
         """Of the whole state, which is counted exactly."""
         bound, found = self.fails_above, sum(figures.groups)
         if bound is not None and found > bound:
@@ -126,7 +126,7 @@ class Sessions(SessionLogic, Windowed):
             )
 
 
-def _counted(before: Figures, reports: Sequence[IngestReport | EmitReport]) -> Figures:
+def _counted(before: StageCounts, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
     groups, windows = list(before.groups), list(before.windows)
     for r in reports:
         groups[r.shard] += r.groups

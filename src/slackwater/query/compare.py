@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from slackwater.core.text import nested
+from slackwater.core.json_text import is_nested
 from slackwater.errors import StartError
-from slackwater.query.outputs import Output
+from slackwater.query.outputs import ResultOutput
 from slackwater.targets.files import json_columns
 
 _UTC = pl.Datetime("us", "UTC")
@@ -28,7 +28,7 @@ _NTH = "__nth"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ResultComparison:
     """The outcome. `columns`: how many rows differ in each; `missing`: columns that one side alone has, per side.
 
     `repeated`: rows per side that share their identity with an earlier one. Examples: rows of one side (all columns), and
@@ -51,14 +51,14 @@ class Comparison:
         return not (any(self.only) or self.different or any(self.missing))
 
 
-def compare(
-    a: Output,
-    b: Output,
+def compare_outputs(
+    a: ResultOutput,
+    b: ResultOutput,
     by: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     tolerance: float = 0.0,
     examples: int = 10,
-) -> Comparison:
+) -> ResultComparison:
     """Compare two outputs by `by`, or by the identity that they tell themselves.
 
     Rows of one identity are numbered in the order of their values, so that repeated rows pair up; where rows carry
@@ -89,7 +89,7 @@ def compare(
     unequal = both.select(~_equal(c, both.schema[c], tolerance).alias(c) for c in values)
     differs = unequal.select(pl.any_horizontal(values)).to_series() if values else pl.Series([False] * both.height)
     changed = both.filter(differs)
-    return Comparison(
+    return ResultComparison(
         tuple(by),
         (left.height, right.height),
         both.height - changed.height,
@@ -105,7 +105,7 @@ def compare(
     )
 
 
-def _identity(a: Output, b: Output, by: Sequence[str] | None) -> list[str]:
+def _identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> list[str]:
     if by:
         return list(dict.fromkeys(by))
     known = [side.identity for side in (a, b) if side.identity is not None]
@@ -156,7 +156,7 @@ def _equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
 
 def _plain(values: pl.Series) -> pl.Series:
     """Without nested values: as JSON."""
-    if nested(values.dtype):
+    if is_nested(values.dtype):
         values = json_columns(values.to_frame()).to_series()
         return _json(values)
     return values + 0.0 if values.dtype.is_float() else values  # -0.0 is 0.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from slackwater.config.spelling import nearest, show
+from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _OPERATORS = "AND OR NOT = <> < <= > >= + - * / % IN BETWEEN LIKE ILIKE IS CASE 
 _TYPES = ("BOOLEAN", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "TEXT", "VARCHAR", "DATE", "TIMESTAMP")
 
 
-def condition(where: str, columns: Iterable[str]) -> pl.Expr:
+def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
     """The condition over columns that a text states. Raises StartError, one line."""
     try:
         written = _checked(where, list(columns))
@@ -62,7 +62,7 @@ def _checked(where: str, columns: list[str]) -> str:
     try:
         tree = sqlglot.parse_one(where, into=exp.Condition, dialect="postgres")
     except errors.SqlglotError as error:
-        raise _wrong(f"{show(where)} cannot be read ({_said(error)})") from None
+        raise _wrong(f"{format_value(where)} cannot be read ({_said(error)})") from None
     _check_depth(tree)
     for node in tree.walk():
         _check(node, columns)
@@ -79,7 +79,7 @@ def _check_size(where: str) -> None:
     try:
         count = len(sqlglot.tokenize(where, dialect="postgres"))
     except errors.SqlglotError:
-        raise _wrong(f"{show(where)} cannot be read: a quote is not closed, or a sign means nothing") from None
+        raise _wrong(f"{format_value(where)} cannot be read: a quote is not closed, or a sign means nothing") from None
     if not count:
         raise _wrong("is empty")
     if count > TOKENS:
@@ -114,9 +114,9 @@ def _check(node: exp.Expr, columns: list[str]) -> None:
         return
     if isinstance(node, exp.Column):
         if node.args.get("table") is not None:
-            raise _wrong(f"{show(node.sql())} is a column of a table; name the column alone")
+            raise _wrong(f"{format_value(node.sql())} is a column of a table; name the column alone")
         if isinstance(node.this, exp.Star) or node.name not in columns:
-            raise _wrong(f"unable to find column {show(node.name)}{nearest(node.name, columns)}", "")
+            raise _wrong(f"unable to find column {format_value(node.name)}{suggestion_or_list(node.name, columns)}", "")
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:
             raise _wrong(f"a number of more than {DIGITS} digits", "")
@@ -134,7 +134,7 @@ def _check(node: exp.Expr, columns: list[str]) -> None:
         )
 
 
-def chosen(frame: pl.DataFrame, wanted: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
+def filter_frame(frame: pl.DataFrame, wanted: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
     """The rows of a frame that a condition holds for, a slice at a time. Raises StartError."""
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spelling import nearest
-from slackwater.core.arrays import Int64s, distinct
+from slackwater.core.arrays import Int64s, distinct_values
 from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import restore
-from slackwater.evolution.description import step_in
+from slackwater.evolution import commit_from_config
+from slackwater.evolution.operator_from_state import step_in
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
-from slackwater.windows.aggregations import normalised
-from slackwater.windows.kept import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Due
-from slackwater.windows.logic import Logic
+from slackwater.windows.aggregations import normalize_columns
+from slackwater.windows.logic import WindowLogic
+from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueQuery
 
 
 def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
@@ -44,14 +44,14 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
         return step_in(commit)
-    columns = restore.columns_of(state, window)
+    columns = commit_from_config.columns_of(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
             f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not know the columns "
             f"{', '.join(unknown)}; change the config back, or start the pipeline once"
         )
-    return restore.with_kept_accumulators(compile_window(pipeline, columns), state)
+    return commit_from_config.with_kept_accumulators(compile_window(pipeline, columns), state)
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
 Texts = Sequence[str] | Mapping[str, str | None]
 
 
-def key_of(logic: Logic, given: Texts, what: str = "key") -> pl.DataFrame:
+def key_of(logic: WindowLogic, given: Texts, what: str = "key") -> pl.DataFrame:
     """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave.
 
     Or from a mapping of names to values as texts, which may hold any character. Raises StartError.
@@ -81,7 +81,9 @@ def key_of(logic: Logic, given: Texts, what: str = "key") -> pl.DataFrame:
                 raise StartError(
                     f'{logic.pipeline}: {what}: found "{name}", expected the name of the column too: {form}'
                 )
-            raise StartError(f'{logic.pipeline}: {what}: "{name}" is not a key of this window{nearest(name, names)}')
+            raise StartError(
+                f'{logic.pipeline}: {what}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'
+            )
         found[name] = value if is_value else None
     missing = [n for n in names if n not in found]
     if missing:
@@ -91,7 +93,7 @@ def key_of(logic: Logic, given: Texts, what: str = "key") -> pl.DataFrame:
     return key_frame(logic, {k.name: _value(logic, k, found[k.name]) for k in logic.keys})
 
 
-def key_frame(logic: Logic, key: Mapping[str, Any]) -> pl.DataFrame:
+def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
     """One row with the key columns, from their values. Raises StartError for a value of another type."""
     columns = []
     for k in logic.keys:
@@ -101,7 +103,7 @@ def key_frame(logic: Logic, key: Mapping[str, Any]) -> pl.DataFrame:
             raise StartError(
                 f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
             ) from None
-    return normalised(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
+    return normalize_columns(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
 
 _TAKES: Mapping[str, tuple[type, ...]] = {
@@ -142,7 +144,7 @@ def _plain_key(field: Field, value: Any) -> Any:
     return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
 
 
-def _value(logic: Logic, field: Field, text: str | None) -> Any:
+def _value(logic: WindowLogic, field: Field, text: str | None) -> Any:
     """A value of a key column as people write it: ISO 8601 for times (UTC where no offset is given), binary in hexadecimal."""
     if text is None:
         return None
@@ -171,7 +173,7 @@ def _value(logic: Logic, field: Field, text: str | None) -> Any:
     return text
 
 
-def rows_of(snapshot: Snapshot, logic: Windowed, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
     """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
     stages = snapshot.commit.stages
     state = stages[stage]
@@ -189,13 +191,13 @@ def _units(operator: Operator, key: Int64s, state: StageState) -> Int64s:
 
 
 @_units.register
-def _(operator: Panes, key: Int64s, state: StageState) -> Int64s:
+def _(operator: PaneOperator, key: Int64s, state: StageState) -> Int64s:
     starts = np.array(sorted(state.panes), dtype=np.int64)
-    return distinct(mix(np.repeat(key, len(starts)), starts))
+    return distinct_values(mix(np.repeat(key, len(starts)), starts))
 
 
 @_units.register
-def _(operator: Sessions, key: Int64s, state: StageState) -> Int64s:
+def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
     return key
 
 
@@ -212,18 +214,18 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
 
 
 @open_windows.register
-def _(operator: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
         rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(unsaid)
-    found = pane_emission.emit(operator, rows, watermark, FAR, True).rows
+    found = pane_emission.emit_windows(operator, rows, watermark, FAR, True).rows
     return _by_close(operator, found, pl.col("__end"))
 
 
 @open_windows.register
-def _(operator: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
-    found = session_emission.emit(operator, rows, watermark, FAR, True).rows
+    found = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
     cut = pl.col("__reason") == "cap"
     return _by_close(
         operator, found, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
@@ -235,11 +237,11 @@ def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFram
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
-def _by_close(logic: Logic, found: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
+def _by_close(logic: WindowLogic, found: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
     return found.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
-def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
+def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
     """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
 
     The horizon is widened until they are found, so that the work is about theirs and not that of the whole state: by as many
@@ -268,14 +270,14 @@ def soonest(snapshot: Snapshot, logic: Sessions, count: int) -> pl.DataFrame:
         step, wanted = step * 16, wanted * 16
 
 
-def _closing(logic: Sessions, since: int, upto: int) -> Due:
+def _closing(logic: SessionOperator, since: int, upto: int) -> DueQuery:
     """The rows of sessions that close within a span, emitted early or not; of fragments all that may be cut by then."""
     span = (since, upto)
     pending = FAR if logic.updates else upto
-    return Due(((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR)
+    return DueQuery(((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR)
 
 
-def plain(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def plain_row(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Key columns of a row as values that JSON and a terminal can show."""
 
     def shown(value: Any) -> Any:

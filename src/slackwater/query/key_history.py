@@ -18,12 +18,12 @@ from slackwater.core.local_files import local_name
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
 from slackwater.operators.dead_letters import LATE, group_key
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
-from slackwater.query.published import PostgresResults, in_order, published
-from slackwater.query.stages import commit_of
-from slackwater.query.why_values import KeyHistory, LateRow, OfStage, Results, Why
-from slackwater.runner.dead_letters import Wanted, judged, newest
+from slackwater.query.result_readers import PostgresResults, in_order, result_reader
+from slackwater.query.stage_view import commit_of
+from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
+from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -31,7 +31,9 @@ SHOWN = 5  # late rows, and results of one target
 _ALL = 2**31 - 1  # rows of a target that keeps no index
 
 
-def with_history(pipeline: Pipeline, store: StateStore, answer: Why, key: inspect.Texts, limit: int = SHOWN) -> Why:
+def with_history(
+    pipeline: Pipeline, store: StateStore, answer: WhyReport, key: inspect.Texts, limit: int = SHOWN
+) -> WhyReport:
     """An answer about a key with what became of it in each stage that has such keys."""
     with store.peek() as snapshot:
         if snapshot is None or not key:
@@ -62,13 +64,13 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
     return {frame.select(group_key(operator.keys)).item() for operator, frame in known.values()}
 
 
-def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, tuple[Windowed, pl.DataFrame]]:
+def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
     """Each stage with such keys: its window, and the key as one row. Raises StartError where none has them."""
-    known, problems = dict[str, tuple[Windowed, pl.DataFrame]](), list[StartError]()
+    known, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         alone = pipeline.alone.get(stage.name, pipeline)
         operator = inspect.operator_of(alone, commit_of(commit, number))
-        if isinstance(operator, Windowed):
+        if isinstance(operator, WindowOperator):
             try:
                 known[stage.name] = operator, inspect.key_of(operator, key, "--key")
             except StartError as error:
@@ -79,8 +81,8 @@ def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, t
 
 
 def _with_key(
-    pipeline: Pipeline, stage: OfStage, known: Mapping[str, tuple[Windowed, pl.DataFrame]], limit: int
-) -> OfStage:
+    pipeline: Pipeline, stage: StageReport, known: Mapping[str, tuple[WindowOperator, pl.DataFrame]], limit: int
+) -> StageReport:
     if stage.key is None or stage.stage not in known:
         return stage
     operator, frame = known[stage.stage]
@@ -91,7 +93,9 @@ def _with_key(
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
-def _late_rows(pipeline: Pipeline, stage: str, key: str, limit: int) -> tuple[tuple[LateRow, ...], bool, str | None]:
+def _late_rows(
+    pipeline: Pipeline, stage: str, key: str, limit: int
+) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
     """The newest late rows, whether there are more, and why they are not known."""
     own = pipeline.alone.get(stage, pipeline)
     if all(s.of_stage for s in own.sources):
@@ -101,19 +105,19 @@ def _late_rows(pipeline: Pipeline, stage: str, key: str, limit: int) -> tuple[tu
         how = "not kept" if late_data == "drop" else "used"
         return (), False, f'rows that come late are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
-        wanted = Wanted(reason=LATE, group_keys={key}, limit=limit + 1)
-        letters = judged(pipeline, newest(pipeline, wanted))
+        wanted = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
+        letters = with_attempts(pipeline, newest_letters(pipeline, wanted))
     except (SlackwaterError, OSError) as error:
         return (), False, str(error)
     rows = [_late_row(letter) for letter in letters.head(limit).iter_rows(named=True)]
     return tuple(rows), letters.height > limit, None
 
 
-def _late_row(letter: Mapping[str, Any]) -> LateRow:
+def _late_row(letter: Mapping[str, Any]) -> LateRowReport:
     place = None if letter["file"] is None else local_name(letter["file"])
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
-    return LateRow(
+    return LateRowReport(
         source=letter["source"],
         place=place,
         epoch=letter["epoch"],
@@ -135,15 +139,15 @@ def _micros(at: dt.datetime | None) -> int | None:
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> Results:
+def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> PublishedResults:
     """The newest rows of a key in the first target of a pipeline."""
     name = pipeline.target.name or pipeline.name
     window = pipeline.last.transform.window
     start = None if window is None else window.window_start_column
     try:
-        reader = published(pipeline)
+        reader = result_reader(pipeline)
     except (SlackwaterError, ConfigError) as error:
-        return Results(name, "", (), str(error))
+        return PublishedResults(name, "", (), str(error))
     try:
         if isinstance(reader, PostgresResults):
             rows = reader.of_key({k.name: _text(key, k) for k in keys}, limit)
@@ -151,11 +155,11 @@ def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit
             found = reader.newest(_ALL)
             rows = None if found is None else found.filter(_is_key(found, keys, key))
     except (SlackwaterError, OSError) as error:
-        return Results(name, reader.place, (), str(error))
+        return PublishedResults(name, reader.place, (), str(error))
     finally:
         reader.close()
     listed = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
-    return Results(name, reader.place, tuple(listed))
+    return PublishedResults(name, reader.place, tuple(listed))
 
 
 def _text(key: pl.DataFrame, field: Field) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.core.time import iso
+from slackwater.core.time import format_iso
 from slackwater.errors import SlackwaterError
 from slackwater.state.protocol import StateStore
 from slackwater.state.runs import KILLED
@@ -18,7 +18,7 @@ def failure_text(store: StateStore, pipeline: str) -> str | None:
         return None
     run = noted[-1]
     if run.outcome is None:
-        return f"the last run, begun {iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
+        return f"the last run, begun {format_iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
     if run.outcome != "failed" or run.ended_us is None:
         return None
-    return f"the last run failed at {iso(run.ended_us)}: {(run.error or 'no error is noted').removeprefix(f'{pipeline}: ')}"
+    return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error is noted').removeprefix(f'{pipeline}: ')}"

@@ -28,15 +28,15 @@ from slackwater.config.connection import (
     KafkaConnection,
     PostgresConnection,
 )
-from slackwater.config.paths import local
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.paths import is_local
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
+from slackwater.query.locate_state import store_at
 from slackwater.query.view import StateView
-from slackwater.query.where import store_at
-from slackwater.targets.folder import folder_at
+from slackwater.targets.output_directory import folder_at
 
 _URL = re.compile(r"postgres(ql)?://")
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -55,7 +55,7 @@ _TYPES: Mapping[str, pl.DataType] = {
 
 
 @dataclass(frozen=True)
-class Output:
+class ResultOutput:
     """Rows with what they are called; `identity`: the columns that tell them apart, where that is known."""
 
     label: str
@@ -63,7 +63,7 @@ class Output:
     identity: tuple[str, ...] | None = None
 
 
-def output_at(where: str) -> Output:
+def output_at(where: str) -> ResultOutput:
     """The rows of a place (see above). Raises StartError, StateError, ConfigError."""
     if where.startswith("state:"):
         return _state(where.removeprefix("state:"))
@@ -83,19 +83,19 @@ def output_at(where: str) -> Output:
     return _path(where)
 
 
-def _state(where: str) -> Output:
+def _state(where: str) -> ResultOutput:
     place, _, name = where.partition("#")
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
         rows, commit = view.scan(), view.manifest()
     identity = logic_in(commit, -1).identity
     label = f"state of {commit.pipeline} in epoch {commit.epoch}"
-    return Output(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
+    return ResultOutput(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 
 
-def _target(pipeline: Pipeline) -> Output:
+def _target(pipeline: Pipeline) -> ResultOutput:
     target, window = pipeline.target, pipeline.last.transform.window
-    connection = resolve(target.connection, pipeline.connections)
+    connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
     assert connection is not None, "the config was checked"
     found = _written(connection, target)
@@ -105,57 +105,57 @@ def _target(pipeline: Pipeline) -> Output:
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
-    return Output(f"{label}: {found.label}", found.rows, identity)
+    return ResultOutput(f"{label}: {found.label}", found.rows, identity)
 
 
 @singledispatch
-def _written(connection: Connection, target: Target) -> Output | None:
+def _written(connection: Connection, target: Target) -> ResultOutput | None:
     """All that a target holds; None for one that gives nothing back, or only by and by."""
     unregistered(connection, "slackwater.query.outputs")
 
 
 @_written.register
-def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> Output | None:
+def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> ResultOutput | None:
     return None
 
 
 @_written.register
-def _(connection: FilesConnection, target: Target) -> Output | None:
+def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
     path = target.path or ""
-    if local(path):
+    if is_local(path):
         return _path(path)
     return replace(_path(str(folder_at(path, connection.options).here())), label=path)
 
 
 @_written.register
-def _(connection: DeltaConnection, target: Target) -> Output | None:
+def _(connection: DeltaConnection, target: Target) -> ResultOutput | None:
     return _delta(target.path or "", connection.options)
 
 
 @_written.register
-def _(connection: IcebergConnection, target: Target) -> Output | None:
+def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
     from slackwater.targets import iceberg_tables as iceberg
 
     label = f"Iceberg table {target.table}"
     try:
         table = iceberg.tables_at(connection).load(target.table or "")
-        rows = None if table is None else iceberg.whole(table)
+        rows = None if table is None else iceberg.read_all(table)
     except Exception as error:  # catalogs raise what their clients do
-        raise StartError(f"{label}: cannot be read ({iceberg.reason(error)})") from None
+        raise StartError(f"{label}: cannot be read ({iceberg.iceberg_error_reason(error)})") from None
     if rows is None:
         raise StartError(f"{label}: there is no such table in its catalog")
-    return Output(label, rows)
+    return ResultOutput(label, rows)
 
 
 @_written.register
-def _(connection: PostgresConnection, target: Target) -> Output | None:
+def _(connection: PostgresConnection, target: Target) -> ResultOutput | None:
     return _postgres(str(connection.url), target.table or "")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _path(where: str) -> Output:
+def _path(where: str) -> ResultOutput:
     path = Path(where)
     if "://" in where or (path / "_delta_log").is_dir():
         return _delta(where, {})
@@ -171,7 +171,7 @@ def _path(where: str) -> Output:
         raise StartError(f"{where}: {found}, expected files of one kind: {', '.join(_SUFFIXES)}")
     (kind,) = kinds
     frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
-    return Output(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
+    return ResultOutput(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
 
 
 def read_file(path: Path, kind: str) -> pl.DataFrame:
@@ -191,7 +191,7 @@ def read_file(path: Path, kind: str) -> pl.DataFrame:
         raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})") from None
 
 
-def _delta(path: str, options: Mapping[str, str]) -> Output:
+def _delta(path: str, options: Mapping[str, str]) -> ResultOutput:
     from deltalake import DeltaTable
 
     try:
@@ -199,7 +199,7 @@ def _delta(path: str, options: Mapping[str, str]) -> Output:
     except Exception as error:  # the library has no base class
         raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
     assert isinstance(found, pl.DataFrame)
-    return Output(f"Delta table {path}", found)
+    return ResultOutput(f"Delta table {path}", found)
 
 
 # -- Postgres --------------------------------------------------------------------------------------------------------
@@ -208,16 +208,16 @@ def _delta(path: str, options: Mapping[str, str]) -> Output:
 def _address(url: str) -> str:
     from slackwater.state.postgres import client
 
-    return client.address(url)
+    return client.server_address(url)
 
 
-def _postgres(url: str, table: str) -> Output:
+def _postgres(url: str, table: str) -> ResultOutput:
     schema, _, name = table.rpartition(".")
     label = f"table {schema or 'public'}.{name} in Postgres at {_address(url)}"
     rows = read_table(url, table)
     if rows is None:
         raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
-    return Output(label, rows)
+    return ResultOutput(label, rows)
 
 
 def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
@@ -228,7 +228,7 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
 
     label, place = _named(url, table)
     try:
-        with client.connect(url, label) as db:
+        with client.open_connection(url, label) as db:
             columns = db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
                 " WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
@@ -237,15 +237,15 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
         if not columns:
             return None
         types = {column: _type(spelled) for column, spelled in columns}
-        listed = (client.quote(c) if t is not None else f"{client.quote(c)}::text" for c, t in types.items())
+        listed = (client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items())
         with client.arrow_cursor(url) as cursor:
-            return client.fetch(
+            return client.fetch_frame(
                 cursor,
                 f"SELECT {', '.join(listed)} FROM {place}{tail}",
                 {c: t or pl.String() for c, t in types.items()},
             )
     except (psycopg.Error, ConnectionError) as error:
-        raise StartError(f"{label}: cannot be read ({client.reason(error)})") from None
+        raise StartError(f"{label}: cannot be read ({client.error_reason(error)})") from None
 
 
 def count_rows(url: str, table: str, tail: str, most: int) -> int:
@@ -256,10 +256,10 @@ def count_rows(url: str, table: str, tail: str, most: int) -> int:
 
     label, place = _named(url, table)
     try:
-        with client.connect(url, label) as db:
+        with client.open_connection(url, label) as db:
             row = db.execute(f"SELECT count(*) FROM (SELECT FROM {place}{tail} LIMIT {most}) AS counted").fetchone()
     except psycopg.Error as error:
-        raise StartError(f"{label}: cannot be read ({client.reason(error)})") from None
+        raise StartError(f"{label}: cannot be read ({client.error_reason(error)})") from None
     assert row is not None
     return int(row[0])
 
@@ -271,8 +271,8 @@ def _named(url: str, table: str) -> tuple[str, str]:
     schema, _, name = table.rpartition(".")
     schema = schema or "public"
     return (
-        f"table {schema}.{name} in Postgres at {client.address(url)}",
-        f"{client.quote(schema)}.{client.quote(name)}",
+        f"table {schema}.{name} in Postgres at {client.server_address(url)}",
+        f"{client.quote_name(schema)}.{client.quote_name(name)}",
     )
 
 

@@ -31,14 +31,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from slackwater.config.spelling import show
+from slackwater.config.message_format import format_value
+from slackwater.core.humanize import plural
 from slackwater.core.schema import sql_type
-from slackwater.core.words import plural
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
-from slackwater.query.view import StateView, arrow
+from slackwater.query.view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
-from slackwater.web.server import LOOPBACK, HttpServer, start
+from slackwater.web.server import LOOPBACK, HttpServer, start_server
 
 log = logging.getLogger("slackwater")
 
@@ -52,19 +52,19 @@ WAITING = 64  # questions beside them
 Query = Mapping[str, str]
 
 
-def serve(view: StateView, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> HttpServer:
+def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> HttpServer:
     """Answer questions in threads until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
-    return start(application(view), port, host, what="the state", option="--port", names=names)
+    return start_server(build_application(view), port, host, what="the state", option="--port", names=names)
 
 
-def application(view: StateView) -> Starlette:
+def build_application(view: StateView) -> Starlette:
     """The endpoint as an ASGI application."""
-    app = Starlette(routes=routes(view), exception_handlers={HTTPException: _refused})
+    app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _refused})
     app.router.redirect_slashes = False
     return app
 
 
-def routes(view: StateView) -> list[Route]:
+def build_routes(view: StateView) -> list[Route]:
     """Its routes, for an application of one's own."""
     asked = _Questions(view)
     return [Route(path, asked.endpoint(answer), methods=["GET"]) for path, answer in _ANSWERS.items()]
@@ -135,7 +135,7 @@ def _rows(found: pl.DataFrame, as_arrow: bool) -> Response:
         raise _too_large()
     if as_arrow:
         sink = pa.BufferOutputStream()
-        table = arrow(found)
+        table = to_arrow(found)
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return Response(sink.getvalue().to_pybytes(), media_type=ARROW)
@@ -170,7 +170,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 def _known(given: Query, *names: str) -> None:
     unknown = [n for n in given if n not in (*names, "at", "format")]
     if unknown:
-        raise StartError(f"{show(unknown[0])} is not known here; there are: {', '.join((*names, 'at', 'format'))}")
+        raise StartError(
+            f"{format_value(unknown[0])} is not known here; there are: {', '.join((*names, 'at', 'format'))}"
+        )
 
 
 def _at(view: StateView, given: Query) -> StateView:
@@ -179,7 +181,7 @@ def _at(view: StateView, given: Query) -> StateView:
 
 def _number(given: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", given[name]) or int(given[name]) > most:
-        raise StartError(f"{name}: found {show(given[name])}, expected a whole number from 0 to {most}")
+        raise StartError(f"{name}: found {format_value(given[name])}, expected a whole number from 0 to {most}")
     return int(given[name])
 
 
@@ -225,4 +227,4 @@ _ANSWERS: Mapping[str, Callable[[StateView, Query], Any]] = {
     "/find-sessions": _find,
     "/scan": _scan,
 }
-__all__ = ["ARROW", "LIMIT", "application", "routes", "serve"]
+__all__ = ["ARROW", "LIMIT", "build_application", "build_routes", "serve_state"]

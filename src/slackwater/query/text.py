@@ -11,11 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.words import duration
-from slackwater.query.why_values import Clock, OfStage
+from slackwater.core.humanize import format_duration
+from slackwater.query.why_report import ClockReport, StageReport
 
 
-def plain(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for people: times in ISO 8601, binary in hexadecimal."""
     if value is None:
         return "NULL"
@@ -29,7 +29,7 @@ def plain(value: Any) -> str:
 def json_lines(frame: pl.DataFrame) -> Iterator[str]:
     """The rows as JSON objects; what JSON has no word for is text, as NaN is."""
     for row in frame.iter_rows(named=True):
-        yield json.dumps({k: _finite(v) for k, v in row.items()}, default=plain, ensure_ascii=False)
+        yield json.dumps({k: _finite(v) for k, v in row.items()}, default=format_value, ensure_ascii=False)
 
 
 def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
@@ -37,7 +37,9 @@ def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
     if with_head:
         yield _csv_line(frame.columns)
     for row in frame.iter_rows():
-        yield _csv_line(["" if v is None else plain_json(v) if isinstance(v, list | dict) else plain(v) for v in row])
+        yield _csv_line(
+            ["" if v is None else plain_json(v) if isinstance(v, list | dict) else format_value(v) for v in row]
+        )
 
 
 def _csv_line(cells: Sequence[str]) -> str:
@@ -52,21 +54,21 @@ def _finite(value: Any) -> Any:
 
 def plain_json(value: Any) -> str:
     """A list or struct in one line."""
-    return json.dumps(value, default=plain, ensure_ascii=False)
+    return json.dumps(value, default=format_value, ensure_ascii=False)
 
 
-def quoted(name: str) -> str:
+def quote_stage(name: str) -> str:
     """The name of a stage, as it stands in a sentence."""
     return json.dumps(name, ensure_ascii=False)
 
 
-def through(w: OfStage) -> str:
+def waiting_text(w: StageReport) -> str:
     """What the watermark of a stage waits for: a source, or a stage, which waits for …"""
     if w.holder is None:
         return _to("all sources are idle", w.through)
     held = ""
     if w.held_back_us:
-        length = duration(max(w.held_back_us // 1000, 1))
+        length = format_duration(max(w.held_back_us // 1000, 1))
         held = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
     return _to(name_of(w.holder), w.through) + held
 
@@ -76,14 +78,14 @@ def _to(end: str, through: Sequence[str]) -> str:
     if not through:
         return end
     first, *more = through
-    steps = "".join(f", which waits for stage {quoted(name)}" for name in more)
+    steps = "".join(f", which waits for stage {quote_stage(name)}" for name in more)
     idle = end.startswith("all sources")
-    return f"stage {quoted(first)}{steps}, " + (
+    return f"stage {quote_stage(first)}{steps}, " + (
         "whose sources are all idle" if idle else f"whose watermark is held by {end}"
     )
 
 
-def name_of(c: Clock) -> str:
+def name_of(c: ClockReport) -> str:
     """A source, one of its partitions, or a stage."""
     return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
         f", partition {c.partition}" if c.partition is not None else ""

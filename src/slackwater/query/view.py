@@ -25,17 +25,17 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
-from slackwater.core.notebook import Shown
+from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.operators.base import Operator
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
-from slackwater.query.condition import chosen, condition
-from slackwater.query.where import store_at
-from slackwater.query.windows import own_names, standing
+from slackwater.query.condition import filter_frame, parse_condition
+from slackwater.query.locate_state import store_at
+from slackwater.query.windows import current_windows, own_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore
@@ -55,7 +55,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
     return StateView(store_at(state, pipeline, schema))
 
 
-class StateView(Shown):
+class StateView(NotebookRepr):
     """Open and retained windows as Polars frames (`frame.to_arrow()` makes Arrow of them); made by `open_state`.
 
     The columns are those of the target, with the values as they would come out if no row came any more, and
@@ -66,7 +66,7 @@ class StateView(Shown):
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
-        self._held: tuple[Snapshot, ExitStack, Windowed] | None = None
+        self._held: tuple[Snapshot, ExitStack, WindowOperator] | None = None
         self._opening = threading.Lock()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ class StateView(Shown):
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._looking() as (snapshot, logic):
             nothing = _answer(snapshot, logic, logic.empty_state())
-            wanted = condition(where, nothing.columns) if isinstance(where, str) else where
+            wanted = parse_condition(where, nothing.columns) if isinstance(where, str) else where
             kept = [nothing]
             for rows in _shards(snapshot, logic, self.stage):
                 found = _answer(snapshot, logic, rows)
-                for part in [found] if wanted is None else chosen(found, wanted):
+                for part in [found] if wanted is None else filter_frame(found, wanted):
                     kept.append(part)
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
@@ -163,7 +163,7 @@ class StateView(Shown):
     # -- how it looks --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Snapshot, Windowed]]:
+    def _looking(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
         """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as found:
@@ -179,7 +179,7 @@ class StateView(Shown):
             held[2],
         )  # also if another thread puts a later commit in its place: files stay while they are used
 
-    def _opened(self) -> tuple[Snapshot, ExitStack, Windowed]:
+    def _opened(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
         with ExitStack() as stack:
             snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
             logic = logic_in(snapshot.commit, self.stage)
@@ -187,7 +187,7 @@ class StateView(Shown):
             self._held = snapshot, stack.pop_all(), logic
         return self._held
 
-    def _of_key(self, snapshot: Snapshot, logic: Windowed, key: Any) -> pl.DataFrame:
+    def _of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
         rows = inspect.rows_of(snapshot, logic, _key(logic, key), self.stage)
         return logic.sorted_output(_answer(snapshot, logic, rows))
 
@@ -211,12 +211,12 @@ def _check_sessions(operator: Operator) -> None:
 
 
 @_check_sessions.register
-def _(operator: Panes) -> None:
+def _(operator: PaneOperator) -> None:
     raise StartError(f"{operator.pipeline}: find_sessions: the windows are {operator.window.kind}, not sessions")
 
 
 @_check_sessions.register
-def _(operator: Sessions) -> None:
+def _(operator: SessionOperator) -> None:
     return
 
 
@@ -226,18 +226,18 @@ def _there(snapshot: Snapshot | None) -> Snapshot:
     return snapshot
 
 
-def _shards(snapshot: Snapshot, logic: Windowed, stage: int) -> Iterator[pl.DataFrame]:
+def _shards(snapshot: Snapshot, logic: WindowOperator, stage: int) -> Iterator[pl.DataFrame]:
     count = len(snapshot.commit.stages)
     for shard in range(snapshot.commit.shards):
         yield snapshot.reader(shard, logic, stage % count).scan()
 
 
-def _answer(snapshot: Snapshot, logic: Windowed, rows: pl.DataFrame) -> pl.DataFrame:
+def _answer(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
     watermark = snapshot.commit.stages[-1].watermark_us
-    return standing(logic, rows, watermark, snapshot.commit.epoch)
+    return current_windows(logic, rows, watermark, snapshot.commit.epoch)
 
 
-def _key(logic: Windowed, given: Any) -> pl.DataFrame:
+def _key(logic: WindowOperator, given: Any) -> pl.DataFrame:
     """One row with the key columns."""
     names = logic.key_names
     if not isinstance(given, Mapping):
@@ -283,9 +283,9 @@ def _whole(value: int, name: str, least: int) -> int:
     return min(number, (1 << 63) - 1)
 
 
-def arrow(frame: pl.DataFrame) -> pa.Table:
+def to_arrow(frame: pl.DataFrame) -> pa.Table:
     """An answer as an Arrow table with plain types."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
-__all__ = ["StateView", "Time", "arrow", "open_state"]
+__all__ = ["StateView", "Time", "open_state", "to_arrow"]

@@ -16,25 +16,34 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
-from slackwater.core.lateness import lateness
-from slackwater.engine import fold
+from slackwater.core.lateness_histogram import lateness_stats
+from slackwater.engine import next_commit
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
-from slackwater.evolution.pairing import paired
-from slackwater.operators.at_once import AtOnce
+from slackwater.evolution.stage_matching import match_stages
 from slackwater.operators.base import Operator
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.immediate import ImmediateOperator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
-from slackwater.query.stages import place_of, snapshot_of
-from slackwater.query.why_values import Clock, Need, OfKey, OfStage, Open, Side, Why, start_text
+from slackwater.query.stage_view import place_of, snapshot_of
+from slackwater.query.why_report import (
+    ClockReport,
+    JoinSideReport,
+    KeyReport,
+    OpenWindow,
+    RequiredEvent,
+    StageReport,
+    WhyReport,
+    start_text,
+)
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
 from slackwater.windows import panes
-from slackwater.windows.intervals import Unit
+from slackwater.windows.intervals import IntervalBatch
 
 NEXT = 5  # windows that are listed
 
@@ -46,7 +55,7 @@ def why(
     key: inspect.Texts = (),
     stage: str | None = None,
     file: str | None = None,
-) -> Why:
+) -> WhyReport:
     """Look into the latest commit. `stage`: tell of this one alone; `file`: its config, as a command names it; None: a Pipeline.
 
     Raises StateError if there is none or it is another window's, StartError for a wrong key, and for a stage that is not there.
@@ -70,7 +79,7 @@ def why_of(
     now_us: int,
     key: inspect.Texts = (),
     stage: str | None = None,
-) -> Why:
+) -> WhyReport:
     """The same, of a commit that somebody looks into already."""
     m = snapshot.commit
     looks = _looks(pipeline, snapshot)
@@ -80,7 +89,7 @@ def why_of(
     keyed = _keyed(pipeline.name, looks, key) if key else {}
     read_by = {s.name: tuple(other.name for other in m.stages if s.name in other.clocks) for s in m.stages}
     found = tuple(replace(look.answer(), key=keyed.get(look.name), read_by=read_by[look.name]) for look in looks)
-    return Why(
+    return WhyReport(
         **vars(found[-1]),
         pipeline=pipeline.name,
         now_us=now_us,
@@ -97,22 +106,22 @@ def why_of(
     )
 
 
-def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_Look]:
+def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_StageInspector]:
     """One look at each stage of a snapshot that the config has, too. Raises StateError if that cannot go on with it."""
     commit = snapshot.commit
-    compare.compare(pipeline, commit).check()
-    names, found = [s.name for s in commit.stages], dict[str, _Look]()
+    compare.compare_config(pipeline, commit).check()
+    names, found = [s.name for s in commit.stages], dict[str, _StageInspector]()
     alone = pipeline.alone
-    for (name, own), state in zip(alone.items(), paired(pipeline.former_names, commit).kept, strict=True):
+    for (name, own), state in zip(alone.items(), match_stages(pipeline.former_names, commit).kept, strict=True):
         if state is not None:
             read = {s.name: found[s.name] for s in own.sources if s.of_stage and s.name in found}
-            found[name] = _Look(own, snapshot, names.index(state.name), read)
+            found[name] = _StageInspector(own, snapshot, names.index(state.name), read)
     return list(found.values())
 
 
-def _keyed(pipeline: str, looks: Sequence[_Look], key: inspect.Texts) -> dict[str, OfKey]:
+def _keyed(pipeline: str, looks: Sequence[_StageInspector], key: inspect.Texts) -> dict[str, KeyReport]:
     """What there is to tell of a key, by stage: of all whose windows have such keys. Raises StartError where none has."""
-    found, problems = dict[str, OfKey](), list[StartError]()
+    found, problems = dict[str, KeyReport](), list[StartError]()
     for look in looks:
         try:
             found[look.name] = look.of_key(key)
@@ -126,7 +135,7 @@ def _keyed(pipeline: str, looks: Sequence[_Look], key: inspect.Texts) -> dict[st
     raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {listed}")
 
 
-class _Waits(NamedTuple):
+class _OpenState(NamedTuple):
     """What is open, by its kind: how many windows of how many keys, the next ones; of a join what waits on each side.
 
     `kept`: where nothing ever waits, what there is all the same.
@@ -135,33 +144,35 @@ class _Waits(NamedTuple):
     kind: str
     windows: int = 0
     keys: int | None = None
-    next: tuple[Open, ...] = ()
-    sides: tuple[Side, ...] = ()
+    next: tuple[OpenWindow, ...] = ()
+    sides: tuple[JoinSideReport, ...] = ()
     kept: str | None = None
 
 
-class _Look:
+class _StageInspector:
     """One look at one stage of a snapshot. `pipeline` describes it alone; `read`: the stages that it reads, by name."""
 
-    def __init__(self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, _Look]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, _StageInspector]
+    ) -> None:
         self.pipeline, self.snapshot, self.number = pipeline, snapshot_of(snapshot, number), number
         self.state: StageState = self.snapshot.commit.stages[0]
         self.name, self.read = self.state.name, read
         self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)
         of_sources = [s.name for s in pipeline.sources if not s.of_stage]
-        every = fold.clocks(pipeline, self.state)
+        every = next_commit.input_clocks(pipeline, self.state)
         self.clocks: Mapping[str, SourceClock] = {n: every[n] for n in of_sources}
 
     @property
     def key_names(self) -> list[str]:
-        return self.operator.key_names if isinstance(self.operator, Windowed) else []
+        return self.operator.key_names if isinstance(self.operator, WindowOperator) else []
 
-    def answer(self) -> OfStage:
+    def answer(self) -> StageReport:
         close = self.pipeline.transform.step.idle_close_ms
         held, through = self.held()
         waits = self._waits(self.operator)
         counted = self.state.counters.get("lateness", {})
-        return OfStage(
+        return StageReport(
             stage=self.name,
             reads=(*self.clocks, *self.read),
             read_by=(),
@@ -181,7 +192,7 @@ class _Look:
             key=None,
             sides=waits.sides,
             kept=waits.kept,
-            lateness=lateness(counted, fold.waits_us(self.pipeline)),
+            lateness=lateness_stats(counted, next_commit.waits_us(self.pipeline)),
         )
 
     # -- who holds it --------------------------------------------------------------------------------------------
@@ -197,13 +208,15 @@ class _Look:
     def _delay(self, name: str) -> int:
         return 1000 * self.read[name].pipeline.watermark_delay_ms
 
-    def _clock_of(self, name: str) -> Clock:
+    def _clock_of(self, name: str) -> ClockReport:
         """A stage that it reads, as one of its inputs."""
         record = self.state.clocks.get(self.read[name].name)
         newest = None if record is None else record.max_event_us
-        return Clock(name, None, newest, self._hold(name), _known(self._reached(name)), False, 0, None, of_stage=True)
+        return ClockReport(
+            name, None, newest, self._hold(name), _known(self._reached(name)), False, 0, None, of_stage=True
+        )
 
-    def held(self) -> tuple[Clock | None, tuple[str, ...]]:
+    def held(self) -> tuple[ClockReport | None, tuple[str, ...]]:
         """The source or partition that holds the watermark, and the stages on the way there; None while all are idle."""
         own = holder(self.clocks)
         slowest = min(self.read, key=self._reached, default=None)
@@ -221,26 +234,26 @@ class _Look:
     # -- what is open --------------------------------------------------------------------------------------------
 
     @singledispatchmethod
-    def _waits(self, operator: Operator) -> _Waits:
+    def _waits(self, operator: Operator) -> _OpenState:
         unregistered(operator, "slackwater.query.why")
 
     @_waits.register
-    def _(self, operator: Panes) -> _Waits:
+    def _(self, operator: PaneOperator) -> _OpenState:
         """The windows, from the counts of groups per pane that are part of the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = panes.window_totals(operator, groups, self.state.watermark_us)
         found = [(s, n) for s, n in sorted(totals.items()) if n]
         following = (self._open(None, s, None, s + operator.duration_us, "close", None, n) for s, n in found[:NEXT])
-        return _Waits(operator.window.kind, len(found), None, tuple(following))
+        return _OpenState(operator.window.kind, len(found), None, tuple(following))
 
     @_waits.register
-    def _(self, operator: Sessions) -> _Waits:
-        rows = inspect.soonest(self.snapshot, operator, NEXT)
+    def _(self, operator: SessionOperator) -> _OpenState:
+        rows = inspect.next_sessions(self.snapshot, operator, NEXT)
         count = rows.height if rows.height < NEXT else sum(self.state.windows)
-        return _Waits("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
+        return _OpenState("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
 
     @_waits.register
-    def _(self, operator: IntervalJoin) -> _Waits:
+    def _(self, operator: IntervalJoinOperator) -> _OpenState:
         spec = self.pipeline.transform.join
         assert spec is not None
         metas = list(self.state.metas)
@@ -248,75 +261,77 @@ class _Look:
         for side, source in zip(operator.sides, (spec.left_source, spec.right_source), strict=True):
             mine = [m for m in metas if m.kind == side.name and m.rows]
             over = max((m.dead for m in mine), default=None)
-            found.append(Side(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
-        return _Waits("join", sides=tuple(found))
+            found.append(JoinSideReport(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
+        return _OpenState("join", sides=tuple(found))
 
     @_waits.register
-    def _(self, operator: AtOnce) -> _Waits:
-        figures = fold.figures(self.state)
+    def _(self, operator: ImmediateOperator) -> _OpenState:
+        figures = next_commit.stage_counts(self.state)
         kept, keys = operator.kept_text(figures), operator.size(figures)[1] or None
-        return _Waits(operator.fingerprint["kind"], keys=keys, kept=kept)
+        return _OpenState(operator.fingerprint["kind"], keys=keys, kept=kept)
 
     # -- one key -------------------------------------------------------------------------------------------------
 
-    def of_key(self, given: inspect.Texts) -> OfKey:
+    def of_key(self, given: inspect.Texts) -> KeyReport:
         """What there is to tell of a key. Raises StartError for a wrong one, and where windows have none."""
         found = self._of_key(self.operator, given)
         # what a stage emits is never late for those that read it
         return found if self.clocks else replace(found, late_before_us=None)
 
     @singledispatchmethod
-    def _of_key(self, operator: Operator, given: inspect.Texts) -> OfKey:
+    def _of_key(self, operator: Operator, given: inspect.Texts) -> KeyReport:
         unregistered(operator, "slackwater.query.why")
 
     @_of_key.register
-    def _(self, operator: Panes, given: inspect.Texts) -> OfKey:
+    def _(self, operator: PaneOperator, given: inspect.Texts) -> KeyReport:
         watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
         rows = inspect.rows_of(self.snapshot, operator, key)
         found = self._rows(operator, inspect.open_windows(operator, rows, watermark))
         before = None
         if watermark > NO_WATERMARK:
             before = panes.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
-        return OfKey(inspect.plain(key.row(0, named=True), operator.key_names), found, None, before)
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), found, None, before)
 
     @_of_key.register
-    def _(self, operator: Sessions, given: inspect.Texts) -> OfKey:
+    def _(self, operator: SessionOperator, given: inspect.Texts) -> KeyReport:
         watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
         rows = inspect.rows_of(self.snapshot, operator, key)
         found = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
-        unit, horizon = Unit.of(operator, rows), operator.horizon(watermark)
+        unit, horizon = IntervalBatch.of(operator, rows), operator.horizon(watermark)
         floor = _known(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
-        return OfKey(inspect.plain(key.row(0, named=True), operator.key_names), found, floor, before)
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), found, floor, before)
 
     @_of_key.register
-    def _(self, operator: IntervalJoin, given: inspect.Texts) -> OfKey:
+    def _(self, operator: IntervalJoinOperator, given: inspect.Texts) -> KeyReport:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
 
     @_of_key.register
-    def _(self, operator: AtOnce, given: inspect.Texts) -> OfKey:
+    def _(self, operator: ImmediateOperator, given: inspect.Texts) -> KeyReport:
         raise StartError(
             f"{self.pipeline.name}: --key: no row waits, they come out in the epoch that reads them; leave it out"
         )
 
-    def _sessions(self, logic: Sessions, found: pl.DataFrame, state: pl.DataFrame | None = None) -> tuple[Open, ...]:
+    def _sessions(
+        self, logic: SessionOperator, found: pl.DataFrame, state: pl.DataFrame | None = None
+    ) -> tuple[OpenWindow, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""
         return self._rows(logic, found, lambda row: self._last(logic, row, state))
 
     def _rows(
         self,
-        logic: Windowed,
+        logic: WindowOperator,
         found: pl.DataFrame,
         last: Callable[[Mapping[str, Any]], int | None] | None = None,
-    ) -> tuple[Open, ...]:
+    ) -> tuple[OpenWindow, ...]:
         """Open windows of keys; `last`: the time of the last event of one, where that is known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
         counts = [None] * found.height if count is None else count.finish(found).to_list()
         rows = zip(found.iter_rows(named=True), counts, strict=True)
-        seen = ((inspect.plain(r, logic.key_names), r, None if last is None else last(r), n) for r, n in rows)
+        seen = ((inspect.plain_row(r, logic.key_names), r, None if last is None else last(r), n) for r, n in rows)
         return tuple(self._open(k, r["__start"], at, r["__closes"], r["__reason"], n, None) for k, r, at, n in seen)
 
-    def _last(self, logic: Sessions, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
+    def _last(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
         if row["__reason"] == "close" and not logic.dynamic:
             return int(row["__end"]) - logic.gap_us
         if state is None:
@@ -334,18 +349,18 @@ class _Look:
         reason: str,
         rows: int | None,
         groups: int | None,
-    ) -> Open:
-        return Open(key, start, last, closes, reason, rows, groups, self.needs(closes), self.silence(closes))
+    ) -> OpenWindow:
+        return OpenWindow(key, start, last, closes, reason, rows, groups, self.needs(closes), self.silence(closes))
 
     # -- what it waits for ---------------------------------------------------------------------------------------
 
-    def needs(self, closes: int) -> tuple[Need, ...]:
+    def needs(self, closes: int) -> tuple[RequiredEvent, ...]:
         """On each source that is behind, through whatever stages; where all that a stage reads are idle, on any of these."""
         found = list(self._own_needs(closes))
         for name in self.read:
             if self._reached(name) < closes:
                 found += self.read[name].needs(closes + self._delay(name))
-        latest: dict[tuple[str, int | None], Need] = {}
+        latest: dict[tuple[str, int | None], RequiredEvent] = {}
         for need in found:
             other = latest.setdefault((need.source, need.choice), need)
             # what is asked for later asks for all that is asked for earlier
@@ -353,14 +368,14 @@ class _Look:
             latest[need.source, need.choice] = replace(max(other, need, key=lambda n: n.event_us), partitions=parts)
         return tuple(latest.values())
 
-    def _own_needs(self, closes: int) -> list[Need]:
+    def _own_needs(self, closes: int) -> list[RequiredEvent]:
         awake = {n: c for n, c in self.clocks.items() if not c.idle}
         choice = None if awake else self.number
         found = []
         for name, clock in (awake or self.clocks).items():
             parts = tuple(p for p, c in clock.partitions.items() if not c.idle and c.watermark_us < closes)
             if not awake or parts or clock.watermark_us < closes:
-                found.append(Need(name, parts, closes + clock.lateness_us, choice))
+                found.append(RequiredEvent(name, parts, closes + clock.lateness_us, choice))
         return found
 
     def silence(self, closes: int) -> int | None:
@@ -384,16 +399,16 @@ def _known(us: int) -> int | None:
     return None if us <= NO_WATERMARK else us
 
 
-def _clocks(name: str, clock: SourceClock) -> list[Clock]:
+def _clocks(name: str, clock: SourceClock) -> list[ClockReport]:
     return [_clock(name, None, clock), *(_clock(name, p, c) for p, c in clock.partitions.items())]
 
 
-def _clock(name: str, partition: str | None, c: SourceClock) -> Clock:
+def _clock(name: str, partition: str | None, c: SourceClock) -> ClockReport:
     left = None if c.idle else max(c.idleness_us - c.quiet_us, 0)
-    return Clock(name, partition, c.max_event_us, c.lateness_us, _known(c.watermark_us), c.idle, c.quiet_us, left)
+    return ClockReport(name, partition, c.max_event_us, c.lateness_us, _known(c.watermark_us), c.idle, c.quiet_us, left)
 
 
-def _slowest(clocks: Sequence[Clock]) -> Clock:
+def _slowest(clocks: Sequence[ClockReport]) -> ClockReport:
     """Of a source's clocks, itself first: the partition that holds it, or itself."""
     awake = [c for c in clocks[1:] if not c.idle]
     return min(awake, key=lambda c: NO_WATERMARK if c.watermark_us is None else c.watermark_us, default=clocks[0])

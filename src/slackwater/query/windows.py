@@ -14,20 +14,20 @@ import polars as pl
 
 from slackwater.core.dispatch import unregistered
 from slackwater.operators.base import Operator
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
-from slackwater.windows.kept import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
-from slackwater.windows.logic import METADATA, Logic
-from slackwater.windows.order import sorted_by_key
-from slackwater.windows.outcomes import Emitted
+from slackwater.windows.key_order import sorted_by_key
+from slackwater.windows.logic import METADATA, WindowLogic
+from slackwater.windows.results import EmitResult
+from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
 
 TIMES = pl.Datetime("us", "UTC")
 OWN = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
-def standing(logic: Windowed, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
+def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """The windows that whole units of state rows make, as they would come out if no row came any more.
 
     Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
@@ -39,7 +39,7 @@ def standing(logic: Windowed, rows: pl.DataFrame, watermark: int, epoch: int) ->
     if not still.all():
         found, closes = found[np.flatnonzero(still)], closes[still]
     nothing = found.clear().select("__kh", *logic.key_names, "__start", "__rev")
-    output = logic.output_frame(Emitted(found, nothing, nothing))
+    output = logic.output_frame(EmitResult(found, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
     columns = [c for c in output.get_columns() if c.name not in hidden]
     own = own_names(logic)
@@ -51,7 +51,7 @@ def standing(logic: Windowed, rows: pl.DataFrame, watermark: int, epoch: int) ->
     return pl.DataFrame(columns)
 
 
-def own_names(logic: Logic) -> dict[str, str]:
+def own_names(logic: WindowLogic) -> dict[str, str]:
     """What the columns are called that answers have beside those of the output: with one more `_` for one that is taken."""
     window = logic.window
     of_user = {n.casefold() for n in (*logic.key_names, *(str(a.as_) for a in window.aggregations))}
@@ -62,21 +62,21 @@ def own_names(logic: Logic) -> dict[str, str]:
 @singledispatch
 def _put_together(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The windows that state rows make, as they would be emitted, with `__closes`; of sessions `__last` too."""
-    unregistered(operator, "slackwater.query.windows.standing")
+    unregistered(operator, "slackwater.query.windows.current_windows")
 
 
 @_put_together.register
-def _(logic: Panes, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The windows that hold panes."""
     if logic.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
         rows = rows.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"), unsaid)
-    found = pane_emission.emit(logic, rows, logic.horizon(watermark), FAR, True).rows
+    found = pane_emission.emit_windows(logic, rows, logic.horizon(watermark), FAR, True).rows
     return found.with_columns(pl.col("__end").alias("__closes"))
 
 
 @_put_together.register
-def _(logic: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """The sessions: whole ones as they are, and those that fragments make."""
     kind = rows["__kind"].to_numpy()
     whole = _whole(logic, _only(rows, (kind == WHOLE) | (kind == EMITTED)))
@@ -84,7 +84,7 @@ def _(logic: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if fragments.is_empty():
         return whole
     fragments = fragments.with_columns(pl.lit(FRAGMENT, pl.Int8).alias("__kind"))
-    made = session_emission.emit(logic, fragments, logic.horizon(watermark), FAR, True).rows
+    made = session_emission.emit_sessions(logic, fragments, logic.horizon(watermark), FAR, True).rows
     cut = (made["__reason"] == "cap").to_numpy()
     start, end = made["__start"].to_numpy(), made["__end"].to_numpy()
     made = made.with_columns(
@@ -94,7 +94,7 @@ def _(logic: Sessions, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     return pl.concat([whole, made.select(whole.columns)])
 
 
-def _whole(logic: Sessions, rows: pl.DataFrame) -> pl.DataFrame:
+def _whole(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows that are a session each, as they would be emitted, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
@@ -115,7 +115,7 @@ def _only(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) 
     return rows if mask.all() else rows[np.flatnonzero(mask)]
 
 
-def _last_events(logic: Sessions, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
+def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
     """The time of each session's last event, in µs.
 
     In order of key and start a session is followed by the fragments that it was put together from.

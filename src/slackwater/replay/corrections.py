@@ -15,33 +15,33 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
 from slackwater.operators.base import Operator, ShardTask
-from slackwater.operators.task import EmitReport
-from slackwater.operators.windowed import Windowed
+from slackwater.operators.reports import EmitReport
+from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import OutputMeta
-from slackwater.targets.base import Readable
-from slackwater.windows import backdated as windows
-from slackwater.windows.aggregations import normalised, stored
-from slackwater.windows.logic import Logic
+from slackwater.targets.base import ReadableTarget
+from slackwater.windows import late_corrections as windows
+from slackwater.windows.aggregations import from_results, normalize_columns
+from slackwater.windows.logic import WindowLogic
 
 
 class Corrections:
     """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
 
-    def __init__(self, logic: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> None:
+    def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state
         self.logic, self.store = logic, driver.store
-        kept = stored_windows(self.logic, target, windows.ranges(self.logic, rows))
+        kept = stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
         lost = why_lost(self.logic)
         owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
         refused: list[pl.DataFrame] = []
-        self.repairs: dict[int, tuple[windows.Repair, pl.DataFrame]] = {}
+        self.repairs: dict[int, tuple[windows.LateCorrection, pl.DataFrame]] = {}
         for shard, metas in enumerate(state.stages[0].segments):
             mine = rows.filter(pl.Series(owner == shard))
             if mine.is_empty():
                 continue
             reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
-            units = reader.units(windows.units(self.logic, mine))
-            done = windows.repair(
+            units = reader.units(windows.touched_units(self.logic, mine))
+            done = windows.correct_windows(
                 self.logic, mine, units, kept.filter(pl.Series(other == shard)), state.watermark_us, lost
             )
             self.repairs[shard] = (done, units)
@@ -88,46 +88,46 @@ class Corrections:
         return reports
 
 
-def _reasons(repair: windows.Repair) -> dict[str, int]:
+def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
     found = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
     found.update(supersede=repair.done.superseded.height)
     return {why: n for why, n in found.items() if n}
 
 
 @singledispatch
-def corrections(operator: Operator, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
+def compute_corrections(operator: Operator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
     """The corrections that rows make."""
     unregistered(operator, "slackwater.replay.corrections")
 
 
-@corrections.register(Windowed)
-def _(operator: Windowed, driver: Driver, target: Readable, rows: pl.DataFrame) -> Corrections:
+@compute_corrections.register(WindowOperator)
+def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
     return Corrections(operator, driver, target, rows)
 
 
-def why_lost(operator: Windowed) -> str | None:
+def why_lost(operator: WindowOperator) -> str | None:
     """Why windows that the target holds cannot be put together with more rows; None if they can."""
     if operator.ends:
         return (
             "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
         )
-    lost = stored.lost(operator.aggs)
+    lost = from_results.lost_aggregations(operator.aggs)
     if not lost:
         return None
     return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"
 
 
-def stored_windows(logic: Logic, target: Readable, ranges: pl.DataFrame) -> pl.DataFrame:
+def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
     """What the target holds in these ranges, as `windows.backdated.repair` takes it."""
     window = logic.window
     rows = target.stored(ranges.drop("__kh"), window.window_start_column)
-    rows = normalised(rows, list(logic.keys))
+    rows = normalize_columns(rows, list(logic.keys))
     start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
     times = rows.select(
         start.alias("__start"),
         end.alias("__end"),
         (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
     )
-    parts = [rows.select(logic.key_names), times, stored.accumulators(logic.aggs, rows)]
+    parts = [rows.select(logic.key_names), times, from_results.accumulators_of(logic.aggs, rows)]
     found = pl.concat([p for p in parts if p.width], how="horizontal")
     return found.select(key_hash(found, logic.keys), pl.all())

@@ -23,17 +23,17 @@ import polars as pl
 from slackwater.core.dispatch import unregistered
 from slackwater.engine.driver import Driver
 from slackwater.errors import StartError
-from slackwater.operators import fitting
-from slackwater.operators.at_once import AtOnce
+from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
-from slackwater.operators.interval_join import IntervalJoin
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
-from slackwater.replay.corrections import corrections
-from slackwater.replay.tries import Ledger, applied_lines
-from slackwater.sources.base import Batch, Replayed
-from slackwater.targets.base import Readable, Target
+from slackwater.operators.immediate import ImmediateOperator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.replay.attempts import AttemptLedger, applied_lines
+from slackwater.replay.corrections import compute_corrections
+from slackwater.sources.base import Batch, ReplayRecord
+from slackwater.targets.base import ReadableTarget, TargetWriter
 
 Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
 
@@ -45,12 +45,12 @@ DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_dat
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
 UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
 RESULT = "results that their target did not take, set aside by outbox set-aside; they are no rows of a source"
-_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(fitting.REASONS, UNFIT), UNPUBLISHED: RESULT}
+_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
 
 @dataclass
-class Outcome:
+class ReplayResult:
     """What a replay did, in letters: applied, and left with the reason; windows written and taken back."""
 
     applied: int = 0
@@ -64,7 +64,7 @@ class Outcome:
 # -- which letters ---------------------------------------------------------------------------------------------------
 
 
-def pending(letters: pl.DataFrame, ledger: Ledger) -> tuple[pl.DataFrame, int]:
+def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
     """The letters (columns of LETTER) that no commit names as applied, with `__id`, and how many one does.
 
     Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
@@ -83,21 +83,21 @@ def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
-def late_letters(letters: pl.DataFrame, ledger: Ledger, limit: int | None) -> int:
+def late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
     """How many letters of late rows a replay would take on."""
-    return _first(pending(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
+    return _first(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
-def _ledger(driver: Driver) -> Ledger:
-    return Ledger.of(driver.state, driver.store.read_list)
+def _ledger(driver: Driver) -> AttemptLedger:
+    return AttemptLedger.of(driver.state, driver.store.read_list)
 
 
-def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame, late: bool = False) -> Replayed:
+def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame, late: bool = False) -> ReplayRecord:
     """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).with_tries(left, [applied])
     record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
-    return Replayed(
+    return ReplayRecord(
         record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
     )
 
@@ -113,14 +113,14 @@ class _Judged:
     bad: pl.DataFrame
 
 
-def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Rows that could not be used, as an ordinary epoch. What is bad again stays the letter that it is, tried once more."""
     if letters.is_empty():
-        return Outcome()
+        return ReplayResult()
     judged = _judged(driver, letters, payload)
     if judged.good.height and not _keeps(driver):
         judged = _without_late(driver, judged, payload)
-    found = Outcome(applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows())))
+    found = ReplayResult(applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows())))
     tried = judged.bad.drop("__why")
     if judged.good.is_empty():
         if not dry:
@@ -139,7 +139,7 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
     return found
 
 
-def _batch(letters: pl.DataFrame, payload: Payload, replayed: Replayed | None = None) -> Batch:
+def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | None = None) -> Batch:
     rows = payload(_numbered(letters)[0])
     return Batch(None, {}, {name: frame.drop("__letter") for name, frame in rows.items()}, replayed=replayed)
 
@@ -217,22 +217,22 @@ def check_late(driver: Driver) -> None:
         )
 
 
-def _readable(target: Target) -> bool:
+def _readable(target: TargetWriter) -> bool:
     """Whether windows that have left the state can be read back from it."""
-    return target.upserts and isinstance(target, Readable)
+    return target.upserts and isinstance(target, ReadableTarget)
 
 
-def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> Outcome:
+def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Late rows, as corrections of windows; after `check_late`."""
-    found = Outcome()
+    found = ReplayResult()
     if letters.is_empty():
         return found
     target = next(t for t in driver.targets.values() if _readable(t))
-    assert isinstance(target, Readable)
+    assert isinstance(target, ReadableTarget)
     every = letters
     rows, letters = _rows(driver, letters, payload, found.left)
     while True:  # once more for each time that something is left: a letter is applied as a whole
-        work = corrections(driver.stage.operator, driver, target, rows)
+        work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
         whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
@@ -297,17 +297,17 @@ def _alike(operator: Operator) -> pl.Expr:
 
 
 @_alike.register
-def _(operator: Panes) -> pl.Expr:
+def _(operator: PaneOperator) -> pl.Expr:
     return pl.lit(True)  # they have one time
 
 
 @_alike.register
-def _(operator: Sessions) -> pl.Expr:
+def _(operator: SessionOperator) -> pl.Expr:
     return pl.col("__keys") == 1
 
 
 @_alike.register
-def _(operator: IntervalJoin) -> pl.Expr:
+def _(operator: IntervalJoinOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
         "send them again, or choose others by --reason"
@@ -315,7 +315,7 @@ def _(operator: IntervalJoin) -> pl.Expr:
 
 
 @_alike.register
-def _(operator: AtOnce) -> pl.Expr:
+def _(operator: ImmediateOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
         "others by --reason"
@@ -344,11 +344,11 @@ def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
 
 
-def replay(
+def replay_letters(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
-) -> Outcome:
+) -> ReplayResult:
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
-    todo, before = pending(letters, _ledger(driver))
+    todo, before = pending_letters(letters, _ledger(driver))
     todo = _first(todo, limit)
     is_late, kept = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
     if not todo.filter(is_late).is_empty():

@@ -27,24 +27,24 @@ from slackwater.config.window import allowed_ms
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
-from slackwater.runner.assemble import targets_of
-from slackwater.runner.backfill_plan import Range, described, reach_us
-from slackwater.runner.backfill_source import FilesReader, KafkaReader, PlannedReader
-from slackwater.runner.backfill_target import Within, Written
+from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
+from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader, PlannedRangeReader
+from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
+from slackwater.runner.components import targets_of
 from slackwater.runner.reporter import Reporter
-from slackwater.runner.runner import Parts, Runner
-from slackwater.sources.base import Planned, batch_of, reason
+from slackwater.runner.runner import RunComponents, Runner
+from slackwater.sources.base import SelfPlannedSource, batch_of, spark_error_reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import BatchId, Commit
-from slackwater.targets.base import Target
+from slackwater.targets.base import TargetWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
-class Backfilled:
+class BackfillResult:
     """The outcome. `status`: of the last commit, None if there was nothing to read; `done`: False if it was stopped.
 
     `after`: the epoch of an interrupted start that this one went on from; `written` counts from there.
@@ -52,12 +52,12 @@ class Backfilled:
 
     pipeline: str
     status: Status | None
-    written: Written
+    written: RangeCounts
     done: bool
     after: int | None = None
 
 
-def backfill(
+def run_backfill(
     pipeline: Pipeline,
     since_us: int,
     until_us: int,
@@ -69,7 +69,7 @@ def backfill(
     on_status: Callable[[Status], None] | None = None,
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
-) -> Backfilled:
+) -> BackfillResult:
     """Write the windows that start in [since, until) as the pipeline would, from the history that its sources hold.
 
     Its state is its own (`<pipeline>-backfill-<from>-<to>`), goes on where it was interrupted, and is removed at the end.
@@ -78,20 +78,20 @@ def backfill(
     and the allowed lateness. Dead letters are not written. Raises StartError for what cannot be read again, else
     SlackwaterError.
     """
-    own = described(pipeline, since_us, until_us, into)
+    own = backfill_pipeline(pipeline, since_us, until_us, into)
     window = pipeline.transform.window
     assert window is not None
     lateness = max(window.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     slack = lateness + allowed_ms(window) if slack_ms is None else slack_ms
-    span = Range(since_us, until_us, reach_us(window), 1000 * slack)
-    written = Written()
+    span = BackfillRange(since_us, until_us, reach_us(window), 1000 * slack)
+    written = RangeCounts()
 
     def within(
         pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str, latest: Commit | None
-    ) -> dict[str, Target]:
+    ) -> dict[str, TargetWriter]:
         now = time.time_ns() // 1000
         found = targets_of(pipeline, operators, state_id, latest)
-        return {name: Within(inner, window, span, now, partial, written) for name, inner in found.items()}
+        return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in found.items()}
 
     runner = Runner(own, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
     with runner.border():
@@ -102,15 +102,15 @@ def backfill(
             parts = runner.prepare(latest, within)
             last = None
             if parts is not None:
-                _History(runner, parts, span).read()
+                _HistoryRunner(runner, parts, span).read()
                 last = _finished(runner, parts)
             after = None if latest is None else latest.epoch
-            return Backfilled(own.name, last or runner.reporter.last, written, last is not None, after)
+            return BackfillResult(own.name, last or runner.reporter.last, written, last is not None, after)
         finally:
             runner.close()
 
 
-def _finished(runner: Runner, parts: Parts) -> Status | None:
+def _finished(runner: Runner, parts: RunComponents) -> Status | None:
     """Close what is open, and remove the state; None if the run was to stop before."""
     if runner.stop.is_set():
         return None
@@ -120,10 +120,10 @@ def _finished(runner: Runner, parts: Parts) -> Status | None:
     return last
 
 
-class _History:
+class _HistoryRunner:
     """The rows of the range, batch after batch."""
 
-    def __init__(self, runner: Runner, parts: Parts, span: Range) -> None:
+    def __init__(self, runner: Runner, parts: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
         self.notice = runner.reporter.notice
         self.session, self.driver, self.engine, self.span = parts.session, parts.driver, parts.engines[0], span
@@ -144,16 +144,18 @@ class _History:
             except SlackwaterError:
                 raise
             except Exception as error:
-                raise EpochError(f"{self.pipeline.name}: epoch {state.epoch + 1} failed: {reason(error)}") from error
+                raise EpochError(
+                    f"{self.pipeline.name}: epoch {state.epoch + 1} failed: {spark_error_reason(error)}"
+                ) from error
             number += 1
 
-    def _reader(self, source: object) -> FilesReader | KafkaReader | PlannedReader:
+    def _reader(self, source: object) -> FilesRangeReader | KafkaRangeReader | PlannedRangeReader:
         if isinstance(source, FilesSource):
-            return FilesReader(self.session, self.store, source)
+            return FilesRangeReader(self.session, self.store, source)
         if not isinstance(source, KafkaSource):
-            assert isinstance(source, Planned)
-            return PlannedReader(self.session, self.store, source, self.driver.state.sources[source.name])
-        reader = KafkaReader(self.session, source, self.span)
+            assert isinstance(source, SelfPlannedSource)
+            return PlannedRangeReader(self.session, self.store, source, self.driver.state.sources[source.name])
+        reader = KafkaRangeReader(self.session, source, self.span)
         if reader.missing and self.driver.state.sources[source.name].offsets is None:
             self.notice(
                 "warning",

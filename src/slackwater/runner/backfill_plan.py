@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from slackwater import explain
 from slackwater.config.connection import FilesConnection
-from slackwater.config.connectors import CONNECTORS
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
-from slackwater.core.time import iso
+from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 
 
 @dataclass(frozen=True)
-class Range:
+class BackfillRange:
     """Windows that start in [since, until), µs UTC. `reach_us`: how far beyond rows are read; `slack_us`: see `backfill`."""
 
     since_us: int
@@ -44,7 +44,7 @@ def reach_us(window: Window) -> int:
     return 1000 * (cap + (window.gap_ms if isinstance(window.gap_ms, int) else cap))
 
 
-def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
+def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
     """The pipeline of a backfill: a name and a state of its own, no dead letters, maybe another place to write to.
 
     Raises StartError where history cannot be read again, or would be added beside the windows that are there.
@@ -52,7 +52,9 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
     pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window
     if since_us >= until_us:
-        raise StartError(f"{name}: --from {iso(since_us)} is not before --to {iso(until_us)}; expected a range of time")
+        raise StartError(
+            f"{name}: --from {format_iso(since_us)} is not before --to {format_iso(until_us)}; expected a range of time"
+        )
     if window is None or pipeline.stages:
         raise StartError(
             f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found "
@@ -67,7 +69,7 @@ def described(pipeline: Pipeline, since_us: int, until_us: int, into: str | None
     if window.time_mode == "processing":
         raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')
     for source in pipeline.sources:
-        connection = resolve(source.connection, pipeline.connections)
+        connection = resolve_connection(source.connection, pipeline.connections)
         if connection is None or not CONNECTORS[connection.kind].keeps_history:
             kind = "a DataFrame" if connection is None else connection.kind
             raise StartError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slackwater.core.offsets import FilesRead, KafkaOffsets, by_topic
-from slackwater.runner.backfill_plan import Range
+from slackwater.core.offsets import FileOffsets, KafkaOffsets, by_topic
+from slackwater.runner.backfill_plan import BackfillRange
 from slackwater.sources import files
-from slackwater.sources.base import Planned, SourceBatch
+from slackwater.sources.base import SelfPlannedSource, SourceBatch
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import SourceRecord
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RECORDS = 1_000_000  # of Kafka, per epoch, where the source sets no max_offsets_per_trigger
 
 
-class FilesReader:
+class FilesRangeReader:
     """All files that are there at the start, in the order of a stream."""
 
     def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
@@ -28,19 +28,21 @@ class FilesReader:
         self._every = source.listed(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = {e.path for e in files.recall(self._store, FilesRead.known(record.offsets))}
+        known = {e.path for e in files.load_file_list(self._store, FileOffsets.known(record.offsets))}
         left = [e for e in self._every if e.path not in known]
         some = left[: self.source.spec.max_files_per_trigger or len(left)]
         if not some:
             return None
-        offsets = files.remember(self._store, epoch, FilesRead.known(record.offsets), some)
+        offsets = files.store_file_list(self._store, epoch, FileOffsets.known(record.offsets), some)
         return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
 
 
-class PlannedReader:
+class PlannedRangeReader:
     """All that is there at the start, from its first row, as a run plans it."""
 
-    def __init__(self, session: SparkSession, store: StateStore, source: Planned, record: SourceRecord) -> None:
+    def __init__(
+        self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord
+    ) -> None:
         spec = source.spec.model_copy(update={"starting_offsets": None, "starting_version": None})
         begin = replace(source, spec=spec)
         self.source, self._session, self._store = source, session, store
@@ -52,10 +54,10 @@ class PlannedReader:
         return None if part is None else part.read(self._session, self._store, epoch, record)
 
 
-class KafkaReader:
+class KafkaRangeReader:
     """The records whose own time lies in the range, give or take the slack. `missing`: partitions whose first ones are gone."""
 
-    def __init__(self, session: SparkSession, source: KafkaSource, span: Range) -> None:
+    def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
         self.source, self._session = source, session
         there = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
         parts = [(t, p) for t, listed in there.items() for p in listed]

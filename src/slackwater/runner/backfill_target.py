@@ -8,14 +8,14 @@ import polars as pl
 
 from slackwater.config.window import Window
 from slackwater.core.capacity import capacity_of
-from slackwater.runner.backfill_plan import Range
-from slackwater.targets.base import Target
+from slackwater.runner.backfill_plan import BackfillRange
+from slackwater.targets.base import TargetWriter
 
 NEVER = -(1 << 62)
 
 
 @dataclass
-class Written:
+class RangeCounts:
     """Windows of this run: those written, those left out as they begin before the range, or were not over at the start."""
 
     windows: int = 0
@@ -24,15 +24,15 @@ class Written:
 
 
 @dataclass
-class Within:
+class RangeFilterTarget:
     """A target that is given the windows of the range alone."""
 
-    target: Target
+    target: TargetWriter
     window: Window
-    span: Range
+    span: BackfillRange
     clock_us: int
     partial: bool
-    written: Written = field(default_factory=Written)
+    written: RangeCounts = field(default_factory=RangeCounts)
 
     def __post_init__(self) -> None:
         self.guarantee, self.upserts = self.target.guarantee, self.target.upserts

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.notebook import Shown
+from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import SlackwaterError
@@ -23,13 +23,13 @@ from slackwater.errors import SlackwaterError
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.query.why_values import Why
+    from slackwater.query.why_report import WhyReport
 
 log = logging.getLogger("slackwater")
 _LEAVE_S = 30.0  # for the epoch in progress, when the program ends
 
 
-class Handle(Shown):
+class Handle(NotebookRepr):
     """A run in the background. As a context manager it stops the run at the end of the block.
 
     An error of the run is raised by `status`, `wait` and `stop`, each time, and logged when it happens.
@@ -37,7 +37,7 @@ class Handle(Shown):
 
     def __init__(self, pipeline: Pipeline, run: Callable[[threading.Event, Observer], Status | None]) -> None:
         self.pipeline = pipeline
-        self._stop, self._seen = threading.Event(), _Latest()
+        self._stop, self._seen = threading.Event(), _LatestStatus()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(run,), name=f"run {pipeline.name}", daemon=True)
         self._thread.start()
@@ -79,9 +79,9 @@ class Handle(Shown):
         """The same, without raising anything."""
         return self._seen.latest
 
-    def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> Why:
+    def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
         """Who holds the watermark and what closes next: see `sw.why`. The state must be durable."""
-        found: Why = import_module("slackwater.query.ask").why(self.pipeline, key, stage)
+        found: WhyReport = import_module("slackwater.query.why_api").why(self.pipeline, key, stage)
         return found
 
     def results(self, target: str | None = None) -> pl.DataFrame:
@@ -89,7 +89,7 @@ class Handle(Shown):
 
         Raises StartError for a target that gives nothing back, as the console.
         """
-        found: pl.DataFrame = import_module("slackwater.query.published").whole(self.pipeline, target)
+        found: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.pipeline, target)
         return found
 
     # -- its end -------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Handle(Shown):
         )
 
 
-class _Latest(Observer):
+class _LatestStatus(Observer):
     """Remembers the latest status."""
 
     def __init__(self) -> None:
@@ -143,6 +143,6 @@ class _Latest(Observer):
         self.latest = status
 
 
-def notice(level: str, text: str) -> None:
+def print_warning(level: str, text: str) -> None:
     """Lines of a run in the background: warnings alone, since others would come between what the program prints."""
     log.log(logging.WARNING if level == "warning" else logging.DEBUG, "%s", text)

@@ -25,15 +25,15 @@ from slackwater.config.window import Window
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
-from slackwater.runner import binding, border
-from slackwater.sources import connect
+from slackwater.runner import error_boundary, stage_binding
+from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.streams import FrameSource, in_session
-from slackwater.spark import remote, session, whole_batch
-from slackwater.spark.columns import lift
-from slackwater.spark.rows import StepRows
-from slackwater.spark.whole_batch import UPTO, Fold
-from slackwater.windows.aggregations import quote
+from slackwater.sources.streaming_plan import DataFrameSource, in_session
+from slackwater.spark import batch_operators, connect_session, session
+from slackwater.spark.batch_operators import UPTO, Fold
+from slackwater.spark.row_plan import RowPlan
+from slackwater.spark.shard_columns import lift_rows
+from slackwater.windows.aggregations import quote_column
 from slackwater.windows.logic import allowed_us
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]
         from pyspark.sql import DataFrame
 
         frame = next((a for a in (*args, *kwargs.values()) if isinstance(a, DataFrame)), None)
-        undo = border.hide_traces(frame.sparkSession) if frame is not None else None
+        undo = error_boundary.hide_traces(frame.sparkSession) if frame is not None else None
         try:
             return plan(*args, **kwargs)
         finally:
@@ -91,7 +91,7 @@ def batch(
         update["late_data"] = "drop"
     planner = _planned(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
     timed = planner.usable(ROWS, df)
-    rows = lift(planner.rows.logic, planner.columns(ROWS, timed, None), tagged=False)
+    rows = lift_rows(planner.rows.logic, planner.columns(ROWS, timed, None), tagged=False)
     if not flush:
         behind = 1000 * window.lateness_ms + (allowed_us(window) if window.emit == "final" else 0)
         newest = (
@@ -100,7 +100,7 @@ def batch(
             .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {UPTO}")
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
-    return _over_shards(rows, shards, planner.rows.logic, whole_batch.windows(planner.rows.logic), df)
+    return _over_shards(rows, shards, planner.rows.logic, batch_operators.fold_windows(planner.rows.logic), df)
 
 
 @_quietly
@@ -124,7 +124,7 @@ def batch_join(
     planner = _planned(name, frames, join, None, on_error, lookups)
     sides = [planner.columns(source, planner.usable(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
-    return _over_shards(rows, shards, planner.rows.logic, whole_batch.pairs(planner.rows.logic), left)
+    return _over_shards(rows, shards, planner.rows.logic, batch_operators.fold_pairs(planner.rows.logic), left)
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def batch_join(
 class _Planner:
     """Plans what the streaming engine plans for an epoch."""
 
-    rows: StepRows
+    rows: RowPlan
     clock_us: int
 
     def timed(self, name: str, frame: DataFrame) -> DataFrame:
@@ -144,7 +144,7 @@ class _Planner:
 
     def usable(self, name: str, frame: DataFrame) -> DataFrame:
         """The rows that have an event time; the others fail the run, or are left out."""
-        F = connect.functions(frame)  # noqa: N806 — Spark's own name for it
+        F = spark_connect.sql_functions(frame)  # noqa: N806 — Spark's own name for it
         timed = self.timed(name, frame)
         if self.rows.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
@@ -156,7 +156,7 @@ class _Planner:
             F.lit(f'{self.rows.pipeline.name}: bad row of "{name}": '),
             F.col("__bad"),
             F.lit(f' in "{step.event_time_column}": '),
-            F.to_json(F.struct(*(quote(c) for c in shown or frame.columns))),
+            F.to_json(F.struct(*(quote_column(c) for c in shown or frame.columns))),
             F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
@@ -192,8 +192,8 @@ def _planned(
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):
             raise StartError(f'{name}: "{source}" is a streaming DataFrame, expected a batch one; run it as a pipeline')
-        if connect.is_connect(frame):
-            remote.check_lent(frame.sparkSession, name)
+        if spark_connect.is_connect(frame):
+            connect_session.check_lent(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}
     pipeline = Pipeline(
         name=name,
@@ -204,28 +204,28 @@ def _planned(
     )
     given = next(iter(frames.values())).sparkSession
     own: Any
-    if connect.is_connect(given):  # a plan of Connect means what it does in its own session alone
-        own = connect.WithTables(given, lookups or {})
+    if spark_connect.is_connect(given):  # a plan of Connect means what it does in its own session alone
+        own = spark_connect.ConnectTables(given, lookups or {})
     else:
-        own = session.private(given, 1)
+        own = session.private_session(given, 1)
         for view, frame in (lookups or {}).items():
             in_session(own, frame).createOrReplaceTempView(view)
-    sources = [FrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
-    one = binding.bind(pipeline, own, binding.frames_of(own, sources))
-    return _Planner(StepRows(own, pipeline, one.operator, one.times, end=one.end(own)), time.time_ns() // 1000)
+    sources = [DataFrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
+    one = stage_binding.bind_stage(pipeline, own, stage_binding.frames_of(own, sources))
+    return _Planner(RowPlan(own, pipeline, one.operator, one.times, end=one.end(own)), time.time_ns() // 1000)
 
 
 def _over_shards(rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, given: DataFrame) -> DataFrame:
     """Run `fold` over all rows of each shard; the result is a DataFrame of the caller's session."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
-    plain_names = moved.selectExpr(*(f"{quote(c)} AS c{i}" for i, c in enumerate(names)))
+    plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
     found = plain_names.mapInArrow(_task(names, list(logic.output), fold), _ddl(logic.output))
     return in_session(given.sparkSession, found)
 
 
 def _ddl(fields: Sequence[Field]) -> str:
-    return ", ".join(f"{quote(f.name)} {f.type}" for f in fields)
+    return ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields)
 
 
 # -- what runs in the workers ------------------------------------------------------------------------------------------

@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
 from slackwater.runner import target_marks
-from slackwater.runner.assemble import store_of
-from slackwater.runner.systems import system_of
-from slackwater.state.commit import Mark
+from slackwater.runner.components import store_of
+from slackwater.runner.connectors import system_of
+from slackwater.state.commit import TargetMark
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
-from slackwater.state.rename import rename
-from slackwater.targets.base import Table
+from slackwater.state.rename import rename_state
+from slackwater.targets.base import TargetTable
 
 _BACKFILL = "-backfill-"
 
 
-def previous(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
+def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     """Return the pipeline under its former name if the next start takes over that state; else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.written() is not None:
         return None
@@ -36,18 +36,18 @@ def previous(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
 
 def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
     """Make the state of the former name that of this pipeline; returns what was done. Raises StateError, LockHeldError."""
-    named = previous(pipeline, store)
+    named = previous_pipeline(pipeline, store)
     if named is None:
         return None
     former = store_of(named)
     with former.peek() as snapshot:
-        if snapshot is not None and (refused := target_marks.check(named, snapshot)) is not None:
+        if snapshot is not None and (refused := target_marks.check_marks(named, snapshot)) is not None:
             raise refused
-    made, aside = rename(former, pipeline.name)
+    made, aside = rename_state(former, pipeline.name)
     return f"the state of {named.name} is that of {pipeline.name} now, from epoch {made.epoch} on; its former state is {aside}"
 
 
-def question(pipeline: Pipeline, store: StateStore) -> StateError | None:
+def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
     """Return why a start without a state is refused: it is gone, or another pipeline writes to the same target; else None."""
     if not _is_durable(pipeline):
         return None
@@ -91,13 +91,13 @@ def _states(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _own_results(pipeline: Pipeline) -> Iterator[tuple[Mark, str]]:
+def _own_results(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
     """The marks of a former state of this pipeline in targets whose rows are replaced; where rows are only added see `former`."""
     for own in pipeline.by_target.values():
-        connection = resolve(own.target.connection, pipeline.connections)
+        connection = resolve_connection(own.target.connection, pipeline.connections)
         if connection is None or not own.target.upserts(connection.kind, own.last.transform.window):
             continue
-        target = system_of(connection).marked(own.target, Table(own.writer, (), None))
+        target = system_of(connection).marked(own.target, TargetTable(own.writer, (), None))
         if target is None:
             continue
         with suppress(StartError):
@@ -108,10 +108,10 @@ def _own_results(pipeline: Pipeline) -> Iterator[tuple[Mark, str]]:
 def _writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """The pipelines that left a marker in a target of this one, and that target. One that cannot be reached is left to the start."""
     for own in pipeline.by_target.values():
-        connection = resolve(own.target.connection, pipeline.connections)
+        connection = resolve_connection(own.target.connection, pipeline.connections)
         target = None
         if connection is not None:
-            target = system_of(connection).marked(own.target, Table(own.writer, (), None))
+            target = system_of(connection).marked(own.target, TargetTable(own.writer, (), None))
         if target is None:
             continue
         try:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import replayable
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import LockHeldError, StartError
 from slackwater.operators.dead_letters import LATE
-from slackwater.replay.replay import Outcome, late_letters
-from slackwater.replay.replay import replay as apply
-from slackwater.runner import dead_letters, tell
+from slackwater.replay.replay import ReplayResult, late_letters
+from slackwater.replay.replay import replay_letters as apply
+from slackwater.runner import dead_letter_reader, run_log
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Runner
-from slackwater.spark import reread
+from slackwater.spark import dead_letter_frames
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def replay(
+def replay_dead_letters(
     pipeline: Pipeline,
     choose: Callable[[pl.DataFrame], pl.DataFrame],
     *,
@@ -31,7 +31,7 @@ def replay(
     dry: bool = False,
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
-) -> Outcome:
+) -> ReplayResult:
     """Apply dead letters once more, as epochs of their own; needs the lock of a runner. `choose` filters the letters.
 
     Raises SlackwaterError; what was committed stays, and is not applied again.
@@ -41,7 +41,7 @@ def replay(
             f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
             "to look at them: slackwater dlq list"
         )
-    runner = Runner(pipeline, spark, Reporter(on_notice or tell.notice))
+    runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
     with runner.border():
         if len(pipeline.alone) > 1:
             raise StartError(
@@ -49,7 +49,9 @@ def replay(
                 "first stage emits is read by the next one; read late letters with: slackwater dlq list"
             )
         if pipeline.dead_letter is None:
-            dead_letters.newest(pipeline, dead_letters.Wanted())  # says so, before Spark starts
+            dead_letter_reader.newest_letters(
+                pipeline, dead_letter_reader.LetterFilter()
+            )  # says so, before Spark starts
         _check_late(pipeline, choose, limit)
         latest = _opened(runner)
         try:
@@ -61,9 +63,11 @@ def replay(
             assert parts is not None, "nobody stops a replay"
 
             def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return reread.frames(parts.session, parts.streams.sources, some)
+                return dead_letter_frames.letter_frames(parts.session, parts.streams.sources, some)
 
-            letters = dead_letters.newest(pipeline, dead_letters.Wanted())  # with those that this start published
+            letters = dead_letter_reader.newest_letters(
+                pipeline, dead_letter_reader.LetterFilter()
+            )  # with those that this start published
             return apply(parts.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()
@@ -74,8 +78,8 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
     why = replayable.late_refusal(pipeline)
     if why is None:
         return
-    letters = choose(dead_letters.newest(pipeline, dead_letters.Wanted()))
-    late = late_letters(letters, dead_letters.ledger(pipeline), limit)
+    letters = choose(dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()))
+    late = late_letters(letters, dead_letter_reader.attempt_ledger(pipeline), limit)
     if late:
         others = sorted({*letters["reason"].drop_nulls()} - {LATE})
         way = f"; to replay the others: --reason {others[0]}" if others else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from slackwater.engine.observer import Observer, Observers
+from slackwater.engine.observer import Observer, ObserverGroup
 from slackwater.engine.status import Status
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 
 class Reporter:
@@ -19,13 +19,13 @@ class Reporter:
         on_status: Callable[[Status], None] | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.observers = Observers(observers)
+        self.observers = ObserverGroup(observers)
         self.last: Status | None = None
         self._on_notice, self._on_status = on_notice, on_status
         self._files: tuple[int, int] | None = None  # read by this run, and all to read; None: there is no end to them
 
     def notice(self, level: str, line: str) -> None:
-        self._on_notice(level, masked(line))
+        self._on_notice(level, mask_secrets(line))
 
     def expect_files(self, total: int) -> None:
         """This run ends after so many files, as far as can be seen."""

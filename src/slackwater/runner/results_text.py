@@ -11,8 +11,8 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
-from slackwater.core.words import duration, plural
-from slackwater.engine.status import Buffered, StageStatus, Status
+from slackwater.core.humanize import format_duration, plural
+from slackwater.engine.status import BufferCounts, StageStatus, Status
 
 FLUSH = "by --flush"  # as the command line calls it
 _TAKEN_BACK = "supersede"
@@ -65,7 +65,7 @@ def _reason(why: str, count: int, cap: str, flush: str) -> str:
 def _waits(found: Status | StageStatus) -> str:
     """What is still in the state."""
     kind = found.window_kind if isinstance(found, Status) else found.kind
-    buffered: Mapping[str, Buffered] = found.buffered
+    buffered: Mapping[str, BufferCounts] = found.buffered
     if buffered:
         return f"{' and '.join(f'{held.rows:,} {side}' for side, held in buffered.items())} rows wait for partners"
     if kind in KINDS_OF_WINDOW:
@@ -80,4 +80,4 @@ def _cap(pipeline: Pipeline | None, stage: str | None) -> str:
     own: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)
     window = own.transform.window
     cap = None if window is None else window.max_session_duration_ms
-    return "max_session_duration" if cap is None else duration(cap)
+    return "max_session_duration" if cap is None else format_duration(cap)

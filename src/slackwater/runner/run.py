@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.engine.observer import Observer, Waiting
+from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background as in_background
-from slackwater.runner import follow, former, previous_name, run_history, starting_offsets, tell
-from slackwater.runner.assemble import create_targets
+from slackwater.runner import main_loop, previous_name, previous_output, run_history, run_log, starting_offsets
 from slackwater.runner.background import Handle
-from slackwater.runner.places import check_former
+from slackwater.runner.components import create_targets
+from slackwater.runner.local_paths import check_former
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Runner
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(
                 flush=flush,
                 spark=spark,
                 on_status=on_status,
-                on_notice=on_notice or in_background.notice,
+                on_notice=on_notice or in_background.print_warning,
                 stop=stop,
                 rebuild=rebuild,
                 former_output=former_output,
@@ -110,21 +110,21 @@ def run(
 
         return Handle(pipeline, beside)
     check_run_flags(available_now, flush)
-    if former_output not in (None, *former.CHOICES):
+    if former_output not in (None, *previous_output.CHOICES):
         raise ConfigError([f'former_output: "{former_output}" is no choice; expected "aside" or "keep"'])
     if rebuild:
-        pipeline = starting_offsets.stated(pipeline, rebuild)
+        pipeline = starting_offsets.with_offsets(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
     how = (available_now, flush, rebuild, former_output)
     if on_notice is not None:
         return _with_pipeline(
             _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *how), pipeline
         )
-    with tell.heard() as notice:
-        lines = tell.Lines()
+    with run_log.log_to_stderr() as notice:
+        lines = run_log.ThrottledStatusLog()
         last = _run(Runner(pipeline, spark, Reporter(notice, on_status or lines.status, observers), stop), *how)
         lines.close()
-        notice("info", masked(tell.end(pipeline, last, time.monotonic() - began)))
+        notice("info", mask_secrets(run_log.end_line(pipeline, last, time.monotonic() - began)))
         return _with_pipeline(last, pipeline)
 
 
@@ -139,7 +139,7 @@ def _run(
     pipeline, reporter = runner.pipeline, runner.reporter
     with reporter.observers.of(pipeline):
         with runner.border():
-            for line in explain.warnings(pipeline):
+            for line in explain.plan_warnings(pipeline):
                 reporter.notice("warning", line)
             check_former(pipeline)
         before: tuple[str, int] | None = None
@@ -184,23 +184,25 @@ def _with_state(
 ) -> Status | None:
     """One run with the lock of its state."""
     pipeline, reporter = runner.pipeline, runner.reporter
-    reporter.notice("info", tell.start(pipeline, latest))
+    reporter.notice("info", run_log.start_line(pipeline, latest))
     if latest is not None and latest.staged and runner.store.published() < latest.epoch:
-        reporter.observers.waiting(Waiting.of(latest, latest.missing(runner.store.reached())))
+        reporter.observers.waiting(PendingPublish.of(latest, latest.missing(runner.store.reached())))
     if latest is None:
         if rebuild is None:
-            asked = None if former_output == former.KEEP else previous_name.question(pipeline, runner.store)
+            asked = (
+                None if former_output == previous_output.KEEP else previous_name.rename_question(pipeline, runner.store)
+            )
             if asked is not None:
                 raise asked
             _check_former_output(runner, former_output)
-        if former_output == former.ASIDE:
-            for line in former.put_aside(pipeline):
+        if former_output == previous_output.ASIDE:
+            for line in previous_output.put_aside(pipeline):
                 reporter.notice("warning", line)
     create_targets(pipeline)
     parts = runner.prepare(latest, former_output=former_output)
     if parts is None:
         return None
-    follow.follow(runner, parts, available_now=available_now, stated=bool(rebuild))
+    main_loop.run_to_end(runner, parts, available_now=available_now, stated=bool(rebuild))
     if flush and not runner.stop.is_set():
         parts.driver.flush()
     return reporter.last
@@ -217,11 +219,11 @@ def _opened(runner: Runner, anew: bool, former_output: str | None) -> Commit | N
     notice = runner.reporter.notice
     if aside is not None:
         notice("warning", f"starting over; the former state is now {aside}, remove it when nobody needs it")
-    notice("info", f"sources begin: {starting_offsets.text(runner.pipeline)}")
+    notice("info", f"sources begin: {starting_offsets.offsets_text(runner.pipeline)}")
     return None
 
 
 def _check_former_output(runner: Runner, choice: str | None) -> None:
     """Say what of another state stays in the target; refuse if nobody decided about it."""
-    for line in former.check(runner.pipeline, choice):
+    for line in previous_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)

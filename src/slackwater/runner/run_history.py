@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from slackwater.errors import NewColumnsError, SlackwaterError
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 from slackwater.state.protocol import StateStore
 from slackwater.state.runs import Outcome, Run, one_line
 
@@ -28,7 +28,7 @@ def noted(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int
     _note(store, run)
 
     def end(outcome: Outcome, error: BaseException | None = None) -> None:
-        line = None if error is None else one_line(masked(str(error)) or type(error).__name__)
+        line = None if error is None else one_line(mask_secrets(str(error)) or type(error).__name__)
         told = {"ended_us": _now(), "outcome": outcome, "last_epoch": last_epoch(), "error": line}
         _note(store, run.model_copy(update=told))
 

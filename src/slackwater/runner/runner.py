@@ -20,29 +20,29 @@ from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.observer import Columns
+from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
-from slackwater.evolution import restore
+from slackwater.evolution import commit_from_config
 from slackwater.operators.base import Operator
-from slackwater.runner import border, target_marks, tell
-from slackwater.runner.assemble import (
+from slackwater.runner import error_boundary, run_log, target_marks
+from slackwater.runner.components import (
     letters_of,
     source_of,
     spark_settings,
     store_of,
     targets_of,
 )
-from slackwater.runner.binding import bind_all, stages_of
 from slackwater.runner.reporter import Reporter
-from slackwater.sources import connect, planning
+from slackwater.runner.stage_binding import bind_all, stages_of
+from slackwater.sources import planning, spark_connect
 from slackwater.sources.lookups import Lookups
-from slackwater.sources.streams import Streams
+from slackwater.sources.streaming_plan import SourceSet
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.workers import warm_up
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.targets.base import Target
+from slackwater.targets.base import TargetWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str, Commit | None], Mapping[str, Target]]
+MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str, Commit | None], Mapping[str, TargetWriter]]
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunComponents:
     """What a runner put together: sources, engines of the stages and driver, bound to each other and started; nothing is read yet."""
 
     session: SparkSession
-    streams: Streams
+    streams: SourceSet
     engines: Sequence[SparkEngine]
     driver: Driver
 
@@ -92,11 +92,11 @@ class Runner:
 
     def border(self) -> AbstractContextManager[None]:
         """Errors leave as one line of ours."""
-        return border.errors(self.pipeline.name, lambda: self.spark, self._committed)
+        return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
         """What was committed last, in words: of this run, or as it found the state."""
-        return tell.committed(getattr(self._driver, "state", self._latest))
+        return run_log.committed_text(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:
         """What was opened last first, the store at the end."""
@@ -104,13 +104,13 @@ class Runner:
 
     def prepare(
         self, latest: Commit | None, make_targets: MakeTargets = targets_of, former_output: str | None = None
-    ) -> Parts | None:
-        """Put the parts together; None if the run was to stop meanwhile. `former_output`: see `target_marks.settle`."""
+    ) -> RunComponents | None:
+        """Put the parts together; None if the run was to stop meanwhile. `former_output`: see `target_marks.settle_marks`."""
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored = latest
         exact = make_targets is targets_of
         if latest is not None:
-            latest, done = target_marks.settle(pipeline, self.store, latest, former_output, exact)
+            latest, done = target_marks.settle_marks(pipeline, self.store, latest, former_output, exact)
             for line in done:
                 notice("warning", line)
         found_marks = target_marks.unnamed(pipeline, latest) if exact else {}
@@ -118,21 +118,21 @@ class Runner:
         if base is None:
             return None
         store = pipeline.state_store
-        shards = (store.shards if store else None) or connect.parallelism(base)
-        own = session.private(base, shards)
+        shards = (store.shards if store else None) or spark_connect.task_slots(base)
+        own = session.private_session(base, shards)
         warm = threading.Thread(target=_warm, args=(own, shards, pipeline), daemon=True)
         warm.start()
         lookups = Lookups(own, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
         known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [source_of(own, pipeline, i, known.get(s.name)) for i, s in enumerate(pipeline.sources)]
-        if connect.is_connect(own):
+        if spark_connect.is_connect(own):
             planning.check_connect(pipeline.name, sources)
-        streams = Streams(own, sources, self.store)
+        streams = SourceSet(own, sources, self.store)
         steps = bind_all(pipeline, own, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         self._warn(schemas, known)
-        hooks = Hooks(
+        hooks = Callbacks(
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
             notice,
@@ -144,7 +144,7 @@ class Runner:
         stages = stages_of(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
         output = {n: operators[str(one.target.from_)].output for n, one in pipeline.by_target.items()}
-        self.reporter.observers.described(Columns({s.name: _columns(s.schema) for s in sources}, output))
+        self.reporter.observers.described(RunSchema({s.name: _columns(s.schema) for s in sources}, output))
         letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         away = self._open_targets(targets, letters)
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away, found_marks)
@@ -157,9 +157,9 @@ class Runner:
             if target.guarantee != "exactly once":
                 notice("warning", f"delivery to {target.description} is {target.guarantee}")
         warm.join()
-        return None if self.stop.is_set() else Parts(own, streams, list(engines.values()), driver)
+        return None if self.stop.is_set() else RunComponents(own, streams, list(engines.values()), driver)
 
-    def _open_targets(self, targets: Mapping[str, Target], letters: Target | None) -> dict[str, StartError]:
+    def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
         """Those that cannot be opened, by name: the others get what they miss before the start fails for it."""
         away = {}
         for name, place in ((LETTERS, letters), *targets.items()):
@@ -178,18 +178,18 @@ class Runner:
             return None
         notice = self.reporter.notice
         with session.as_starting():  # jars may have to be fetched, too
-            self.spark = self._given or session.start(spark_settings(self.pipeline, notice), notice)
+            self.spark = self._given or session.start_session(spark_settings(self.pipeline, notice), notice)
         if self.stop.is_set():
             return None
-        self._opened.callback(border.hide_traces(self.spark))
+        self._opened.callback(error_boundary.hide_traces(self.spark))
         return self.spark
 
     def _warn(self, schemas: Mapping[str, str], known: Mapping[str, str | None]) -> None:
         for name, schema in schemas.items():
-            for line in restore.check_schema(name, known.get(name), schema):
+            for line in commit_from_config.check_schema(name, known.get(name), schema):
                 self.reporter.notice("warning", line)
         for own in self.pipeline.alone.values():
-            for line in state_size.warnings(own.transform.step):
+            for line in state_size.size_warnings(own.transform.step):
                 self.reporter.notice("warning", line)
 
 

@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.config.connectors import CONNECTORS, Begins
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.connector_info import CONNECTORS, StartPosition
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.config.spelling import nearest
 from slackwater.errors import ConfigError
 
 WORDS = ("earliest", "latest")
 _SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42}}} or {"clicks": "latest"}'
 
 
-def parse(text: str | None) -> dict[str, Any]:
+def parse_offsets(text: str | None) -> dict[str, Any]:
     """What --from says: per source, "*" for all; empty for what the config says. Raises ConfigError."""
     if text is None:
         return {}
@@ -31,10 +31,12 @@ def parse(text: str | None) -> dict[str, Any]:
     return found
 
 
-def stated(pipeline: Pipeline, given: Mapping[str, Any]) -> Pipeline:
+def with_offsets(pipeline: Pipeline, given: Mapping[str, Any]) -> Pipeline:
     """The pipeline with its sources beginning where it is stated. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
-    problems = [f'--from: there is no source "{n}"{nearest(n, names)}' for n in given if n not in (*names, "*")]
+    problems = [
+        f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in given if n not in (*names, "*")
+    ]
     sources = [_begins(pipeline, s, given.get(s.name, given.get("*")), problems) for s in pipeline.sources]
     if problems:
         raise ConfigError(problems)
@@ -58,17 +60,17 @@ def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) ->
     return source.model_copy(update={"starting_offsets": checked, "starting_version": None})
 
 
-def _begins_of(pipeline: Pipeline, source: Source) -> Begins:
-    connection = resolve(source.connection, pipeline.connections)
-    return Begins() if connection is None else CONNECTORS[connection.kind].begins
+def _begins_of(pipeline: Pipeline, source: Source) -> StartPosition:
+    connection = resolve_connection(source.connection, pipeline.connections)
+    return StartPosition() if connection is None else CONNECTORS[connection.kind].begins
 
 
-def text(pipeline: Pipeline) -> str:
+def offsets_text(pipeline: Pipeline) -> str:
     """Where each source begins, for people."""
-    return ", ".join(f"{s.name} {place(pipeline, s)}" for s in pipeline.sources)
+    return ", ".join(f"{s.name} {source_start(pipeline, s)}" for s in pipeline.sources)
 
 
-def place(pipeline: Pipeline, source: Source) -> str:
+def source_start(pipeline: Pipeline, source: Source) -> str:
     """Where a source begins that was never read."""
     begins = _begins_of(pipeline, source)
     if begins.default is None:

@@ -11,36 +11,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import sql_check
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.errors import SlackwaterError
-from slackwater.evolution import growth, restore
-from slackwater.evolution.change import Change, Comparison
-from slackwater.evolution.growth import Types
-from slackwater.evolution.pairing import paired
-from slackwater.runner.systems import system_of
-from slackwater.runner.systems.base import C, System
-from slackwater.sources.base import NoAnswerError
+from slackwater.evolution import added_columns, commit_from_config
+from slackwater.evolution.added_columns import Types
+from slackwater.evolution.difference import ConfigComparison, KeyChange
+from slackwater.evolution.stage_matching import match_stages
+from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors.base import C, Connector
+from slackwater.sources.base import SourceUnavailableError
 from slackwater.state.commit import Commit, SourceRecord
 
 LONGEST_S = 10.0  # that all of them may take together
 
 
 @dataclass
-class _Asked:
+class _TableCheck:
     """One table. `refused`: why a start would not go on with it; `unknown`: why that is not known."""
 
     spec: Source
     known: str | None  # its columns in the state
-    changes: Sequence[Change] = ()
+    changes: Sequence[KeyChange] = ()
     columns: Mapping[str, str] | None = None  # as the next start takes them
     refused: str | None = None
     unknown: str | None = ""
 
-    def ask(self, system: System[C], record: SourceRecord) -> None:
+    def ask(self, system: Connector[C], record: SourceRecord) -> None:
         try:
             (self.changes, self.columns), self.unknown = system.changes(self.spec, record), None
-        except NoAnswerError as error:
+        except SourceUnavailableError as error:
             self.unknown = str(error)
         except SlackwaterError as error:
             self.refused, self.unknown = str(error), None
@@ -48,14 +48,14 @@ class _Asked:
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
-def with_tables(found: Comparison, pipeline: Pipeline, commit: Commit) -> Comparison:
+def with_tables(found: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
     """A comparison, with what a start will find in the tables that the pipeline reads."""
-    asked, threads = list[_Asked](), list[threading.Thread]()
+    asked, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
-        connection, record = resolve(spec.connection, pipeline.connections), commit.sources.get(spec.name)
+        connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
         if connection is None or record is None or not system_of(connection).has_versions:
             continue
-        asked.append(_Asked(spec, record.columns))
+        asked.append(_TableCheck(spec, record.columns))
         threads.append(threading.Thread(target=asked[-1].ask, args=(system_of(connection), record), daemon=True))
         threads[-1].start()
     end = time.monotonic() + LONGEST_S
@@ -74,15 +74,18 @@ def with_tables(found: Comparison, pipeline: Pipeline, commit: Commit) -> Compar
     )
 
 
-def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_Asked]) -> tuple[list[Change], list[str]]:
+def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_TableCheck]) -> tuple[list[KeyChange], list[str]]:
     """What columns that came do behind their sources: to joins and targets; and of which stages only a start knows."""
     if not any(one.changes for one in asked):
         return [], []
     now = {one.spec.name: one.columns for one in asked if one.columns is not None}
-    known = {**now, **{one.spec.name: restore.types_of(one.known) for one in asked if one.changes and one.known}}
-    was, is_ = sql_check.results(pipeline, known), sql_check.results(pipeline, now)
-    changes, unsure, new = list[Change](), list[str](), dict[str, Types]()
-    kept = paired(pipeline.former_names, commit).kept
+    known = {
+        **now,
+        **{one.spec.name: commit_from_config.types_of(one.known) for one in asked if one.changes and one.known},
+    }
+    was, is_ = sql_check.stage_columns(pipeline, known), sql_check.stage_columns(pipeline, now)
+    changes, unsure, new = list[KeyChange](), list[str](), dict[str, Types]()
+    kept = match_stages(pipeline.former_names, commit).kept
     for n, ((name, own), state) in enumerate(zip(pipeline.alone.items(), kept, strict=True)):
         before, after = was[name], is_[name]
         if own.transform.window is not None:
@@ -92,5 +95,5 @@ def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_Asked]) -> tup
             continue
         new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
         if new[name] and state is not None and own.transform.join is not None:
-            changes.append(growth.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
-    return [*changes, *growth.target_changes(pipeline, commit, new)], unsure
+            changes.append(added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
+    return [*changes, *added_columns.target_changes(pipeline, commit, new)], unsure

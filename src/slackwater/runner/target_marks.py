@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
-from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, branch_off, expected_marks, mismatch
-from slackwater.runner import former
-from slackwater.runner.systems import system_of
-from slackwater.state.commit import LETTERS, Commit, Mark
+from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, branch_off, expected_marks, find_mismatch
+from slackwater.runner import previous_output
+from slackwater.runner.connectors import system_of
+from slackwater.state.commit import LETTERS, Commit, TargetMark
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.targets.base import Marked, Table
+from slackwater.targets.base import MarkingTarget, TargetTable
 from slackwater.targets.files import FilesTarget
 
 
@@ -32,18 +32,18 @@ class MarkedTarget:
 
     name: str
     title: str
-    target: Marked
+    target: MarkingTarget
     expected: ExpectedMarks
     upserts: bool
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class MarkMismatch:
     """A target whose mark does not fit the state. `kind`: see `evolution.target_marks`."""
 
     at: MarkedTarget
     kind: str
-    found: Mark | None
+    found: TargetMark | None
 
     @property
     def is_movable(self) -> bool:
@@ -76,7 +76,7 @@ def marked_targets(
 
     `missing`: those that may not have their part of the commit. `exact`: False where a target is not given every epoch.
     """
-    known = destinations.readdressed(commit, pipeline.former_names, list(pipeline.by_target))
+    known = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
     now_called = dict(zip(commit.targets, known.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _places(pipeline):
@@ -87,7 +87,7 @@ def marked_targets(
             target = _marked(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
-            connection = resolve(spec.connection, pipeline.connections)
+            connection = resolve_connection(spec.connection, pipeline.connections)
             assert connection is not None, "it is marked"
             expected = expected_marks(known, name, place, writer, name in lacking)
             if not exact:
@@ -107,20 +107,22 @@ def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipelin
     return places
 
 
-def _marked(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> Marked | None:
-    connection = resolve(spec.connection, pipeline.connections)
-    return None if connection is None else system_of(connection).marked(spec, Table(writer, (), None, lineage))
+def _marked(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> MarkingTarget | None:
+    connection = resolve_connection(spec.connection, pipeline.connections)
+    return None if connection is None else system_of(connection).marked(spec, TargetTable(writer, (), None, lineage))
 
 
-def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, Mark | None]:
+def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark | None]:
     """Return the marks in places whose marks the commit does not name: all of them where a state begins.
 
     One that cannot be read is left to the start, which opens it.
     """
     known = (
-        None if commit is None else destinations.readdressed(commit, pipeline.former_names, list(pipeline.by_target))
+        None
+        if commit is None
+        else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
     )
-    marks: dict[str, Mark | None] = {}
+    marks: dict[str, TargetMark | None] = {}
     for name, _, spec, writer, _ in _places(pipeline):
         place = destinations.place_of(spec)
         if known is not None:
@@ -135,15 +137,15 @@ def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, Mark | None]
     return marks
 
 
-def mismatches(
+def find_mismatches(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True, fence: bool = False
-) -> tuple[list[Mismatch], dict[str, Mark | None], list[str]]:
+) -> tuple[list[MarkMismatch], dict[str, TargetMark | None], list[str]]:
     """Return the targets that do not fit, the mark of each target, and why others could not be read.
 
     A target that cannot be read is left to the start, which opens it. `fence`: see `targets.base.Marked`.
     """
-    wrong: list[Mismatch] = []
-    marks: dict[str, Mark | None] = {}
+    wrong: list[MarkMismatch] = []
+    marks: dict[str, TargetMark | None] = {}
     unread: list[str] = []
     for one in marked_targets(pipeline, commit, missing, exact):
         try:
@@ -153,13 +155,13 @@ def mismatches(
             continue
         if one.expected.was_target or not exact:
             marks[one.name] = found
-        kind = mismatch(commit, one.expected, found)
+        kind = find_mismatch(commit, one.expected, found)
         if kind is not None:
-            wrong.append(Mismatch(one, kind, found))
+            wrong.append(MarkMismatch(one, kind, found))
     return wrong, marks, unread
 
 
-def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> StateError | None:
+def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMismatch]) -> StateError | None:
     """Return why a start does not go on, with the ways out; None if all targets fit."""
     if not wrong:
         return None
@@ -180,13 +182,13 @@ def refusal(pipeline: Pipeline, commit: Commit, wrong: Sequence[Mismatch]) -> St
     )
 
 
-def check(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
+def check_marks(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
     """Return why a start would not go on from this commit; looks without the lock of the state."""
-    wrong, _, _ = mismatches(pipeline, snapshot.commit, snapshot.missing)
-    return refusal(pipeline, snapshot.commit, wrong)
+    wrong, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
+    return refuse_mismatches(pipeline, snapshot.commit, wrong)
 
 
-def settle(
+def settle_marks(
     pipeline: Pipeline, store: StateStore, commit: Commit, choice: str | None, exact: bool = True
 ) -> tuple[Commit, list[str]]:
     """Return the commit to go on from, and what was done to that end; with the lock of the state held.
@@ -194,14 +196,14 @@ def settle(
     `choice`: see `former.CHOICES`. Raises StateError if a target does not fit and nobody decided what to do.
     """
     missing = commit.missing(store.reached()) if commit.staged and store.published() < commit.epoch else []
-    wrong, marks, _ = mismatches(pipeline, commit, missing, exact, fence=True)
-    refused = refusal(pipeline, commit, wrong)
+    wrong, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
+    refused = refuse_mismatches(pipeline, commit, wrong)
     if refused is None:
         return commit, []
     marks = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
-    if choice == former.KEEP:
+    if choice == previous_output.KEEP:
         done = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
-    elif choice == former.ASIDE and all(one.is_movable for one in wrong):
+    elif choice == previous_output.ASIDE and all(one.is_movable for one in wrong):
         done = [_put_newer_aside(one) for one in wrong]
         for one in wrong:
             if not one.at.expected.was_target:
@@ -212,7 +214,7 @@ def settle(
     return branch_off(commit, uuid.uuid4().hex, marks, missing), done
 
 
-def _put_newer_aside(one: Mismatch) -> str:
+def _put_newer_aside(one: MarkMismatch) -> str:
     target, mark = one.at.target, one.at.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
     where = target.put_newer_aside(mark)

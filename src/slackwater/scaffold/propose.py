@@ -11,7 +11,7 @@ from typing import Any
 from slackwater.core.text_times import text_time_us
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.times import NAMED, TimeColumn, unit_of
-from slackwater.scaffold.types import quoted
+from slackwater.scaffold.types import quote_name
 
 _KEYS = re.compile(
     r"user|customer|account|session|device|client|visitor|member|author|sender|source|host|^ip$|key", re.IGNORECASE
@@ -79,7 +79,7 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
     given = [v for v in values if v is not None]
     if len(given) < rows / 2 or not given:
         return None
-    name = path[0] if len(path) == 1 else ".".join(map(quoted, path))
+    name = path[0] if len(path) == 1 else ".".join(map(quote_name, path))
     first, absent = given[0], next((row for row, v in enumerate(values) if v is None), None)
     if all(isinstance(v, str) for v in given):
         times = [text_time_us(v) for v in given]
@@ -104,13 +104,13 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
         return None
     us = tuple(int(v * _PER_UNIT[unit]) for v in given)
     if any(isinstance(v, float) for v in given):
-        plain = ".".join(map(quoted, path))
+        plain = ".".join(map(quote_name, path))
         return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows, first_bad=absent)
     return TimeColumn(name, unit, us, rows, first_bad=absent)
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyColumn:
     """A column that rows may be grouped by."""
 
     name: str
@@ -118,7 +118,7 @@ class Key:
     score: float
 
 
-def keys(sample: Sample, time: TimeColumn | None) -> list[Key]:
+def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
     """The columns that may be a key, the likeliest first: there in nearly all rows, with several rows per value."""
     found = []
     for name, kind in sample.columns.items():
@@ -135,11 +135,11 @@ def keys(sample: Sample, time: TimeColumn | None) -> list[Key]:
         score = 3.0 * bool(_KEYS.search(name)) + 1.0 * bool(_ID.search(name)) + (1.0 if kind == "STRING" else 0.0)
         score += there + (1.0 if per_value >= 1.5 else -2.0 if len(sample.rows) > 20 else 0.0)
         score -= (2.0 if distinct < 5 and len(sample.rows) > 20 else 0.0) + (1.0 if length > 64 else 0.0)
-        found.append(Key(name, distinct, score))
+        found.append(KeyColumn(name, distinct, score))
     return sorted(found, key=lambda k: -k.score)
 
 
-def measure(sample: Sample, *taken: str) -> str | None:
+def measure_column(sample: Sample, *taken: str) -> str | None:
     """A column of numbers that may be added up."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.scaffold.types import Seen, cell, of_polars, one_by_case
+from slackwater.scaffold.types import TypeStats, of_polars, one_by_case, parse_cell
 
 ROWS = 100_000  # at the most
 _CHARACTERS = 64_000_000
@@ -46,7 +46,7 @@ class Sample:
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
-def read(path: Path) -> Sample:
+def read_sample(path: Path) -> Sample:
     """A sample of a file, or of the files of a directory. Raises StartError, one line, for what cannot be one."""
     try:
         files, query = _files(path)
@@ -137,7 +137,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
         raise StartError(
             f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line"
         )
-    seen = Seen()
+    seen = TypeStats()
     for row in rows:
         seen.add(row)
     names = one_by_case(name for name in seen.fields if name)
@@ -180,12 +180,12 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     told = list(zip(places[begins:], table[begins:], strict=True))
     body = [r for _, r in told if len(r) == width]
     first = next(((n, r) for n, r in told if len(r) != width), None)
-    rows = [dict(zip(names, map(cell, r), strict=True)) for r in body]
+    rows = [dict(zip(names, map(parse_cell, r), strict=True)) for r in body]
     if not rows:
         raise StartError(f"--sample: {path}: has a header and no rows")
     columns: dict[str, str] = {}
     for i, name in enumerate(names):
-        seen = Seen()
+        seen = TypeStats()
         for row in rows:
             seen.add(row[name])
         columns[name] = seen.ddl()
@@ -203,7 +203,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 def _is_header(row: list[str]) -> bool:
     """Distinct names, none of which is a number, a flag or a date; one may be empty, as that of an index is."""
     names = [c.strip() for c in row if c.strip()]
-    plain = all(isinstance(cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
+    plain = all(isinstance(parse_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
     return bool(names) and plain and len(set(names)) == len(names)
 
 

@@ -54,7 +54,7 @@ class TimeColumn:
 
 
 @dataclass(frozen=True)
-class Disorder:
+class OutOfOrderness:
     """How far rows lie behind the newest one before them (µs: at the most, and of so many of 1,000 rows at the most), and the
     lateness that keeps ENOUGH of them."""
 
@@ -72,7 +72,7 @@ class Disorder:
         return round((1 - self.in_time) * self.rows)
 
 
-def disorder(times_us: Sequence[int]) -> Disorder:
+def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
     newest, behind = None, []
     for at in times_us:
         newest = at if newest is None or at > newest else newest
@@ -92,4 +92,4 @@ def disorder(times_us: Sequence[int]) -> Disorder:
     lateness = 10_000
     if most:
         lateness = next((ms for share in (ENOUGH, 0.99) for ms in steps if kept(ms) >= share), steps[-1])
-    return Disorder(most, lateness, kept(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999))
+    return OutOfOrderness(most, lateness, kept(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999))

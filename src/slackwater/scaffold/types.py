@@ -16,12 +16,12 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?\.?[0-9]+([eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass
-class Seen:
+class TypeStats:
     """What the values of one column (or field, or item) were."""
 
     kinds: set[str] = field(default_factory=set)
-    fields: dict[str, Seen] = field(default_factory=dict)
-    items: Seen | None = None
+    fields: dict[str, TypeStats] = field(default_factory=dict)
+    items: TypeStats | None = None
     digits: int = 0
     times: bool = True  # every text so far is a date with a time of day
 
@@ -41,10 +41,10 @@ class Seen:
         elif isinstance(value, Mapping):
             self.kinds.add("object")
             for key, inner in value.items():
-                self.fields.setdefault(key, Seen()).add(inner)
+                self.fields.setdefault(key, TypeStats()).add(inner)
         else:
             self.kinds.add("list")
-            self.items = self.items or Seen()
+            self.items = self.items or TypeStats()
             for inner in value:
                 self.items.add(inner)
 
@@ -74,7 +74,7 @@ class Seen:
         names = one_by_case(self.fields)
         if not all(names):
             return "STRING"
-        return f"STRUCT<{', '.join(f'{quoted(name)}: {self.fields[name].ddl()}' for name in names)}>"
+        return f"STRUCT<{', '.join(f'{quote_name(name)}: {self.fields[name].ddl()}' for name in names)}>"
 
 
 def one_by_case(names: Iterable[str]) -> list[str]:
@@ -85,12 +85,12 @@ def one_by_case(names: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name in DDL and SQL."""
     return name if _SIMPLE.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
-def cell(text: str | None) -> Any:
+def parse_cell(text: str | None) -> Any:
     """A cell of CSV as the value that it spells; a number with leading zeros is a text."""
     if text is None or text == "":
         return None
@@ -135,6 +135,6 @@ def of_polars(kind: Any) -> str | None:
         return None if inner is None else f"ARRAY<{inner}>"
     if base is pl.Struct:
         fields = [(f.name, of_polars(f.dtype)) for f in kind.fields]
-        known = [f"{quoted(name)}: {inner}" for name, inner in fields if name and inner is not None]
+        known = [f"{quote_name(name)}: {inner}" for name, inner in fields if name and inner is not None]
         return f"STRUCT<{', '.join(known)}>" if known and len(known) == len(fields) else None
     return None

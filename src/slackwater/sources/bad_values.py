@@ -75,7 +75,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 def _types(source: Source) -> dict[str, str]:
     try:
-        return ddl.columns(source.schema_ or "")
+        return ddl.parse_columns(source.schema_ or "")
     except ddl.DdlError:
         return {}
 

@@ -13,7 +13,7 @@ from slackwater.config.paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.sources import connect
+from slackwater.sources import spark_connect
 from slackwater.state.commit import BatchId, SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from slackwater.sources.footers import Known
+    from slackwater.sources.parquet_footers import ColumnStats
 
 CORRUPT = "_corrupt_record"
 
@@ -37,11 +37,11 @@ class SourceBatch:
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
     # of files: which of them a mark is of, see `sources.files.marked`
     marked: Callable[[int], str | None] | None = None
-    known: Callable[[str], Known | None] | None = None  # of a column: what is known of it without reading a row
+    known: Callable[[str], ColumnStats | None] | None = None  # of a column: what is known of it without reading a row
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayRecord:
     """Dead letters of an epoch: the list that names the applied ones (None: none was) and their `count`; `tried`: the list of
     those that are left, with how often they were tried."""
 
@@ -62,9 +62,9 @@ class Batch:
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
     marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
-    known: Mapping[str, Callable[[str], Known | None]] = field(default_factory=dict)
+    known: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
     results: frozenset[str] = frozenset()  # of the names in `payload`: stages, which no limit of a source judges
-    replayed: Replayed | None = None  # it holds dead letters, and no clock hears them
+    replayed: ReplayRecord | None = None  # it holds dead letters, and no clock hears them
     began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
 
 
@@ -83,7 +83,7 @@ def batch_of(id_: BatchId, found: Mapping[str, SourceBatch], began: float | None
     )
 
 
-class NoAnswerError(Exception):
+class SourceUnavailableError(Exception):
     """A source does not say what it has: that is not known then, which is no silence. `cause`: in words."""
 
     def __init__(self, cause: SlackwaterError) -> None:
@@ -94,7 +94,7 @@ class NoAnswerError(Exception):
 @dataclass(frozen=True)
 class Seekable(ABC):
     """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing. It is planned by a run itself
-    (`Planned`), by a stream of Spark's (`PlannedBySpark`), or by either. One without this resumes by Spark's checkpoint only.
+    (`Planned`), by a stream of Spark's (`SparkPlannedSource`), or by either. One without this resumes by Spark's checkpoint only.
     """
 
     spec: Source
@@ -126,7 +126,7 @@ class Seekable(ABC):
         """Dead letters as its rows, with the column `letter`; where it brings files, `file` is called what tells which."""
 
 
-class Part(Protocol):
+class PlannedBatch(Protocol):
     """What one source has for an epoch."""
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
@@ -146,12 +146,12 @@ class Planner(Protocol):
         """What is there now is the end of the input: nothing that comes later is planned."""
         ...
 
-    def next(self) -> Part | None:
+    def next(self) -> PlannedBatch | None:
         """What comes next, within the limits of the source; None if there is nothing new."""
         ...
 
 
-class Planned(Seekable):
+class SelfPlannedSource(Seekable):
     """A source that can be asked without Spark what it has. `kind`: what it is, for people."""
 
     kind: ClassVar[str] = "source"
@@ -172,7 +172,7 @@ class Planned(Seekable):
         """
 
 
-class PlannedBySpark(Seekable):
+class SparkPlannedSource(Seekable):
     """A source that a streaming query of Spark can plan."""
 
     @abstractmethod
@@ -204,10 +204,10 @@ class PlannedBySpark(Seekable):
 def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
     """The columns that the config of a source declares. Raises StartError where Spark cannot read them."""
     try:
-        return connect.schema_of_ddl(session, text)
+        return spark_connect.schema_of_ddl(session, text)
     except Exception as error:
         raise StartError(
-            f'source "{source}": schema is not valid DDL ({reason(error)}); expected "name TYPE, name TYPE, …"'
+            f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"'
         ) from None
 
 
@@ -238,7 +238,7 @@ _NO_CONNECTOR = re.compile(
 )
 
 
-def reason(error: BaseException) -> str:
+def spark_error_reason(error: BaseException) -> str:
     """The line of a Spark error that says the fact, without plans and stack traces."""
     for sign, fact in _OUT_OF_MEMORY.items():
         if sign in str(error):

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from slackwater.config.connectors import absolute
+from slackwater.config.connector_info import absolute_path
 from slackwater.config.paths import spark_address
-from slackwater.core.offsets import TableRead
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
+from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError
-from slackwater.secrets import masked
-from slackwater.sources.tables import DataFile, GoneError, Now, Version
+from slackwater.secrets import mask_secrets
+from slackwater.sources.tables import DataFile, TableSnapshot, TableVersion, VersionGoneError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -47,7 +47,7 @@ class DeltaLog:
         self._told: int | None = None  # the version whose columns were told first
         self._seen: tuple[int, object] | None = None  # the newest version that was read, and its file then
 
-    def now(self) -> Now:
+    def now(self) -> TableSnapshot:
         table = self._table()
         protocol, metadata = table.protocol(), table.metadata()
         unknown = sorted(set(protocol.reader_features or ()) - _READ)
@@ -65,9 +65,9 @@ class DeltaLog:
                 )
         self._id = str(metadata.id)
         self._told = table.version() if self._told is None else self._told
-        return Now(TableRead(self._id, table.version()), columns, tuple(metadata.partition_columns))
+        return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
-    def content(self, at: TableRead) -> Sequence[DataFile]:
+    def content(self, at: TableOffsets) -> Sequence[DataFile]:
         import pyarrow as pa
 
         table = self._table(at.version)
@@ -80,13 +80,13 @@ class DeltaLog:
         files = sorted(found, key=lambda add: (add["modification_time"], add["path"]))
         return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
 
-    def of(self, at: TableRead) -> Version:
+    def of(self, at: TableOffsets) -> TableVersion:
         found = self._version(at.version)
         if found is None:
-            raise GoneError(f"version {at.version} is needed, and its log is gone")
+            raise VersionGoneError(f"version {at.version} is needed, and its log is gone")
         return found
 
-    def after(self, at: TableRead) -> Iterator[Version]:
+    def after(self, at: TableOffsets) -> Iterator[TableVersion]:
         version = at.version
         while (found := self._version(version + 1)) is not None:
             yield found
@@ -94,16 +94,16 @@ class DeltaLog:
         if self._seen is None or self._seen != (version, self._stamp(version)):
             self._look(version)
 
-    def before(self, version: int) -> TableRead:
+    def before(self, version: int) -> TableOffsets:
         newest = self._table().version()
         if version > newest + 1:
             raise StartError(
                 f"{self.what} has no version {version}, its newest is {newest}; expected one of its versions"
             )
-        return TableRead(self._id, version - 1)
+        return TableOffsets(self._id, version - 1)
 
     def reason(self, error: BaseException) -> str:
-        return reason(error, self._options)
+        return delta_error_reason(error, self._options)
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
@@ -117,11 +117,13 @@ class DeltaLog:
             if version is None:
                 raise StartError(f"{self.what} is not there; expected the directory of a Delta table (query)") from None
             self._table()
-            raise GoneError(f"version {version} is needed, and its log is gone") from None
+            raise VersionGoneError(f"version {version} is needed, and its log is gone") from None
         except Exception as error:
             if version is None or self._table().version() < version:
                 raise
-            raise GoneError(f"version {version} is needed, and what it held is gone ({self.reason(error)})") from None
+            raise VersionGoneError(
+                f"version {version} is needed, and what it held is gone ({self.reason(error)})"
+            ) from None
 
     def _look(self, version: int) -> None:
         """Nothing comes after this version: see that it is the newest one of the table that was read."""
@@ -132,7 +134,7 @@ class DeltaLog:
                 "with it in a new state, or reset the source's place: `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:
-            raise GoneError(
+            raise VersionGoneError(
                 f"version {version + 1} is needed next, and its log is gone; the newest is {newest.version()}"
             )
         self._seen = (version, self._stamp(version))
@@ -155,7 +157,7 @@ class DeltaLog:
         except FileNotFoundError:
             return None
 
-    def _version(self, version: int) -> Version | None:
+    def _version(self, version: int) -> TableVersion | None:
         if version < 0 or (text := self._text(version)) is None:
             return None
         actions = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -173,8 +175,8 @@ class DeltaLog:
             self._file(a["path"], a["size"], a.get("partitionValues") or {})
             for a in sorted(adds, key=lambda a: a["path"])
         ]
-        return Version(
-            TableRead(self._id, version),
+        return TableVersion(
+            TableOffsets(self._id, version),
             files,
             rewrites,
             sum(_rows(a) for a in adds) if rewrites else 0,
@@ -184,13 +186,13 @@ class DeltaLog:
     def _file(self, path: str, size: int, values: Mapping[str, Any]) -> DataFile:
         raw = unquote(path)
         if "://" not in raw and not raw.startswith(("file:", "/")):
-            raw = f"{absolute(self._path).rstrip('/')}/{raw}"
+            raw = f"{absolute_path(self._path).rstrip('/')}/{raw}"
         return DataFile(spark_address(raw), size, {name: _text(value) for name, value in values.items()})
 
 
-def reason(error: BaseException, options: Mapping[str, str]) -> str:
+def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
     """What the library says, in one line and without the values of the storage options."""
-    text = masked(" ".join(str(error).split()) or type(error).__name__)
+    text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
             text = text.replace(value, "***")

@@ -19,11 +19,18 @@ from urllib.parse import unquote
 from slackwater.config.paths import as_written
 from slackwater.config.source import Source
 from slackwater.core.local_files import local_name
-from slackwater.core.offsets import ChangedFiles, FilesRead
+from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import EpochError, StartError
-from slackwater.sources import footers, letters
-from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, declared_schema, reason
-from slackwater.sources.times import UTC, TextTimes, zone_of
+from slackwater.sources import dead_letter_rows, parquet_footers
+from slackwater.sources.base import (
+    CORRUPT,
+    SourceBatch,
+    SparkPlannedSource,
+    checkpoint_line,
+    declared_schema,
+    spark_error_reason,
+)
+from slackwater.sources.timestamp_parsing import UTC, TextTimestampSchema, zone_of
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -77,7 +84,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class FilesSource(PlannedBySpark):
+class FilesSource(SparkPlannedSource):
     """A files source with its schema, planned by Spark (else: `files_planner`). `zone`: of times in text that have none, where its reader's options do not say."""
 
     schema: StructType
@@ -90,7 +97,7 @@ class FilesSource(PlannedBySpark):
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
-        return reader.options(**options).load(_as_glob(located(self.spec.query or "")))
+        return reader.options(**options).load(_as_glob(absolute_query(self.spec.query or "")))
 
     def signature(self) -> dict[str, Any]:
         return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
@@ -99,7 +106,7 @@ class FilesSource(PlannedBySpark):
         """Those that were read are listed as the files of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
-        entries = recall(store, FilesRead.known(record.offsets))
+        entries = load_file_list(store, FileOffsets.known(record.offsets))
         lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
         (log / "0").write_text("\n".join(["v1", *lines]))
         return json.dumps({"logOffset": 0})
@@ -118,14 +125,14 @@ class FilesSource(PlannedBySpark):
         if not entries:
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
-        offsets = remember(store, epoch, FilesRead.known(record.offsets), entries)
+        offsets = store_file_list(store, epoch, FileOffsets.known(record.offsets), entries)
         return self.of(session, entries, offsets)
 
-    def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FilesRead) -> SourceBatch:
+    def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
         """What these files hold, behind which are these offsets."""
-        known = cache(partial(footers.known, [Path(local_name(f.path)) for f in files]))
+        known = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
         told = known if self._footers_tell(session, files) else None
-        return SourceBatch(self.read(session, files), offsets, len(files), marked=marked(files), known=told)
+        return SourceBatch(self.read(session, files), offsets, len(files), marked=describe_mark(files), known=told)
 
     def _footers_tell(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
         """Whether what their footers know is what is read: all rows, of files that this process reads as Spark does."""
@@ -142,13 +149,13 @@ class FilesSource(PlannedBySpark):
     def listed(self, session: SparkSession) -> list[FileEntry]:
         """All files that are there now, in the order in which a stream reads them."""
         try:
-            found = session.read.format("binaryFile").load(located(self.spec.query or ""))
+            found = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
             at = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
             rows = found.selectExpr("_metadata.file_path AS path", at).collect()
         except Exception as error:
             if "PATH_NOT_FOUND" in str(error):
                 return []
-            raise StartError(f'source "{self.name}": {reason(error)}') from None
+            raise StartError(f'source "{self.name}": {spark_error_reason(error)}') from None
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
@@ -156,13 +163,13 @@ class FilesSource(PlannedBySpark):
 
         Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
         """
-        form, paths, made = self.spec.format or "", [readable(f.path) for f in files], self._made
+        form, paths, made = self.spec.format or "", [readable_path(f.path) for f in files], self._made
         plain = form not in ("json", "csv")
         if made.get("session") is not session:
             schema = self.schema if plain else self.times.as_read
             made |= {
                 "session": session,
-                "reader": reader(session, form, schema, self.spec.options),
+                "reader": batch_reader(session, form, schema, self.spec.options),
                 "times": self.times,
             }
             made["schema"] = None
@@ -175,24 +182,24 @@ class FilesSource(PlannedBySpark):
     def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
         kept = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
-            return letters.texts(found, self.times, kept)
-        return letters.rows(found, self.schema, kept)
+            return dead_letter_rows.text_rows(found, self.times, kept)
+        return dead_letter_rows.decoded_rows(found, self.schema, kept)
 
     @property
-    def times(self) -> TextTimes:
+    def times(self) -> TextTimestampSchema:
         """Its schema, of whose times the reader of JSON and CSV gives the text."""
         options = self.spec.options
-        return TextTimes(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
+        return TextTimestampSchema(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
 
 
-def located(query: str) -> str:
+def absolute_query(query: str) -> str:
     """A query as Spark takes it: from the root on, as Spark's own process may have started elsewhere. What is there by its
     name is meant by it, whatever the name holds; the rest may be a pattern."""
     if "://" in query or query.startswith("file:"):
         return query
     path = Path.cwd() / query
     there = _there(path)
-    return str(Path(literal(str(there)), *path.parts[len(there.parts) :]))
+    return str(Path(literal_pattern(str(there)), *path.parts[len(there.parts) :]))
 
 
 def _there(path: Path) -> Path:
@@ -205,15 +212,15 @@ def _there(path: Path) -> Path:
     return there
 
 
-def literal(path: str) -> str:
+def literal_pattern(path: str) -> str:
     """A path as a pattern that matches it only."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def readable(uri: str) -> str:
+def readable_path(uri: str) -> str:
     """A file of Spark's list as its readers take it: they want no percent signs for what a URI cannot hold, and read patterns."""
     scheme, colon, rest = uri.partition(":")
-    return f"{scheme}{colon}{literal(unquote(rest))}"
+    return f"{scheme}{colon}{literal_pattern(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
@@ -223,7 +230,7 @@ def _as_glob(query: str) -> str:
     return f"{query[:-1]}[{query[-1]}]"
 
 
-def reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
+def batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
     """A batch reader; JSON and CSV records that do not fit the schema are kept in `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
@@ -248,10 +255,12 @@ def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructT
     if known is not None:
         return StructType.fromJson(json.loads(known))
     try:
-        schema = reader(session, spec.format or "", None, spec.options).load(located(spec.query or "")).schema
+        schema = (
+            batch_reader(session, spec.format or "", None, spec.options).load(absolute_query(spec.query or "")).schema
+        )
     except Exception as error:
         raise StartError(
-            f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({reason(error)}); declare it'
+            f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({spark_error_reason(error)}); declare it'
         ) from None
     if not schema.fields:
         raise StartError(f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare it')
@@ -311,16 +320,16 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
 # -- the state store's own list of files -------------------------------------------------------------------------------
 
 
-def remember(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:
+def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Offsets after these files: names of lists in the store that hold every file read so far."""
     lists, entries = before.lists, list(files)
     if len(lists) >= MERGE_AT:
-        lists, entries = (), [*recall(store, before), *entries]
+        lists, entries = (), [*load_file_list(store, before), *entries]
     name = store.write_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
     return replace(before, lists=(*lists, name), count=before.count + len(files))
 
 
-def marked(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
+def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     """Which of these files a mark is of, for people."""
 
     def named(mark: int) -> str | None:
@@ -329,15 +338,15 @@ def marked(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     return named
 
 
-def note_changes(store: StateStore, epoch: int, before: FilesRead, files: Sequence[FileEntry]) -> FilesRead:
+def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Offsets that know these files, which were read, as they are now: what changed is told and counted once."""
     known = before.changed or ChangedFiles()
     names = (*known.last, *(local_name(e.path) for e in files))
     changed = ChangedFiles(known.count + len(files), names[-CHANGES_SHOWN:])
-    return replace(remember(store, epoch, before, files), count=before.count, changed=changed)
+    return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 
 
-def recall(store: HasLists, offsets: FilesRead) -> list[FileEntry]:
+def load_file_list(store: HasLists, offsets: FileOffsets) -> list[FileEntry]:
     """Every file that is part of the state."""
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.core.local_files import local_name
-from slackwater.core.offsets import FilesRead
+from slackwater.core.offsets import FileOffsets
 from slackwater.errors import EpochError, ExhaustedError
 from slackwater.sources import files, listing
-from slackwater.sources.base import Planned, SourceBatch
+from slackwater.sources.base import SelfPlannedSource, SourceBatch
 from slackwater.sources.files import FileEntry, FilesSource
-from slackwater.sources.listing import Listing
+from slackwater.sources.listing import DirectoryListing
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -45,24 +45,26 @@ _OF_SPARK = frozenset(
 _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
-def listing_of(source: FilesSource) -> Listing | None:
+def listing_of(source: FilesSource) -> DirectoryListing | None:
     """How its files are listed without Spark; None where only Spark can: in another file system, or by options of its own."""
     options = {name.lower(): value for name, value in source.spec.options.items()}
-    pattern = _LOCAL.sub("", files.located(source.spec.query or ""), count=1)
+    pattern = _LOCAL.sub("", files.absolute_query(source.spec.query or ""), count=1)
     if not pattern.startswith("/") or _OF_SPARK & set(options):
         return None
-    return Listing(pattern, options.get("recursivefilelookup", "").lower() == "true", options.get("pathglobfilter"))
+    return DirectoryListing(
+        pattern, options.get("recursivefilelookup", "").lower() == "true", options.get("pathglobfilter")
+    )
 
 
 @dataclass(frozen=True)
-class SomeFiles:
+class FileBatch:
     """Files that are an epoch's."""
 
     source: FilesSource
     entries: Sequence[FileEntry]
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        offsets = files.remember(store, epoch, FilesRead.known(record.offsets), self.entries)
+        offsets = files.store_file_list(store, epoch, FileOffsets.known(record.offsets), self.entries)
         return self.source.of(session, self.entries, offsets)
 
 
@@ -71,7 +73,7 @@ class FilesPlanner:
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         found = listing_of(source)
-        assert found is not None, "see `PlannedFiles`"
+        assert found is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, found
         self._most = source.spec.max_files_per_trigger
         self._known = {local_name(entry.path) for entry in read}  # planned, or not to be read
@@ -85,7 +87,7 @@ class FilesPlanner:
     def until_now(self) -> None:
         self._waiting, self._ended = self._found(), True
 
-    def next(self) -> SomeFiles | None:
+    def next(self) -> FileBatch | None:
         if not self._ended and len(self._waiting) < (self._most or 1):
             self._waiting = self._found()
         entries: list[FileEntry] = []
@@ -94,7 +96,7 @@ class FilesPlanner:
             entries = [
                 now for entry in some if (now := self._now(entry)) is not None
             ]  # as they are just before they are read
-        return SomeFiles(self._source, entries) if entries else None
+        return FileBatch(self._source, entries) if entries else None
 
     def _now(self, entry: FileEntry) -> FileEntry | None:
         self._known.add(local_name(entry.path))
@@ -121,7 +123,7 @@ class FilesPlanner:
         """None for what is gone by now, and for what Spark cannot be told of."""
         try:
             there = Path(path).stat()
-            return FileEntry(listing.uri(path), there.st_mtime_ns // 1_000_000, there.st_size)
+            return FileEntry(listing.to_uri(path), there.st_mtime_ns // 1_000_000, there.st_size)
         except FileNotFoundError:
             return None
         except UnicodeEncodeError:
@@ -133,7 +135,7 @@ class FilesPlanner:
             return None
 
 
-class PlannedFiles(FilesSource, Planned):
+class PlannedFilesSource(FilesSource, SelfPlannedSource):
     """A files source that is planned here, where it lies on this machine's disks."""
 
     @property

@@ -17,16 +17,16 @@ from typing import NamedTuple
 _PATTERN = re.compile(r"(?<!\\)(?:\\\\)*[*?\[{]")
 
 
-class Root(NamedTuple):
+class GlobRoot(NamedTuple):
     """What a pattern names: a file, or a folder."""
 
     path: str
     is_folder: bool
 
 
-def roots(pattern: str) -> list[Root]:
+def find_roots(pattern: str) -> list[GlobRoot]:
     """What is there by an absolute pattern, each once, in the order of names. Raises ValueError for what is no pattern."""
-    found = {root.path: root for one in expanded(pattern) for root in _below("/", _parts(one))}
+    found = {root.path: root for one in expand_braces(pattern) for root in _below("/", _parts(one))}
     return list(found.values())
 
 
@@ -35,17 +35,17 @@ def is_pattern(path: str) -> bool:
     return _PATTERN.search(path) is not None
 
 
-def plain(path: str) -> str:
+def plain_path(path: str) -> str:
     """A path without patterns, as the file system has it."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
-def matches(pattern: str, name: str) -> bool:
+def matches_pattern(pattern: str, name: str) -> bool:
     """Whether a name is one of a pattern's."""
-    return any(_matcher(one).fullmatch(name) for one in expanded(pattern))
+    return any(_matcher(one).fullmatch(name) for one in expand_braces(pattern))
 
 
-def expanded(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """A pattern for each choice of its braces. Raises ValueError for one that is not closed."""
     depth, cuts, at = 0, list[int](), 0
     while at < len(pattern):
@@ -61,7 +61,7 @@ def expanded(pattern: str) -> list[str]:
             depth -= 1
             if depth == 0:
                 choices = [pattern[i + 1 : j] for i, j in pairwise([*cuts, at])]
-                return [one for c in choices for one in expanded(pattern[: cuts[0]] + c + pattern[at + 1 :])]
+                return [one for c in choices for one in expand_braces(pattern[: cuts[0]] + c + pattern[at + 1 :])]
         at += 1
     if depth:
         raise ValueError(f'"{pattern}" has a brace that is not closed')
@@ -72,9 +72,9 @@ def _parts(pattern: str) -> list[str]:
     return [p for p in posixpath.normpath(pattern).split("/") if p]
 
 
-def _below(folder: str, parts: list[str]) -> Iterator[Root]:
+def _below(folder: str, parts: list[str]) -> Iterator[GlobRoot]:
     if not parts:
-        yield Root(folder, True)
+        yield GlobRoot(folder, True)
         return
     part, rest = parts[0], parts[1:]
     if not is_pattern(part):
@@ -82,19 +82,19 @@ def _below(folder: str, parts: list[str]) -> Iterator[Root]:
         if rest:
             yield from _below(path, rest)
         elif Path(path).exists():
-            yield Root(path, Path(path).is_dir())
+            yield GlobRoot(path, Path(path).is_dir())
         return
     matcher = _matcher(part)
-    for entry in sorted(scanned(folder), key=lambda e: e.name):
+    for entry in sorted(scan_folder(folder), key=lambda e: e.name):
         if matcher.fullmatch(entry.name):
             is_folder = is_dir(entry)
             if not rest:
-                yield Root(entry.path, is_folder)
+                yield GlobRoot(entry.path, is_folder)
             elif is_folder:
                 yield from _below(entry.path, rest)
 
 
-def scanned(folder: str) -> list[os.DirEntry[str]]:
+def scan_folder(folder: str) -> list[os.DirEntry[str]]:
     """What is in a folder; nothing where it is gone."""
     try:
         with os.scandir(folder) as entries:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.paths import spark_address
-from slackwater.core.offsets import TableRead
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
+from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError
 from slackwater.sources.iceberg_columns import columns_of
-from slackwater.sources.tables import DataFile, GoneError, Now, Version
+from slackwater.sources.tables import DataFile, TableSnapshot, TableVersion, VersionGoneError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -31,16 +31,16 @@ class IcebergLog:
         self.what, self._load, self.reason = f"Iceberg table {name}", load, reason
         self._schema: int | None = None  # by its id: the columns that were told first
 
-    def now(self) -> Now:
+    def now(self) -> TableSnapshot:
         table = self._table()
         if self._schema is None:
             self._schema = table.schema().schema_id
         current = table.current_snapshot()
-        none = TableRead(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
+        none = TableOffsets(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
         at = none if current is None else _place(table, current)
-        return Now(at, columns_of(self.what, table.schema()))
+        return TableSnapshot(at, columns_of(self.what, table.schema()))
 
-    def content(self, at: TableRead) -> Sequence[DataFile]:
+    def content(self, at: TableOffsets) -> Sequence[DataFile]:
         table = self._table()
         found: list[tuple[int, DataFile]] = []
         for manifest in self._snapshot(table, at).manifests(table.io):
@@ -53,11 +53,11 @@ class IcebergLog:
                 found.append((entry.sequence_number or 0, self._file(entry)))
         return [file for _, file in sorted(found, key=lambda one: (one[0], one[1].path))]
 
-    def of(self, at: TableRead) -> Version:
+    def of(self, at: TableOffsets) -> TableVersion:
         table = self._table()
         return self._version(table, self._snapshot(table, at))
 
-    def after(self, at: TableRead) -> Iterator[Version]:
+    def after(self, at: TableOffsets) -> Iterator[TableVersion]:
         table = self._table()
         if str(table.metadata.table_uuid) != at.table:
             raise StartError(
@@ -66,9 +66,9 @@ class IcebergLog:
             )
         return iter([self._version(table, snapshot) for snapshot in self._way_from(table, at)])
 
-    def before(self, version: int) -> TableRead:
+    def before(self, version: int) -> TableOffsets:
         table = self._table()
-        for snapshot in self._way_from(table, TableRead(str(table.metadata.table_uuid)), until=version):
+        for snapshot in self._way_from(table, TableOffsets(str(table.metadata.table_uuid)), until=version):
             if snapshot.snapshot_id == version:
                 return _place(table, snapshot, files=0)
         raise StartError(
@@ -82,12 +82,12 @@ class IcebergLog:
             raise StartError(f"{self.what} is not in the catalog; expected namespace.table (query)")
         return table
 
-    def _snapshot(self, table: Table, at: TableRead) -> Snapshot:
+    def _snapshot(self, table: Table, at: TableOffsets) -> Snapshot:
         if (found := table.metadata.snapshot_by_id(at.version)) is None:
-            raise GoneError(f"{at.whole} is needed, and it was expired")
+            raise VersionGoneError(f"{at.whole} is needed, and it was expired")
         return found
 
-    def _way_from(self, table: Table, at: TableRead, until: int | None = None) -> list[Snapshot]:
+    def _way_from(self, table: Table, at: TableOffsets, until: int | None = None) -> list[Snapshot]:
         """The snapshots after a place, the oldest first; `until`: no further back than this one, as far as they are there."""
         found: list[Snapshot] = []
         snapshot = table.current_snapshot()
@@ -107,9 +107,9 @@ class IcebergLog:
         if found and _follows(found[-1], at):
             return found[::-1]
         since = f" and snapshot {found[-1].snapshot_id}" if found else " and now"
-        raise GoneError(f"snapshots between {at}{since} are needed, and were expired")
+        raise VersionGoneError(f"snapshots between {at}{since} are needed, and were expired")
 
-    def _version(self, table: Table, snapshot: Snapshot) -> Version:
+    def _version(self, table: Table, snapshot: Snapshot) -> TableVersion:
         operation = "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
         at = _place(table, snapshot)
         files: list[DataFile] = []
@@ -129,7 +129,7 @@ class IcebergLog:
                     rows += entry.data_file.record_count
         taken = deletes or (f"{plural(gone, 'file')} taken away" if gone else "")
         rewrites = f"is of the operation {operation} and removes or rewrites rows ({taken})" if taken else None
-        return Version(
+        return TableVersion(
             at, sorted(files, key=lambda f: f.path), rewrites, rows if rewrites else 0, self._columns(table, snapshot)
         )
 
@@ -148,11 +148,11 @@ class IcebergLog:
         return DataFile(spark_address(data.file_path), data.file_size_in_bytes)
 
 
-def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableRead:
-    return TableRead(str(table.metadata.table_uuid), snapshot.snapshot_id, snapshot.sequence_number or 0, files)
+def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableOffsets:
+    return TableOffsets(str(table.metadata.table_uuid), snapshot.snapshot_id, snapshot.sequence_number or 0, files)
 
 
-def _follows(snapshot: Snapshot, at: TableRead) -> bool:
+def _follows(snapshot: Snapshot, at: TableOffsets) -> bool:
     """Whether nothing came between a place and a snapshot whose parent is not known any more: commits are numbered.
 
     PyIceberg forgets parents that it expires. In tables of format version 1 all have the number 0.

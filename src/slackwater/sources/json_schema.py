@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 TEXT = "STRING"
 _PLAIN = {"string": TEXT, "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
 _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 
 
-def columns(text: str, others: Mapping[str, str]) -> str:
+def schema_columns(text: str, others: Mapping[str, str]) -> str:
     """The columns, as DDL. `others`: schemas by the names that `$ref`s give them. Raises ValueError where there are none."""
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
     found = _Document(documents, "").members(documents[""])
     if not found:
         raise ValueError("it describes no object with properties, which become columns")
-    return ", ".join(f"{quote(name)} {kind}" for name, kind in found.items())
+    return ", ".join(f"{quote_column(name)} {kind}" for name, kind in found.items())
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Document:
             return f"ARRAY<{here.type_of(items)}>" if isinstance(items, Mapping) else TEXT
         if kinds == ["object"] or (not kinds and ("properties" in schema or "allOf" in schema)):
             if members := here.members(schema):
-                return "STRUCT<" + ", ".join(f"{quote(name)}: {kind}" for name, kind in members.items()) + ">"
+                return "STRUCT<" + ", ".join(f"{quote_column(name)}: {kind}" for name, kind in members.items()) + ">"
             values = schema.get("additionalProperties")
             return f"MAP<STRING, {here.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
         if kinds == ["string"]:

@@ -20,10 +20,10 @@ from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
 from slackwater.errors import EpochError, StartError
-from slackwater.sources import connect
-from slackwater.sources.base import CORRUPT, PlannedBySpark, SourceBatch, checkpoint_line, reason
-from slackwater.sources.kafka_broker import Broker, make_client, named
-from slackwater.sources.letters import as_records
+from slackwater.sources import spark_connect
+from slackwater.sources.base import CORRUPT, SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
+from slackwater.sources.dead_letter_rows import as_records
+from slackwater.sources.kafka_broker import KafkaBroker, make_client, named_topics
 from slackwater.sources.payloads.base import Payload
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -36,7 +36,7 @@ log = logging.getLogger("slackwater")
 _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
-def sample(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
+def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
     """The values of the first records that are there, as text: to infer a schema from."""
     options = {f"kafka.{k}": str(v) for k, v in connection.options.items()}
     query = spec.query or ""
@@ -45,16 +45,16 @@ def sample(session: SparkSession, spec: Source, connection: KafkaConnection) -> 
     if query.startswith("pattern:"):
         read = read.option("subscribePattern", query.removeprefix("pattern:"))
     else:
-        read = read.option("subscribe", ",".join(named(query)))
+        read = read.option("subscribe", ",".join(named_topics(query)))
     rows = read.load().where("value IS NOT NULL").selectExpr("CAST(value AS STRING) AS v").limit(1000).collect()
     return [row["v"] for row in rows]
 
 
 @dataclass(frozen=True)
-class KafkaSource(PlannedBySpark):
+class KafkaSource(SparkPlannedSource):
     """One Kafka source with its payload, planned by Spark (else: `kafka_planner`). `group`: the consumer group of its reads."""
 
-    broker: Broker
+    broker: KafkaBroker
     payload: Payload
     group: str
     with_headers: bool = True
@@ -109,7 +109,7 @@ class KafkaSource(PlannedBySpark):
         if query.startswith("pattern:"):
             reader = reader.option("subscribePattern", query.removeprefix("pattern:"))
         else:
-            reader = reader.option("subscribe", ",".join(named(query)))
+            reader = reader.option("subscribe", ",".join(named_topics(query)))
         if not isinstance(start, str):
             start = json.dumps(self._start(start))
         reader = reader.option("startingOffsets", start)
@@ -118,7 +118,7 @@ class KafkaSource(PlannedBySpark):
         try:
             return reader.load()
         except Exception as error:
-            raise StartError(f"{self._where}: {reason(error)}") from None
+            raise StartError(f"{self._where}: {spark_error_reason(error)}") from None
 
     def check_connector(self, session: SparkSession) -> None:
         """Raise StartError if Spark has no connector of Kafka."""
@@ -127,7 +127,7 @@ class KafkaSource(PlannedBySpark):
             assert read.load().schema
         except Exception as error:
             if "kafka" in str(error) and "find" in str(error):
-                starts = "a server of Spark Connect" if connect.is_connect(session) else "a session"
+                starts = "a server of Spark Connect" if spark_connect.is_connect(session) else "a session"
                 raise StartError(
                     f"{self._where}: Spark {session.version} has no Kafka connector here; start {starts} with the jars of "
                     f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark"

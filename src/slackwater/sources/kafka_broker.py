@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Broker:
+class KafkaBroker:
     """What is asked of a cluster beside reading: which partitions there are, and which offsets they hold."""
 
     connection: KafkaConnection
@@ -57,8 +57,8 @@ class Broker:
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
                 f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers run"
             ) from None
-        found = {t: sorted(meta.partitions) for t, meta in topics.items() if matches(query, t)}
-        missing = [t for t in named(query) if t not in found]
+        found = {t: sorted(meta.partitions) for t, meta in topics.items() if matches_query(query, t)}
+        missing = [t for t in named_topics(query) if t not in found]
         if missing:
             others = ", ".join(sorted(t for t in topics if not t.startswith("_"))[:10]) or "none"
             raise StartError(
@@ -198,15 +198,15 @@ def _credentials(options: Mapping[str, str]) -> dict[str, str]:
     return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", m[1]) for name, m in pairs.items() if m}
 
 
-def named(query: str) -> list[str]:
+def named_topics(query: str) -> list[str]:
     """The topics that a query names one by one; none for a pattern."""
     return [] if query.startswith("pattern:") else [t.strip() for t in query.split(",") if t.strip()]
 
 
-def matches(query: str, topic: str) -> bool:
+def matches_query(query: str, topic: str) -> bool:
     if query.startswith("pattern:"):
         return re.fullmatch(query.removeprefix("pattern:"), topic) is not None
-    return topic in named(query)
+    return topic in named_topics(query)
 
 
 def _shown_id(id_: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.core.offsets import ByTopic, by_topic
 from slackwater.errors import EpochError, StartError
-from slackwater.sources.base import NoAnswerError, Planned, SourceBatch
+from slackwater.sources.base import SelfPlannedSource, SourceBatch, SourceUnavailableError
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
@@ -39,7 +39,7 @@ _PARTITIONS_FOR_S = 1.0  # so long the partitions are taken for those that were 
 
 
 @dataclass(frozen=True)
-class Records:
+class OffsetRanges:
     """The records from `start` up to `end`, which is not included."""
 
     source: KafkaSource
@@ -68,15 +68,15 @@ class KafkaPlanner:
     def until_now(self) -> None:
         self._end = self._latest()
 
-    def next(self) -> Records | None:
+    def next(self) -> OffsetRanges | None:
         try:
             latest = self._latest() if self._end is None else self._end
         except (StartError, EpochError) as error:
-            raise NoAnswerError(error) from None
+            raise SourceUnavailableError(error) from None
         if latest == self._at:
             return None
-        start, self._at = self._at, limited(self._at, latest, self._most)
-        return Records(self._source, by_topic(start), by_topic(self._at))
+        start, self._at = self._at, limit_offsets(self._at, latest, self._most)
+        return OffsetRanges(self._source, by_topic(start), by_topic(self._at))
 
     def _latest(self) -> Offsets:
         """Where each partition ends. One that is new begins at its first record."""
@@ -93,7 +93,7 @@ class KafkaPlanner:
         return latest
 
 
-def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:
+def limit_offsets(start: Offsets, end: Offsets, most: int | None) -> Offsets:
     """Where an epoch of `most` records ends: each partition gets on by its share, and by one at least."""
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)
@@ -106,7 +106,7 @@ def _by_partition(offsets: ByTopic) -> dict[tuple[str, int], int]:
     return {(topic, int(part)): offset for topic, parts in offsets.items() for part, offset in parts.items()}
 
 
-class PlannedKafka(KafkaSource, Planned):
+class PlannedKafkaSource(KafkaSource, SelfPlannedSource):
     """A Kafka source that is planned here, unless its options are those of Spark's stream."""
 
     @property

@@ -24,7 +24,7 @@ _QUOTED = re.compile(
 )
 
 
-def uri(path: str) -> str:
+def to_uri(path: str) -> str:
     """A path as Spark lists it. Raises UnicodeEncodeError for a name that is no text."""
     path.encode()
     return "file://" + _QUOTED.sub(lambda m: quote(m[0], safe=""), path)
@@ -37,7 +37,7 @@ def is_hidden(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Listing:
+class DirectoryListing:
     """What a query names. `pattern`: absolute, as Hadoop reads it; `recursive`: all files below, whatever their folders are called;
     `only`: a pattern that the names of files must match."""
 
@@ -48,12 +48,12 @@ class Listing:
     def files(self) -> Iterator[str]:
         """The paths of all files that are there now. Raises ValueError, for folders that do not fit together, and OSError."""
         for path in self._all():
-            if self.only is None or globs.matches(self.only, posixpath.basename(path)):
+            if self.only is None or globs.matches_pattern(self.only, posixpath.basename(path)):
                 yield path
 
     def _all(self) -> Iterator[str]:
         if not globs.is_pattern(self.pattern):
-            log = posixpath.join(globs.plain(self.pattern), SINK_LOG)
+            log = posixpath.join(globs.plain_path(self.pattern), SINK_LOG)
             if Path(log).is_dir():
                 yield from _of_sink(log)
                 return
@@ -61,7 +61,7 @@ class Listing:
         below: dict[
             str, tuple[str | None, list[str]]
         ] = {}  # by folder: what its `column=value` path hangs in, its files
-        for root in globs.roots(self.pattern):
+        for root in globs.find_roots(self.pattern):
             if not root.is_folder:
                 if not is_hidden(posixpath.basename(root.path)):
                     direct.append(root.path)
@@ -95,7 +95,7 @@ def _leaves(root: str) -> Iterator[tuple[str, list[str]]]:
     left = [root]
     while left:
         folder, names = left.pop(), []
-        for entry in globs.scanned(folder):
+        for entry in globs.scan_folder(folder):
             if is_hidden(entry.name):
                 continue
             if globs.is_dir(entry):
@@ -122,7 +122,7 @@ def _top(folder: str, root: str) -> str | None:
 def _of_sink(log: str) -> Iterator[str]:
     """The files that a stream of Spark has committed to a folder, by the log that it keeps there."""
     numbers: dict[int, str] = {}
-    for entry in globs.scanned(log):
+    for entry in globs.scan_folder(log):
         text, _, ending = entry.name.partition(".")
         if text.isdecimal() and ending in ("", "compact"):
             numbers[int(text)] = max(numbers.get(int(text), ""), entry.name)

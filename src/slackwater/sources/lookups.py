@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.source import Lookup
 from slackwater.errors import StartError
-from slackwater.sources import connect
-from slackwater.sources.base import reason
-from slackwater.sources.files import located
-from slackwater.sources.times import TextTimes, zone_of
+from slackwater.sources import spark_connect
+from slackwater.sources.base import spark_error_reason
+from slackwater.sources.files import absolute_query
+from slackwater.sources.timestamp_parsing import TextTimestampSchema, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,7 @@ class Lookups:
                 self._read(name, spec)
             except Exception as error:
                 raise StartError(
-                    f'lookup "{name}": "{spec.query}" cannot be read ({reason(error)}); expected {spec.format} files'
+                    f'lookup "{name}": "{spec.query}" cannot be read ({spark_error_reason(error)}); expected {spec.format} files'
                 ) from None
 
     def refresh(self) -> None:
@@ -50,17 +50,17 @@ class Lookups:
                 self.failures += 1
                 self._loaded[name] = (time.monotonic(), self._loaded[name][1])
                 self.warn(
-                    f'lookup "{name}": refresh {self.failures} failed ({reason(error)}); the previous version stays'
+                    f'lookup "{name}": refresh {self.failures} failed ({spark_error_reason(error)}); the previous version stays'
                 )
 
     def _read(self, name: str, spec: Lookup) -> None:
         read = self.session.read.format(spec.format).options(**spec.options)
         if spec.schema_ and spec.format in ("json", "csv"):
-            schema = connect.schema_of_ddl(self.session, spec.schema_)
-            times = TextTimes(schema, spec.format, zone_of(spec.options, None), spec.options)
-            frame = times.convert(read.schema(times.as_read).load(located(spec.query)))
+            schema = spark_connect.schema_of_ddl(self.session, spec.schema_)
+            times = TextTimestampSchema(schema, spec.format, zone_of(spec.options, None), spec.options)
+            frame = times.convert(read.schema(times.as_read).load(absolute_query(spec.query)))
         else:
-            frame = (read.schema(spec.schema_) if spec.schema_ else read).load(located(spec.query))
+            frame = (read.schema(spec.schema_) if spec.schema_ else read).load(absolute_query(spec.query))
         # a copy of its own: the files may be replaced or go away while the old version is still in use
         frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)

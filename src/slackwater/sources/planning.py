@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch, Part, Planned, PlannedBySpark, Planner, batch_of
+from slackwater.sources.base import Batch, PlannedBatch, Planner, SelfPlannedSource, SparkPlannedSource, batch_of
 from slackwater.sources.files import FileEntry
-from slackwater.sources.streams import AnySource, Streams
+from slackwater.sources.streaming_plan import AnySource, SourceSet
 from slackwater.state.commit import BatchId, Commit
 
 
@@ -23,15 +23,17 @@ from slackwater.state.commit import BatchId, Commit
 class Planners:
     """Those of all sources of a pipeline, by name."""
 
-    streams: Streams
+    streams: SourceSet
     each: Mapping[str, Planner]
-    _found: dict[str, Part] = field(default_factory=dict)  # by the ask that goes on: another source may not answer
+    _found: dict[str, PlannedBatch] = field(
+        default_factory=dict
+    )  # by the ask that goes on: another source may not answer
 
     def until_now(self) -> None:
         for planner in self.each.values():
             planner.until_now()
 
-    def next(self) -> Mapping[str, Part]:
+    def next(self) -> Mapping[str, PlannedBatch]:
         """What each source has for the next epoch; empty if none has anything. Where one does not answer, the next ask has what others said."""
         for name, planner in self.each.items():
             if name not in self._found and (part := planner.next()) is not None:
@@ -40,7 +42,7 @@ class Planners:
         self._found.clear()
         return found
 
-    def batch(self, id_: BatchId, parts: Mapping[str, Part], state: Commit) -> Batch:
+    def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
         """The batch of these parts, which goes on from `state`."""
         session, store = self.streams.session, self.streams.store
         found = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
@@ -52,7 +54,7 @@ class Planners:
         return sum(planner.left for planner in self.each.values())
 
 
-def planners_of(streams: Streams, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
+def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
     """None where one of the sources can be planned by Spark only. `read`: by source, the files that are part of the state.
 
     Raises SlackwaterError if a source cannot say where it goes on.
@@ -85,7 +87,7 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
     """Raise StartError for a source that Spark cannot plan beside one that only Spark can."""
     other = next(s for s in sources if not can_plan(s))
     for source in sources:
-        if isinstance(source, Planned) and not isinstance(source, PlannedBySpark):
+        if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
                 f'source "{source.name}" is a {source.kind}, whose epochs are planned without a streaming query of Spark, which source '
                 f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka beside it, without options of '
@@ -93,6 +95,6 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
             )
 
 
-def can_plan(source: AnySource) -> TypeGuard[Planned]:
+def can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
     """Whether a source can be asked without Spark what it has."""
-    return isinstance(source, Planned) and source.plans_itself
+    return isinstance(source, SelfPlannedSource) and source.plans_itself

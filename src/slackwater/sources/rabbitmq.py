@@ -31,15 +31,15 @@ from slackwater.errors import EpochError, StartError
 from slackwater.sources.rabbitmq_queue import (
     HASH,
     RETURN,
-    Message,
+    RabbitMessage,
     RabbitQueue,
-    cause,
-    check,
-    client,
-    closed,
-    connect,
+    broker_address,
+    check_queue,
+    close_connection,
+    connect_queue,
+    connection_problem,
+    import_client,
     message_of,
-    where,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _REPLAY = 90.0  # longer than a broker needs to notice that a reader's machine i
 
 
 @dataclass(frozen=True)
-class Settings:
+class RabbitSettings:
     """The options of the data source, checked."""
 
     url: str
@@ -73,7 +73,7 @@ class Settings:
     on_data_loss: str = "fail"
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Settings:
+    def of(cls, options: Mapping[str, str]) -> RabbitSettings:
         """Raises StartError for an option that is missing, unknown or wrong."""
         given = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(given.keys() - set(cls.__dataclass_fields__)):
@@ -81,7 +81,7 @@ class Settings:
         for key in ("url", "queue"):
             if not given.get(key):
                 raise StartError(f'{FORMAT}: option {key} is missing; add .option("{key}", …)')
-        where(given["url"])
+        broker_address(given["url"])
         loss = given.get("on_data_loss", "fail")
         if loss not in ("fail", "skip"):
             raise StartError(f'{FORMAT}: option on_data_loss: found "{loss}", expected "fail" or "skip"')
@@ -101,7 +101,7 @@ def _whole(given: Mapping[str, str], key: str, default: int, most: int) -> int:
     return int(text)
 
 
-def replay(settings: Settings, identities: Iterable[bytes]) -> list[Message]:
+def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
     """The messages of a batch that was planned and not finished, left in the queue.
 
     Raises EpochError if some are not there under `on_data_loss = "fail"`.
@@ -123,10 +123,10 @@ def replay(settings: Settings, identities: Iterable[bytes]) -> list[Message]:
     )
 
 
-def _searched(settings: Settings, wanted: Counter[bytes]) -> list[Message]:
+def _searched(settings: RabbitSettings, wanted: Counter[bytes]) -> list[RabbitMessage]:
     missing, found, looked = wanted.copy(), [], 0
     most = 2 * wanted.total() + MOST_MESSAGES
-    connection, channel, _ = connect(settings.url, settings.queue, prefetch=most)
+    connection, channel, _ = connect_queue(settings.url, settings.queue, prefetch=most)
     try:
         for method, properties, body in channel.consume(settings.queue, inactivity_timeout=0.5):
             if method is None:
@@ -138,17 +138,17 @@ def _searched(settings: Settings, wanted: Counter[bytes]) -> list[Message]:
                 found.append(message)
             if len(found) == wanted.total() or looked >= most:
                 break
-    except client().exceptions.AMQPError as error:
+    except import_client().exceptions.AMQPError as error:
         raise EpochError(
-            f"RabbitMQ at {where(settings.url)} ended the connection ({cause(error)}); "
+            f"RabbitMQ at {broker_address(settings.url)} ended the connection ({connection_problem(error)}); "
             "expected it to stay; look into the broker's log and start again"
         ) from None
     finally:
-        closed(connection)
+        close_connection(connection)
     return found
 
 
-def _packed(messages: Iterable[Message]) -> str:
+def _packed(messages: Iterable[RabbitMessage]) -> str:
     return base64.b64encode(b"".join(m.identity or b"" for m in messages)).decode()
 
 
@@ -160,7 +160,7 @@ def _unpacked(text: str) -> list[bytes]:
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads batches beside the driver. An offset is a batch's number and the hashes of it and of the batch before."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RabbitSettings) -> None:
         self._settings = settings
         self._open: RabbitQueue | None = None
         self._left: int | None = None
@@ -190,7 +190,7 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
         wanted = _unpacked(end["ids"])
-        return iter([astuple(m) for m in replay(self._settings, wanted)] if wanted else [])
+        return iter([astuple(m) for m in replay_messages(self._settings, wanted)] if wanted else [])
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._open is not None:
@@ -213,7 +213,7 @@ class RabbitDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._settings = Settings.of(options)
+        self._settings = RabbitSettings.of(options)
 
     @classmethod
     def name(cls) -> str:
@@ -226,11 +226,11 @@ class RabbitDataSource(DataSource):
         return RabbitReader(self._settings)
 
 
-def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
+def stream_queue(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
     """A queue as a streaming DataFrame. Raises StartError if the broker or the queue is not there."""
     given = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
-    Settings.of(given)
-    check(url, queue)
+    RabbitSettings.of(given)
+    check_queue(url, queue)
     _register(session)
     return session.readStream.format(FORMAT).options(**given).load()
 
@@ -253,13 +253,13 @@ def _register(session: SparkSession) -> None:
 
 
 __all__ = [
-    "Message",
     "RabbitDataSource",
+    "RabbitMessage",
     "RabbitQueue",
     "RabbitReader",
-    "Settings",
-    "check",
-    "replay",
-    "stream",
-    "where",
+    "RabbitSettings",
+    "broker_address",
+    "check_queue",
+    "replay_messages",
+    "stream_queue",
 ]

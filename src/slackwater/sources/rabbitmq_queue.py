@@ -25,7 +25,7 @@ _KEEPALIVE = 5.0
 
 
 @dataclass(frozen=True)
-class Message:
+class RabbitMessage:
     """One message, in the order of the columns."""
 
     body: bytes
@@ -46,7 +46,7 @@ class Message:
         return hashlib.blake2b(framed, digest_size=HASH).digest()
 
 
-def where(url: str) -> str:
+def broker_address(url: str) -> str:
     """The broker's address for people: without user and password. Raises StartError if it is none."""
     try:
         parts = urlsplit(url)
@@ -62,7 +62,7 @@ def where(url: str) -> str:
     )
 
 
-def client() -> Any:
+def import_client() -> Any:
     try:
         import pika
     except ImportError:
@@ -73,9 +73,9 @@ def client() -> Any:
     return pika
 
 
-def connect(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
+def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
     """A connection, a channel, and how many messages are ready. Raises StartError, which never holds the password."""
-    address, pika = where(url), client()
+    address, pika = broker_address(url), import_client()
     try:
         parameters = pika.URLParameters(url)
         parameters.client_properties = {"connection_name": f"slackwater {queue}"}
@@ -91,7 +91,7 @@ def connect(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
-            f"RabbitMQ at {address} does not answer ({cause(error)}); expected a broker; start it or correct url"
+            f"RabbitMQ at {address} does not answer ({connection_problem(error)}); expected a broker; start it or correct url"
         ) from None
     except (ValueError, TypeError):
         raise StartError(
@@ -103,20 +103,20 @@ def connect(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
         ready = channel.queue_declare(queue, passive=True).method.message_count
         channel.basic_qos(prefetch_count=prefetch)
     except pika.exceptions.AMQPError as error:
-        closed(connection)
+        close_connection(connection)
         code = getattr(error, "reply_code", None)
         if code == 404:
             raise StartError(
                 f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it or correct it'
             ) from None
-        why = getattr(error, "reply_text", None) or cause(error)
+        why = getattr(error, "reply_text", None) or connection_problem(error)
         raise StartError(
             f'RabbitMQ at {address} does not give queue "{queue}" ({why}); expected a queue the user may read; grant it'
         ) from None
     return connection, channel, int(ready)
 
 
-def cause(error: BaseException) -> str:
+def connection_problem(error: BaseException) -> str:
     """What went wrong in a connection, in a few words: pika nests it and leaves its own text empty."""
     names: list[str] = []
     seen: list[Any] = [error]
@@ -130,21 +130,21 @@ def cause(error: BaseException) -> str:
     return names[-1]
 
 
-def closed(connection: Any) -> None:
+def close_connection(connection: Any) -> None:
     with suppress(Exception):
         connection.close()
 
 
-def check(url: str, queue: str) -> int:
+def check_queue(url: str, queue: str) -> int:
     """How many messages are ready in the queue. Raises StartError if the broker or the queue is not there."""
-    connection, _, ready = connect(url, queue)
-    closed(connection)
+    connection, _, ready = connect_queue(url, queue)
+    close_connection(connection)
     return ready
 
 
-def message_of(method: Any, properties: Any, body: bytes) -> Message:
+def message_of(method: Any, properties: Any, body: bytes) -> RabbitMessage:
     headers = properties.headers
-    return Message(
+    return RabbitMessage(
         body,
         method.routing_key,
         method.exchange,
@@ -188,9 +188,9 @@ class RabbitQueue:
             for identity in identities:
                 self._note(identity, through)
 
-    def fetch(self, batch: int, limit: int | None = None) -> list[Message]:
+    def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
         """The next messages, in the order of the queue; none if none comes within `read_timeout_ms`."""
-        lost = client().exceptions.AMQPError
+        lost = import_client().exceptions.AMQPError
         most = self._max if limit is None else min(limit, self._max)
         with self._lock:
             for attempt in (1, 2):
@@ -199,16 +199,16 @@ class RabbitQueue:
                 except (lost, OSError) as error:
                     if attempt == 2:
                         raise EpochError(
-                            f"RabbitMQ at {where(self._url)} ended the connection twice ({cause(error)}); "
+                            f"RabbitMQ at {broker_address(self._url)} ended the connection twice ({connection_problem(error)}); "
                             "expected it to stay; look into the broker's log and start again"
                         ) from None
                     self._reopen()
         raise AssertionError
 
-    def _fetch(self, batch: int, most: int) -> list[Message]:
+    def _fetch(self, batch: int, most: int) -> list[RabbitMessage]:
         if not self._channel.is_open:
             self._reopen()
-        taken: list[tuple[int, Message]] = []
+        taken: list[tuple[int, RabbitMessage]] = []
         end = time.monotonic() + self._timeout
         while len(taken) < most and (left := end - time.monotonic()) > 0:
             delivery = self._next(min(left, _PAUSE) if taken else left)
@@ -229,11 +229,11 @@ class RabbitQueue:
         for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):
             return None if method is None else (method, properties, body)
         raise StartError(
-            f'RabbitMQ at {where(self._url)} deleted queue "{self._queue}" while it was read; expected it to stay; '
+            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read; expected it to stay; '
             "declare it again and start again"
         )
 
-    def _is_known(self, message: Message, tag: int) -> bool:
+    def _is_known(self, message: RabbitMessage, tag: int) -> bool:
         """Whether a redelivered message was handed out before; its new delivery tag takes the place of the lost one."""
         identity = message.identity
         if not message.redelivered or identity is None or identity not in self._seen:
@@ -253,7 +253,7 @@ class RabbitQueue:
 
     def ack(self, through: int) -> None:
         """All batches up to this one are committed: the broker may forget their messages."""
-        lost = client().exceptions.AMQPError
+        lost = import_client().exceptions.AMQPError
         with self._lock:
             self._done = max(self._done, through)
             done = [n for n in self._pending if n <= through]
@@ -273,14 +273,14 @@ class RabbitQueue:
         """End the connection; the broker takes back what is not acknowledged."""
         self._ended.set()
         with self._lock:
-            closed(self._connection)
+            close_connection(self._connection)
 
     def _open(self) -> None:
         prefetch = 2 * self._max  # Spark asks for the next batch before it says that one is done
-        self._connection, self._channel, self.ready = connect(self._url, self._queue, prefetch)
+        self._connection, self._channel, self.ready = connect_queue(self._url, self._queue, prefetch)
 
     def _reopen(self) -> None:
-        closed(self._connection)
+        close_connection(self._connection)
         self._pending = {n: [] for n in self._pending}
         end = time.monotonic() + RETURN
         while True:

@@ -11,14 +11,14 @@ from urllib.parse import quote
 
 from slackwater.config.source import Source
 from slackwater.errors import StartError
-from slackwater.sources.base import reason
+from slackwater.sources.base import spark_error_reason
 
 # Before the payload: a zero byte, and the id of the writer's schema in 4 bytes
 FRAME = 5
 
 
 @dataclass(frozen=True)
-class Version:
+class SchemaVersion:
     """One version of a subject. `references`: of other subjects, by the names that its text gives them."""
 
     id: int
@@ -26,7 +26,7 @@ class Version:
     references: Mapping[str, str]
 
 
-def versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[Version]:
+def schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
     """Every version of each `<topic>-value`, the oldest first. Raises StartError if the registry does not have it."""
     for topic in topics:
         subject = f"{topic}-value"
@@ -34,13 +34,13 @@ def versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[Ver
             yield _version(spec, registry, subject, number)
 
 
-def _version(spec: Source, registry: str, subject: str, number: int) -> Version:
+def _version(spec: Source, registry: str, subject: str, number: int) -> SchemaVersion:
     entry = _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions/{number}")
     found: dict[str, str] = {}
     for other in entry.get("references") or ():
         version = _version(spec, registry, other["subject"], other["version"])
         found |= {**version.references, other["name"]: version.text}
-    return Version(int(entry["id"]), entry["schema"], found)
+    return SchemaVersion(int(entry["id"]), entry["schema"], found)
 
 
 def _get(spec: Source, registry: str, path: str) -> Any:
@@ -50,5 +50,5 @@ def _get(spec: Source, registry: str, path: str) -> Any:
             return json.load(answer)
     except (OSError, ValueError) as error:
         raise StartError(
-            f'source "{spec.name}": the schema registry does not answer {path} ({reason(error)}); check schema_registry'
+            f'source "{spec.name}": the schema registry does not answer {path} ({spark_error_reason(error)}); check schema_registry'
         ) from None

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slackwater.core.offsets import TableRead
+from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.sources import connect, letters
-from slackwater.sources.base import Seekable, SourceBatch, reason
-from slackwater.sources.files import MARKS, literal
+from slackwater.sources import dead_letter_rows, spark_connect
+from slackwater.sources.base import Seekable, SourceBatch, spark_error_reason
+from slackwater.sources.files import MARKS, literal_pattern
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -44,13 +44,13 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Version:
+class TableVersion:
     """What one version does to a table. `at`: it, read to its end.
 
     `rewrites`: in words, that it takes rows away or writes them anew, and with what; its files then hold `rows` rows.
     """
 
-    at: TableRead
+    at: TableOffsets
     files: Sequence[DataFile] = ()
     rewrites: str | None = None
     rows: int = 0
@@ -58,18 +58,18 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Now:
+class TableSnapshot:
     """A table as it is: its newest version, and its columns, with the ids that its files know them by where they do.
 
     `partitions`: columns that its files do not hold.
     """
 
-    at: TableRead
+    at: TableOffsets
     columns: StructType
     partitions: Sequence[str] = ()
 
 
-class GoneError(Exception):
+class VersionGoneError(Exception):
     """A version is needed and not there any more; in words why."""
 
 
@@ -86,23 +86,23 @@ class TableLog(Protocol):
         """How versions are kept for longer, for people."""
         ...
 
-    def now(self) -> Now:
+    def now(self) -> TableSnapshot:
         """Raises StartError where there is no table, or one that Spark cannot read as it is."""
         ...
 
-    def content(self, at: TableRead) -> Sequence[DataFile]:
+    def content(self, at: TableOffsets) -> Sequence[DataFile]:
         """All files that a version holds, those that were added first at the beginning; always in the same order."""
         ...
 
-    def of(self, at: TableRead) -> Version:
+    def of(self, at: TableOffsets) -> TableVersion:
         """What a version did."""
         ...
 
-    def after(self, at: TableRead) -> Iterable[Version]:
+    def after(self, at: TableOffsets) -> Iterable[TableVersion]:
         """The versions that came after one, in their order."""
         ...
 
-    def before(self, version: int) -> TableRead:
+    def before(self, version: int) -> TableOffsets:
         """The place of which this version comes next. Raises StartError if there is no such version."""
         ...
 
@@ -116,7 +116,7 @@ class TableSource(Seekable):
     """A table as a source, planned by `tables_planner`. `now`: as it was when the run began, whose columns all its rows have."""
 
     log: TableLog
-    now: Now
+    now: TableSnapshot
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -125,32 +125,32 @@ class TableSource(Seekable):
 
     @property
     def schema(self) -> StructType:
-        return plain(self.now.columns)
+        return without_ids(self.now.columns)
 
     # -- where it begins -----------------------------------------------------------------------------------------------
 
-    def latest(self) -> TableRead:
+    def latest(self) -> TableOffsets:
         """The place behind what is there now."""
         return self._asked(self.log.now).at
 
-    def stated(self) -> TableRead:
+    def stated(self) -> TableOffsets:
         """The place that the config means, unless it is "latest"."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._asked(lambda: self.log.before(version))
         return self._whole()
 
-    def _whole(self) -> TableRead:
+    def _whole(self) -> TableOffsets:
         """The place before all that is there now."""
         at = self._asked(self.log.now).at
-        return at if at.version < 0 else TableRead(at.table, at.version, at.sequence, files=0, content=True)
+        return at if at.version < 0 else TableOffsets(at.table, at.version, at.sequence, files=0, content=True)
 
-    def begins(self, record: SourceRecord) -> TableRead:
+    def begins(self, record: SourceRecord) -> TableOffsets:
         """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
         read = record.offsets
-        if isinstance(read, TableRead) and read.never:
+        if isinstance(read, TableOffsets) and read.never:
             return self._whole()
-        if not isinstance(read, TableRead):
+        if not isinstance(read, TableOffsets):
             return self.latest() if self.spec.starting_offsets == "latest" else self.stated()
         if read.table != (now := self.now.at).table:
             raise StartError(
@@ -173,7 +173,7 @@ class TableSource(Seekable):
             return ask()
         except SlackwaterError as error:
             raise self.named(error) from None
-        except GoneError as error:
+        except VersionGoneError as error:
             raise self.gone(str(error)) from None
         except Exception as error:
             raise StartError(
@@ -193,13 +193,13 @@ class TableSource(Seekable):
         if not files:
             return session.createDataFrame([], self.schema)
         try:
-            rows = self._reader(session).load([literal(f.path) for f in files])
+            rows = self._reader(session).load([literal_pattern(f.path) for f in files])
             made = self._with_values(session, rows, files)
             assert made.schema is not None
         except Exception as error:
             if any(sign in str(error) for sign in _GONE):
-                raise self.gone(f"a file of it is gone ({reason(error)})") from None
-            raise EpochError(f"{self.where}: {reason(error)}") from None
+                raise self.gone(f"a file of it is gone ({spark_error_reason(error)})") from None
+            raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
         return made
 
     def _reader(self, session: SparkSession) -> Any:
@@ -219,7 +219,7 @@ class TableSource(Seekable):
         names = [f.name for f in self.now.columns.fields]
         if not self.now.partitions:
             return rows.select(*map(_quoted, names))
-        F = connect.functions(rows)  # noqa: N806
+        F = spark_connect.sql_functions(rows)  # noqa: N806
         kinds = {f.name: f.dataType for f in self.now.columns.fields}
         if all(f.values == files[0].values for f in files):
             values = {n: F.lit(files[0].values.get(n)) for n in self.now.partitions}
@@ -242,24 +242,24 @@ class TableSource(Seekable):
         return rows.select(*found)
 
     def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
-        return letters.rows(found, self.schema, [f"file AS {file}", letter])
+        return dead_letter_rows.decoded_rows(found, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)
-class SomeFiles:
+class TableFileBatch:
     """Files of a table that are an epoch's, and the place behind them. `lost`: rows that were passed over before them."""
 
     source: TableSource
     files: Sequence[DataFile]
-    behind: TableRead
+    behind: TableOffsets
     lost: int = 0
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
         rows, offsets = self.source.read(session, self.files), self.behind
-        return SourceBatch(rows, offsets, files=len(self.files), lost=self.lost, marked=marked(self.files))
+        return SourceBatch(rows, offsets, files=len(self.files), lost=self.lost, marked=describe_mark(self.files))
 
 
-def marked(files: Sequence[DataFile]) -> Callable[[int], str | None]:
+def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
     """Which of these files a mark may be of, for people: it tells the size."""
 
     def named(mark: int) -> str | None:
@@ -269,7 +269,7 @@ def marked(files: Sequence[DataFile]) -> Callable[[int], str | None]:
     return named
 
 
-def plain(columns: StructType) -> StructType:
+def without_ids(columns: StructType) -> StructType:
     """Columns without the ids by which files know them."""
     from pyspark.sql.types import StructField, StructType
 

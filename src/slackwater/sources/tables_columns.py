@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def added(known: StructType, now: StructType) -> list[str]:
+def added_columns(known: StructType, now: StructType) -> list[str]:
     """Columns that are new, with their types. Names are compared as Spark does."""
     names = {f.name.casefold() for f in known.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
-def changed(known: StructType, now: StructType) -> list[str]:
+def changed_columns(known: StructType, now: StructType) -> list[str]:
     """Columns that are missing, or of another type, in words."""
     there = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
@@ -33,11 +33,11 @@ def check_columns(
 
     `running`: a run whose SQL, state and target are bound to the known ones cannot take new ones; the next start does.
     """
-    if wrong := changed(known, now):
+    if wrong := changed_columns(known, now):
         raise StartError(
             f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or begin anew with another name"
         )
-    new = ", ".join(added(known, now))
+    new = ", ".join(added_columns(known, now))
     if new and choice in (None, "fail"):
         raise StartError(
             f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.offsets import TableRead
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
+from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
-from slackwater.sources.base import NoAnswerError, Planned
-from slackwater.sources.tables import DataFile, GoneError, SomeFiles, TableSource, Version
+from slackwater.sources.base import SelfPlannedSource, SourceUnavailableError
+from slackwater.sources.tables import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
 from slackwater.sources.tables_columns import check_columns
 from slackwater.state.commit import SourceRecord
 
@@ -23,11 +23,11 @@ log = logging.getLogger("slackwater")
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingVersions:
     """A file that is to be read, or None: rows that are passed over; and the place behind it."""
 
     file: DataFile | None
-    behind: TableRead
+    behind: TableOffsets
     lost: int = 0
 
 
@@ -37,7 +37,7 @@ class TablePlanner:
     def __init__(self, source: TableSource, record: SourceRecord) -> None:
         self._source, self._most = source, source.spec.max_files_per_trigger
         self._at = source.begins(record)  # all of it is waiting or planned
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingVersions] = deque()
         self._within = self._at.files is not None  # of its version some files are still to be found
         self._problem: SlackwaterError | None = None
         self._ended = False
@@ -49,11 +49,11 @@ class TablePlanner:
     def until_now(self) -> None:
         try:
             self._find()
-        except NoAnswerError as error:
+        except SourceUnavailableError as error:
             raise error.cause from None
         self._ended = True
 
-    def next(self) -> SomeFiles | None:
+    def next(self) -> TableFileBatch | None:
         if not self._ended and self._problem is None and len(self._waiting) < (self._most or 1):
             self._find()
         if not self._waiting:
@@ -62,7 +62,7 @@ class TablePlanner:
             return None
         some = [self._waiting.popleft() for _ in range(min(self._most or len(self._waiting), len(self._waiting)))]
         files = [w.file for w in some if w.file is not None]
-        return SomeFiles(self._source, files, some[-1].behind, sum(w.lost for w in some))
+        return TableFileBatch(self._source, files, some[-1].behind, sum(w.lost for w in some))
 
     def _find(self) -> None:
         """What came meanwhile waits now; NoAnswerError: the table does not say what it has."""
@@ -72,12 +72,12 @@ class TablePlanner:
                 self._rest()
             for version in source.log.after(self._at):
                 self._take(version)
-        except GoneError as error:
+        except VersionGoneError as error:
             self._problem = source.gone(str(error))
         except SlackwaterError as error:
             self._problem = source.named(error)
         except Exception as error:
-            raise NoAnswerError(
+            raise SourceUnavailableError(
                 EpochError(f"{source.where} does not answer ({source.log.reason(error)}); check that it can be reached")
             ) from None
 
@@ -92,11 +92,11 @@ class TablePlanner:
             self._check(version)
             files = version.files
         if done > len(files):
-            raise GoneError(f"{at.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
+            raise VersionGoneError(f"{at.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
         self._add(files[done:], at, done, end)
         self._at, self._within = end, False
 
-    def _take(self, version: Version) -> None:
+    def _take(self, version: TableVersion) -> None:
         if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
             log.warning(
                 "%s: %s %s; it is passed over with the %s of its files (on_rewrite)",
@@ -105,13 +105,13 @@ class TablePlanner:
                 version.rewrites,
                 plural(version.rows, "row"),
             )
-            self._waiting.append(_Waiting(None, version.at, version.rows))
+            self._waiting.append(_PendingVersions(None, version.at, version.rows))
         else:
             self._check(version)
             self._add(version.files, version.at, 0, version.at)
         self._at = version.at
 
-    def _check(self, version: Version) -> None:
+    def _check(self, version: TableVersion) -> None:
         source = self._source
         if version.rewrites is not None:
             raise EpochError(
@@ -122,14 +122,14 @@ class TablePlanner:
             choice = source.spec.schema_changes
             check_columns(source.where, source.schema, version.columns, choice, str(version.at), running=True)
 
-    def _add(self, files: Sequence[DataFile], at: TableRead, done: int, end: TableRead) -> None:
+    def _add(self, files: Sequence[DataFile], at: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
-            self._waiting.append(_Waiting(file, end if n == done + len(files) else replace(at, files=n)))
+            self._waiting.append(_PendingVersions(file, end if n == done + len(files) else replace(at, files=n)))
         if not files and self._waiting:  # nothing to read: the next commit is behind it, too
             self._waiting[-1] = replace(self._waiting[-1], behind=end)
 
 
-class PlannedTable(TableSource, Planned):
+class PlannedTableSource(TableSource, SelfPlannedSource):
     """A table, which is planned here."""
 
     kind = "table"

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from slackwater.config.lineage import InputPath
+from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spelling import show
 from slackwater.config.sql import lexical
-from slackwater.config.ways import Way
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.sources import connect
-from slackwater.sources.base import CORRUPT, reason
-from slackwater.sources.times import UTC
+from slackwater.sources import spark_connect
+from slackwater.sources.base import CORRUPT, spark_error_reason
+from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark import origin, row_wise
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,7 @@ def fields_of(frame: DataFrame) -> dict[str, Field]:
     return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
 
 
-def empty(session: SparkSession, frame: DataFrame) -> DataFrame:
+def empty_frame(session: SparkSession, frame: DataFrame) -> DataFrame:
     """A batch DataFrame without rows and with the same columns."""
     return session.createDataFrame([], frame.schema)
 
@@ -56,9 +56,9 @@ def time_expression(
     text = step.event_time_column
     if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_rows):
         return CLOCK
-    expression = quote(text) if text in columns else text
+    expression = quote_column(text) if text in columns else text
     try:
-        field = empty(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
+        field = empty_frame(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
     except Exception as error:
         raise StartError(
             f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_fact(error)}); '
@@ -73,11 +73,11 @@ def time_expression(
 
 def _fact(error: Exception) -> str:
     """What an error says without its list of names, where all names are told behind it."""
-    return re.sub(r"\s*Did you mean one of the following\?.*$", "", reason(error))
+    return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
 def run_sql(
-    session: SparkSession, pipeline: Pipeline, way: Way, rows: DataFrame, texts: Sequence[str] | None = None
+    session: SparkSession, pipeline: Pipeline, way: InputPath, rows: DataFrame, texts: Sequence[str] | None = None
 ) -> DataFrame:
     """The SQL on a way over rows that carry `_event_ts`; the rows themselves where the config has none.
 
@@ -89,20 +89,20 @@ def run_sql(
 
 
 def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
-    if connect.is_connect(session):
-        return connect.query(session, sql, {"source": rows})
+    if spark_connect.is_connect(session):
+        return spark_connect.query_frames(session, sql, {"source": rows})
     rows.createOrReplaceTempView("source")
     return session.sql(sql)
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     """The first word of a text that is no query. It is analysed and not run."""
-    if not connect.is_connect(session):
+    if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise.statement(session, sql)
 
 
-def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> dict[str, Field]:
+def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
     view = rows = _own_view(session, pipeline, way, frame)
     for at, sql, bounds in pipeline.texts_with_bounds(way):
@@ -117,8 +117,8 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFr
             raise
         except Exception as error:
             raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-        looks = row_wise.beyond(out, sql, rows, bounds) if connect.is_connect(session) else None
-        found = row_wise.forbidden(out, view, bounds) if looks is None else looks
+        looks = row_wise.forbidden_parts_of_text(out, sql, rows, bounds) if spark_connect.is_connect(session) else None
+        found = row_wise.forbidden_parts(out, view, bounds) if looks is None else looks
         found |= set(lexical.clock_times(sql))
         if found:
             raise StartError(
@@ -132,13 +132,13 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFr
     return {name: field for name, field in fields_of(rows).items() if name != own}
 
 
-def _check_columns(pipeline: Pipeline, way: Way, out: DataFrame, where: str) -> None:
+def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
     """What a text selects has what is read on. Raises StartError."""
     if pipeline.transform.is_rows:  # what it selects is what comes out
         twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if twice:
             raise StartError(
-                f"{where} selects {', '.join(map(show, twice))} more than once; give each column its own name"
+                f"{where} selects {', '.join(map(format_value, twice))} more than once; give each column its own name"
             )
         return
     fields = fields_of(out)
@@ -153,7 +153,7 @@ def _check_columns(pipeline: Pipeline, way: Way, out: DataFrame, where: str) -> 
         )
 
 
-def end_expression(pipeline: Pipeline, session: SparkSession, way: Way, frame: DataFrame) -> str:
+def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, frame: DataFrame) -> str:
     """How far a row reaches (µs), by the gap that it brings: SQL over what comes out on a way, NULL for a bad gap.
 
     Raises StartError where `gap` is no expression over it, or no length of time.
@@ -171,7 +171,7 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: Way, frame: D
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
-def check_origin(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> tuple[str, ...] | None:
+def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> tuple[str, ...] | None:
     """The SQL on a way that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
 
     For `late_data = "dlq"`, after `check_sql`. Raises StartError if neither the SQL as it is nor a rewritten one does.
@@ -201,16 +201,16 @@ def _carrying(session: SparkSession, rows: DataFrame, given: str, plain: DataFra
     try:
         if _carries_already(carries, given):
             return given
-        if origin.mentions(given):
+        if origin.mentions_origin(given):
             raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
-        rewritten = origin.carried(given)
+        rewritten = origin.carry_origin(given)
         if carries(rewritten):
             return rewritten
         why = "it does not come out unchanged"
     except origin.CannotCarryError as error:
         why = str(error)
     except Exception as error:
-        why = reason(error)
+        why = spark_error_reason(error)
     raise StartError(
         f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
         f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
@@ -224,16 +224,16 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
         return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
 
 
-def _selects_origin(pipeline: Pipeline, way: Way) -> bool:
-    return pipeline.carries_origin and any(origin.mentions(sql) for _, sql in pipeline.texts(way))
+def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
+    return pipeline.carries_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.texts(way))
 
 
-def _own_origin(pipeline: Pipeline, way: Way) -> str | None:
+def _own_origin(pipeline: Pipeline, way: InputPath) -> str | None:
     """The column that comes out beside the others where the config's SQL selects it."""
     return ORIGIN if _selects_origin(pipeline, way) else None
 
 
-def _own_view(session: SparkSession, pipeline: Pipeline, way: Way, frame: DataFrame) -> DataFrame:
+def _own_view(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> DataFrame:
     """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
     return _view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
 
@@ -243,7 +243,7 @@ def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_orig
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
-    rows = empty(session, frame).drop(CORRUPT, "_event_ts")
+    rows = empty_frame(session, frame).drop(CORRUPT, "_event_ts")
     return rows.selectExpr("*", *more)
 
 

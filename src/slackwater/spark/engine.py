@@ -17,25 +17,25 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, Capacity
-from slackwater.engine.protocol import IngestOutcome, SourceStats, Unfit
+from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
-from slackwater.operators import fitting
+from slackwater.operators import storability
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import (
     ORIGIN,
     numbered_origin,
 )
-from slackwater.operators.task import EmitReport, IngestReport
-from slackwater.sources import connect
-from slackwater.sources.base import CORRUPT, Batch, reason
-from slackwater.spark import analysis, columns
-from slackwater.spark.aside import Aside
-from slackwater.spark.batches import Batches
-from slackwater.spark.first_looks import FirstLooks
-from slackwater.spark.folding import Folding
-from slackwater.spark.rows import LETTER_NUMBER, Read, StepRows
-from slackwater.spark.statistics import (
+from slackwater.operators.reports import EmitReport, IngestReport
+from slackwater.sources import spark_connect
+from slackwater.sources.base import CORRUPT, Batch, spark_error_reason
+from slackwater.spark import analysis, shard_columns
+from slackwater.spark.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.preaggregation import PreaggregationPolicy
+from slackwater.spark.rejected_rows import RejectedRowHandler
+from slackwater.spark.row_plan import LETTER_NUMBER, RowPlan, TimedRows
+from slackwater.spark.schema_hints import SchemaHints
+from slackwater.spark.source_statistics import (
     FILE,
     MARK,
     Facts,
@@ -44,13 +44,13 @@ from slackwater.spark.statistics import (
     facts_of,
     newest_of,
     spans_of,
-    statistics,
+    statistics_columns,
     stats_of,
 )
-from slackwater.spark.told import Answer, Told
+from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
 from slackwater.watermark import Span
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,19 +66,19 @@ class SparkEngine:
     `refresh`: re-reads the lookups that are due, called between epochs.
     """
 
-    rows: StepRows
+    rows: RowPlan
     refresh: Callable[[], None] = field(default=lambda: None)
-    looks: FirstLooks = field(init=False)
-    told: Told = field(default_factory=Told)
-    batches: Batches = field(default_factory=Batches)
-    folding: Folding = field(default_factory=Folding)
+    looks: SchemaHints = field(init=False)
+    told: StatisticsCollector = field(default_factory=StatisticsCollector)
+    batches: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
+    folding: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
         from pyspark import cloudpickle
 
-        self.looks = FirstLooks(self.session, self.pipeline, self.rows.times)
-        for agg in columns.aggregations(self.logic):
+        self.looks = SchemaHints(self.session, self.pipeline, self.rows.times)
+        for agg in shard_columns.worker_aggregations(self.logic):
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
@@ -120,23 +120,23 @@ class SparkEngine:
             read = self._read(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks, {})
         outcome = self.looks.answered(outcome, batch, clock_us)
-        return Aside(self.rows).with_letters(read, outcome, tasks)
+        return RejectedRowHandler(self.rows).with_letters(read, outcome, tasks)
 
     def _read(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
-    ) -> Read:
+    ) -> TimedRows:
         frames: Mapping[str, DataFrame] = batch.payload
         names = [s.name for s in self.pipeline.sources]
         split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
         timed = {n: self.rows.timed(n, frames[n], clock_us, latest) for n in names if n in frames}
-        return Read(timed, split, tagged or len(names) > 1 or any(split.values()))
+        return TimedRows(timed, split, tagged or len(names) > 1 or any(split.values()))
 
     def _ingest(
-        self, read: Read, batch: Batch, tasks: Sequence[ShardTask], known: Mapping[str, Facts]
+        self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known: Mapping[str, Facts]
     ) -> IngestOutcome:
-        told: dict[str, Answer] = {}
+        told: dict[str, PendingStatistics] = {}
         parts: list[DataFrame] = []
-        # where rows are folded, their letters are found by reading once more: see `Aside`
+        # where rows are folded, their letters are found by reading once more: see `RejectedRowHandler`
         found_here = self.pipeline.carries_origin and not self.logic.is_folded
         before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
         unfit: dict[str, list[Any]] = {}
@@ -145,12 +145,12 @@ class SparkEngine:
             passing, told[name] = self.told.of(name, timed, asked, known.get(name))
             for way, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
-                    unfit.setdefault(name, []).append(connect.observation(marked))
-                    out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{fitting.UNFIT} IS NULL")
+                    unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
+                    out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
                 parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
         folding = self.folding.of(tasks[0].operator)
-        lifted = columns.lift(folding, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
-        owned = columns.to_shards(folding, lifted, len(tasks))
+        lifted = shard_columns.lift_rows(folding, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
+        owned = shard_columns.to_shards(folding, lifted, len(tasks))
         task = ingest_task([replace(t, operator=folding) for t in tasks])
         reports = [
             IngestReport.model_validate_json(r)
@@ -163,7 +163,7 @@ class SparkEngine:
             counts = batch.partitions.get(name, {})
             self.looks.heard(name, found)
             if found["bad"] and "undecodable" not in found:
-                again = statistics(read.timed[name], counts, True)
+                again = statistics_columns(read.timed[name], counts, True)
                 found = read.timed[name].agg(*again).collect()[0].asDict()
             newest = newest_of(read.timed[name], name, found["newest"], self._at_once) if are_many(counts) else None
             stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None), newest)
@@ -176,13 +176,13 @@ class SparkEngine:
         return IngestOutcome(
             reports,
             stats,
-            unfit=[Unfit(name, {"": n}, ()) for name, n in counts_of.items() if n],
+            unfit=[UnstorableRows(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,
         )
 
     def _known(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Of each source whose event time is a column, and which knows of it without reading a row, what `statistics` would tell."""
-        first, last = fitting.usable(self.logic)
+        first, last = storability.usable_times(self.logic)
         found = dict[str, Facts]()
         for name in batch.payload:
             ask, plain = batch.known.get(name), self.rows.plain_time(name)
@@ -196,19 +196,19 @@ class SparkEngine:
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), are_many(partitions), tuple(timed.columns))
-        return self.rows.alike.kept(key, lambda: statistics(timed, partitions, False))
+        return self.rows.alike.kept(key, lambda: statistics_columns(timed, partitions, False))
 
     @property
     def _at_once(self) -> int:
         """Tasks of a job that keep the cluster busy."""
-        return 2 * self.rows.alike.kept("parallelism", lambda: connect.parallelism(self.session))
+        return 2 * self.rows.alike.kept("parallelism", lambda: spark_connect.task_slots(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
 
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: Capacity = ANYTHING) -> pl.DataFrame:
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl
 
@@ -217,19 +217,21 @@ class SparkEngine:
         parts: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self.rows.timed(name, frame, clock_us, latest).where("__bad IS NULL")
-            plain = [quote(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
+            plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for way in self.pipeline.ways_from(name):
                 out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.carrying(way, frame))
-                why = fitting.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+                why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")
                 parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
-            raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
+            raise EpochError(
+                f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
+            ) from error
         assert isinstance(found, pl.DataFrame)
-        return columns.reread(self.logic, found, LETTER_NUMBER)
+        return shard_columns.letter_rows(self.logic, found, LETTER_NUMBER)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
@@ -240,14 +242,16 @@ class SparkEngine:
         try:
             found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
-            raise EpochError(f"the letters cannot be read, and nothing was replayed: {reason(error)}") from error
+            raise EpochError(
+                f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
+            ) from error
         assert isinstance(found, pl.DataFrame)
         return found.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
 
     # -- windows out ---------------------------------------------------------------------------------------------
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        if connect.is_on_this_machine(
+        if spark_connect.is_on_this_machine(
             self.session
         ):  # threads of this process do what a job would, without its overhead
             with ThreadPoolExecutor(len(tasks)) as pool:

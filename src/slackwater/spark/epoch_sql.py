@@ -8,18 +8,20 @@ from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.joins.logic import JoinLogic
-from slackwater.joins.slots import Slots
+from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators.dead_letters import ORIGIN
-from slackwater.operators.keyed import Keyed
-from slackwater.sources import times
-from slackwater.windows.aggregations import normalised_sql, quote
-from slackwater.windows.logic import Logic
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.sources import timestamp_parsing
+from slackwater.windows.aggregations import normalised_sql, quote_column
+from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic, pane_us
 
 PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
-def event_time_sql(expression: str, field: Field, unit: str | None, where: str, zone: str = times.UTC) -> str:
+def event_time_sql(
+    expression: str, field: Field, unit: str | None, where: str, zone: str = timestamp_parsing.UTC
+) -> str:
     """A TIMESTAMP from the event-time expression; NULL where it cannot be read. `zone`: of clock readings without one.
 
     Raises StartError for a type that is no time.
@@ -28,9 +30,9 @@ def event_time_sql(expression: str, field: Field, unit: str | None, where: str, 
     if field.type == "timestamp":
         return value
     if field.type in ("timestamp_ntz", "date"):
-        return times.in_zone(f"CAST({value} AS TIMESTAMP)", zone)
+        return timestamp_parsing.in_zone(f"CAST({value} AS TIMESTAMP)", zone)
     if field.type == "string":
-        return times.timestamp_sql(value, zone)
+        return timestamp_parsing.timestamp_sql(value, zone)
     if field.base in schema.INTEGERS:
         if unit is None:
             raise StartError(f'{where} is {field.type}; set event_time_unit to "s", "ms", "us" or "ns"')
@@ -58,7 +60,7 @@ def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
     return f"CASE WHEN {us} > 0 AND {us} < {cap_ms * 1000}L THEN unix_micros(_event_ts) + {us} END"
 
 
-def row_columns(logic: Logic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
+def row_columns(logic: WindowLogic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
     """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL.
 
     `before`: rows before this time (µs) take `_origin` along. `end`: SQL for how far a row reaches; those for which it is
@@ -77,8 +79,8 @@ def row_columns(logic: Logic, source: int | None, before: int | None = None, end
         columns["__end"] = end
     if before is not None:
         bad = "" if end is None else f" OR ({end}) IS NULL"
-        columns["__origin"] = f"CASE WHEN {earlier(before)}{bad} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)}{bad} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
 
 
 def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
@@ -86,12 +88,12 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
 
     Equal keys get one hash whatever the width of their integers. `before`: as in `row_columns`.
     """
-    side, other, slots = logic.sides[which], logic.sides[1 - which], Slots.between(logic)
+    side, other, slots = logic.sides[which], logic.sides[1 - which], SharedColumns.between(logic)
     keys = [
-        normalised_sql(k) if k.type == o.type else f"CAST({quote(k.name)} AS BIGINT)"
+        normalised_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
     ]
-    mine = {slot: quote(f.name) for slot, f in slots.of[which]}
+    mine = {slot: quote_column(f.name) for slot, f in slots.of[which]}
     columns = {
         "__kh": f"xxhash64({', '.join(keys)})",
         "__ts": "unix_micros(_event_ts)",
@@ -101,26 +103,26 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
     if before is not None:
-        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
 
 
-def keyed_columns(operator: Keyed, source: int | None, before: int | None) -> list[str]:
+def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
     """The columns that go to the shards, per whole row that is found by key; over the output of the SQL. `before`: as in `row_columns`."""
     columns = {
         "__kh": f"xxhash64({', '.join(map(normalised_sql, operator.keys))})",
         "__ts": "unix_micros(_event_ts)",
         **{k.name: normalised_sql(k) for k in operator.keys},
-        **{slot: quote(f.name) for slot, f in operator.slots.items()},
+        **{slot: quote_column(f.name) for slot, f in operator.slots.items()},
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
     if before is not None:
-        columns["__origin"] = f"CASE WHEN {earlier(before)} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote(name)}" for name, sql in columns.items()]
+        columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
+    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
 
 
-def earlier(than: int) -> str:
+def is_earlier_sql(than: int) -> str:
     """Whether a row's time is before this one (µs), which changes with every epoch.
 
     Spark writes a number into the code that it generates, and would compile each epoch's anew (0.3 s). An array is handed to
@@ -136,7 +138,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
         "unix_micros(_event_ts) AS __start",
         ORIGIN,
         *tag,
-        *(f"{normalised_sql(k)} AS {quote(k.name)}" for k in keys),
+        *(f"{normalised_sql(k)} AS {quote_column(k.name)}" for k in keys),
     ]
 
 

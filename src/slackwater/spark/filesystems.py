@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
 from slackwater.config.paths import SPARK_CONNECTORS, spark_scheme
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 
 _GIVEN = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
@@ -22,13 +22,13 @@ _GIVEN = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "s
 _ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
-def unconnected(pipeline: Pipeline) -> Iterator[str]:
+def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
     """Sources whose files a Spark that this config starts could not read, a line each."""
     if _GIVEN & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _jars()
     for source in pipeline.sources:
-        connection = resolve(source.connection, pipeline.connections)
+        connection = resolve_connection(source.connection, pipeline.connections)
         scheme = None if connection is None else _scheme(connection, source)
         if scheme in ("s3", "s3n"):
             yield f'source "{source.name}": Spark does not know {scheme}:// addresses; write s3a://'

@@ -26,12 +26,12 @@ class CannotCarryError(Exception):
     """Why `_origin` cannot be written into a text, as a clause of a sentence."""
 
 
-def mentions(sql: str) -> bool:
+def mentions_origin(sql: str) -> bool:
     """Whether a user selects `_origin` themselves."""
     return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
 
 
-def carried(sql: str) -> str:
+def carry_origin(sql: str) -> str:
     """The SQL with `_origin` as the last column of every SELECT that reads `source`. Raises CannotCarryError."""
     import sqlglot
     from sqlglot.errors import SqlglotError

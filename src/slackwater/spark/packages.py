@@ -30,7 +30,7 @@ _TOKEN_PROVIDERS = _CONNECTORS  # the same class in all of them
 _AVRO = ("4.2.0", "4.1.1", "4.0.2", "4.0.0")
 
 
-def cache() -> Path:
+def cache_directory() -> Path:
     return Path(os.environ.get("SLACKWATER_CACHE") or Path.home() / ".cache" / "slackwater")
 
 
@@ -45,40 +45,40 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
     return [*connector, *tokens, *clients], version
 
 
-def avro(spark_version: str) -> list[Path]:
+def avro_connector(spark_version: str) -> list[Path]:
     """The jar of Spark's Avro functions; raises StartError like `kafka_connector`."""
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
-def named(name: str) -> list[Path]:
+def connector_jars(name: str) -> list[Path]:
     """The jars for "kafka" or "avro" with the PySpark that is installed. Raises StartError for another name, too."""
     spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]
     if name == "avro":
-        return avro(spark_version)
+        return avro_connector(spark_version)
     raise StartError(f"found {name!a}, expected of: kafka, avro")
 
 
-def tree(organisation: str, module: str, version: str) -> list[Path]:
+def module_tree(organisation: str, module: str, version: str) -> list[Path]:
     """A module with everything it depends on."""
     return _fetch(organisation, module, version, transitive=True)
 
 
-def module(organisation: str, name: str, version: str) -> list[Path]:
+def module_jar(organisation: str, name: str, version: str) -> list[Path]:
     """A module alone, where its jar holds what it needs."""
     return _fetch(organisation, name, version, transitive=False)
 
 
-def described(name: str, modules: str) -> list[Path]:
+def modules_from_ivy(name: str, modules: str) -> list[Path]:
     """Modules with everything they depend on, as an `ivy.xml` lists them: one can name artifacts of a module beside its jar."""
-    return _once(cache() / "jars" / name, lambda into: _described(name, modules, into))
+    return _once(cache_directory() / "jars" / name, lambda into: _described(name, modules, into))
 
 
-def unpacked(name: str, modules: str) -> Path:
+def unpack_program(name: str, modules: str) -> Path:
     """The folder of a program that is published as one archive, with a jar to run in it; `modules`: as for `described`."""
-    _once(cache() / "jars" / name, lambda into: _unpacked(name, modules, into))
-    return cache() / "jars" / name
+    _once(cache_directory() / "jars" / name, lambda into: _unpacked(name, modules, into))
+    return cache_directory() / "jars" / name
 
 
 def _newest(
@@ -111,7 +111,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _home(organisation: str, module: str, version: str) -> Path:
-    return cache() / "jars" / f"{organisation}.{module}-{version}"
+    return cache_directory() / "jars" / f"{organisation}.{module}-{version}"
 
 
 def _is_cached(home: Path) -> bool:
@@ -174,7 +174,7 @@ def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
 
     jars = Path(pyspark.__file__).parent / "jars"
     command = ["java", "-jar", str(next(jars.glob("ivy-*.jar"))), "-m2compatible", "-warn"]
-    command += ["-cache", str(cache() / "ivy"), "-confs", "default", *wanted]
+    command += ["-cache", str(cache_directory() / "ivy"), "-confs", "default", *wanted]
     if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.bounds import AGGREGATE, ROW_BY_ROW, WINDOW, Bounds
+from slackwater.config.groupable_columns import AGGREGATE, ROW_BY_ROW, WINDOW, GroupableColumns
 from slackwater.config.sql import lexical
-from slackwater.config.sql.columns import Columns, Findings
-from slackwater.config.sql.query import query
+from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.sql.parser import STATEMENTS
+from slackwater.config.sql.query import resolve_query
 from slackwater.config.sql.reads import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
-from slackwater.config.sql.text import STATEMENTS
-from slackwater.sources import connect
-from slackwater.spark import expressions, grouping, plan_nodes
+from slackwater.sources import spark_connect
+from slackwater.spark import expressions, plan_grouping_check, plan_nodes
 from slackwater.spark.plan_nodes import Node
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def statement(session: SparkSession, sql: str) -> str | None:
     Raises what Spark raises. Over Connect a text stands in brackets, where no statement can, so its first word is enough.
     """
     word = _first_word(sql)
-    if connect.is_connect(session):
+    if spark_connect.is_connect(session):
         return word if word in STATEMENTS else None
     state = session._jsparkSession.sessionState()
     parsed = state.sqlParser().parsePlan(sql)
@@ -104,7 +104,7 @@ def _first_word(sql: str) -> str:
         return ""
 
 
-def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = ROW_BY_ROW) -> set[str]:
+def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW) -> set[str]:
     """What in a DataFrame's plan looks beyond the row, as users call it.
 
     `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
@@ -112,23 +112,29 @@ def forbidden(frame: DataFrame, view: DataFrame | None = None, bounds: Bounds = 
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.of_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
-    alike = grouping.columns(nodes, grouping.identities(view, bounds.names)) if view is not None else frozenset[int]()
-    reader = _Reader(lambda node: grouping.is_by(node.fields, alike))
+    alike = (
+        plan_grouping_check.derived_ids(nodes, plan_grouping_check.column_ids(view, bounds.names))
+        if view is not None
+        else frozenset[int]()
+    )
+    reader = _Reader(lambda node: plan_grouping_check.is_by(node.fields, alike))
     reader.check(root)
     if not reader.found and not reader.groups and not plan.deterministic():
         reader.found.add(_UNDETERMINED)
     return reader.found
 
 
-def beyond(frame: DataFrame, sql: str, rows: DataFrame, bounds: Bounds = ROW_BY_ROW) -> set[str]:
+def forbidden_parts_of_text(
+    frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
+) -> set[str]:
     """The same over Connect, of one text that reads `rows` as `source`. Where the parser is unsure, an expression that only looks
     like one is refused as well."""
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
     said = Findings()
-    query(sql, {"source": Columns(types, True, bounded)}, said, ())
+    resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, said, ())
     sure = not said.unsure and not said.problems
-    plan = connect.analyzed(frame)
+    plan = spark_connect.analyzed_plan(frame)
     reader = _Reader(lambda node: bool(bounded) and sure)
     reader.check(plan_nodes.of_text(plan))
     found = said.beyond | reader.found | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
@@ -156,9 +162,9 @@ class _Reader:
 
     def _reads(self, node: Node) -> bool:
         """Whether rows of `source` come out of a node; notes what is not row by row."""
-        if node.view.casefold() == "source" or node.alias.startswith(connect.ROWS):
+        if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
             return True
-        if node.view or node.alias.startswith(connect.TABLES):
+        if node.view or node.alias.startswith(spark_connect.TABLES):
             return False  # a lookup, however it was made
         for expression in node.expressions:
             self._expression(expression)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.errors import StartError
-from slackwater.sources import connect
-from slackwater.sources.base import reason
-from slackwater.spark import class_archive, memory, remote
-from slackwater.spark.batches import MOST_ROWS
+from slackwater.sources import spark_connect
+from slackwater.sources.base import spark_error_reason
+from slackwater.spark import connect_session, jvm_class_archive, worker_memory
+from slackwater.spark.arrow_batch_size import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,19 +42,19 @@ def is_starting() -> bool:
     return _starting
 
 
-def start(
+def start_session(
     settings: dict[str, str] | None = None, notice: Callable[[str, str], None] = lambda level, line: None
 ) -> SparkSession:
     """The running Spark session, or a new one without start-up noise. Raises StartError if Spark cannot start."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    for name, setting in memory.ENVIRONMENT.items():
+    for name, setting in worker_memory.ENVIRONMENT.items():
         os.environ.setdefault(name, setting)
     from pyspark.sql import SparkSession
 
-    if (url := remote.address(settings or {})) is not None:
-        session = remote.start(url, settings or {})
-        notice("info", f"Spark {session.version}, {connect.named(session)}")
+    if (url := connect_session.server_address(settings or {})) is not None:
+        session = connect_session.start_session(url, settings or {})
+        notice("info", f"Spark {session.version}, {spark_connect.describe_session(session)}")
         return session
     _forget_ended()
     active = SparkSession.getActiveSession()
@@ -69,7 +69,7 @@ def start(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    with _stderr_to_file() as log, _own_interrupts(), class_archive.used():
+    with _stderr_to_file() as log, _own_interrupts(), jvm_class_archive.use_archive():
         try:
             _without_error_logs()
             session = builder.getOrCreate()
@@ -83,7 +83,7 @@ def start(
 def _why(error: Exception, log: Path) -> str:
     """What Java said where it runs, else what it printed; and what to do about it."""
     if type(error).__module__.startswith("py4j"):
-        return f"{reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
+        return f"{spark_error_reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"{lines[-1] if lines else error}; check Java (17 or later) with java -version"
 
@@ -148,9 +148,9 @@ def _stderr_to_file() -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def private(session: SparkSession, shards: int) -> SparkSession:
+def private_session(session: SparkSession, shards: int) -> SparkSession:
     """A session of its own views and settings on the same Spark."""
-    own = connect.new_session(session) if connect.is_connect(session) else session.newSession()
+    own = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
@@ -166,16 +166,16 @@ def private(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
-        if connect.is_connect(own) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
+        if spark_connect.is_connect(own) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
             continue  # which Connect has not: it warns
         own.conf.set(key, value)
     if own.conf.get("spark.ui.enabled", "true") == "false":
         own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
-    if connect.is_on_this_machine(session):
+    if spark_connect.is_on_this_machine(session):
         # sums that tell whether a part of a shuffle that was lost came out the same again: here none gets lost
         for key in ("enabled", "enableFullRetryOnMismatch"):
             own.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
-    if connect.is_connect(own):
+    if spark_connect.is_connect(own):
         own.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
     return own
 

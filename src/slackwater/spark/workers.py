@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from slackwater import errors
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import EpochError, SlackwaterError
-from slackwater.operators import dead_letters, one_pass
+from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.task import LetterFile
-from slackwater.sources.base import reason
-from slackwater.spark import columns, memory
-from slackwater.spark.alike import Alike
-from slackwater.spark.batches import Batches
+from slackwater.operators.reports import LetterFile
+from slackwater.sources.base import spark_error_reason
+from slackwater.spark import shard_columns, worker_memory
+from slackwater.spark.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.state.protocol import ShardState
-from slackwater.windows.aggregations import quote
+from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,19 +41,25 @@ def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
 
 
 def run_over(
-    frame: DataFrame, names: list[str], task: Task, alike: Alike | None = None, batches: Batches | None = None
+    frame: DataFrame,
+    names: list[str],
+    task: Task,
+    alike: ExpressionCache | None = None,
+    batches: ArrowBatchSizer | None = None,
 ) -> list[str]:
     """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves.
 
     `batches`: of the epochs to which this one belongs."""
-    sizes = batches or Batches()
+    sizes = batches or ArrowBatchSizer()
     # plain names: to mapInArrow a dot in a name is a path
-    plain = (alike or Alike()).select(frame, [f"{quote(name)} AS c{i}" for i, name in enumerate(names)], of="plain")
+    plain = (alike or ExpressionCache()).select(
+        frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], of="plain"
+    )
     try:
         with sizes.sized(plain):
-            rows = plain.mapInArrow(partial(partition, names, task), _reported()).collect()
+            rows = plain.mapInArrow(partial(run_partition, names, task), _reported()).collect()
     except Exception as error:
-        raise EpochError(f"the epoch failed and was not committed: {reason(error)}") from error
+        raise EpochError(f"the epoch failed and was not committed: {spark_error_reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])
@@ -61,10 +67,10 @@ def run_over(
     return [row["report"] for row in rows]
 
 
-def partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """In a worker: what `task` makes of one partition; nothing of an empty one."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    memory.keep_pages()
+    worker_memory.keep_pages()
     import polars as pl
     import pyarrow as pa
 
@@ -80,7 +86,7 @@ def partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch
         {"report": [report], "error": [error], **handed}
     )  # PyArrow would load pandas to look at a list
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
-    memory.settle()
+    worker_memory.freeze_objects()
 
 
 @cache
@@ -92,7 +98,7 @@ def _reported() -> StructType:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTasks:
     """The tasks of all shards as they go to every worker, which opens its own alone: else each would make all of them, and an epoch would
     cost the square of the shards."""
 
@@ -100,7 +106,7 @@ class Packed:
     each: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, tasks: Sequence[ShardTask]) -> Packed:
+    def of(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
         """`tasks`: of one stage, in the order of its shards."""
         from pyspark import cloudpickle
 
@@ -114,7 +120,7 @@ class Packed:
 
 
 def ingest_task(tasks: Sequence[ShardTask]) -> Task:
-    packed = Packed.of(tasks)
+    packed = PackedTasks.of(tasks)
 
     def run(table: pa.Table) -> str:
         import polars as pl
@@ -126,7 +132,9 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
-        return one_pass.run(task, columns.typed(task.operator, rows), origins).model_dump_json()
+        return ingest_and_emit.ingest_and_emit(
+            task, shard_columns.typed_rows(task.operator, rows), origins
+        ).model_dump_json()
 
     return run
 
@@ -156,7 +164,7 @@ def late_task(task: ShardTask) -> Task:
 
 
 def emit_task(tasks: Sequence[ShardTask]) -> Task:
-    packed = Packed.of(tasks)
+    packed = PackedTasks.of(tasks)
 
     def run(table: pa.Table) -> str:
         task = packed.task(table.column(0)[0].as_py())
@@ -166,7 +174,7 @@ def emit_task(tasks: Sequence[ShardTask]) -> Task:
 
 
 def count_task(tasks: Sequence[ShardTask], question: Question) -> Task:
-    packed = Packed.of(tasks)
+    packed = PackedTasks.of(tasks)
 
     def run(table: pa.Table) -> str:
         return json.dumps(dict(question(packed.task(table.column(0)[0].as_py()))))
@@ -184,7 +192,8 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 def session_loops() -> None:
     """Import and compile what folds rows into sessions."""
-    from slackwater.windows import session_step, walk_warm
+    from slackwater.windows import session_step
+    from slackwater.windows.session_kernel import warm_up
 
     assert session_step
-    walk_warm.warm()
+    warm_up.compile_loops()

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from slackwater.core.offsets import Offsets, parsed
+from slackwater.core.offsets import Offsets, parse_offsets
 from slackwater.state import migrations
 from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.state.record_fields import (
@@ -52,11 +52,11 @@ def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
     return None if found is None else found.stored()
 
 
-class Record(BaseModel):
+class CommitModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class SegmentMeta(Record):
+class SegmentMeta(CommitModel):
     """One immutable file of state rows of one shard, sorted by `__h`. Times in microseconds UTC."""
 
     file: Name
@@ -78,7 +78,7 @@ class SegmentMeta(Record):
         return self
 
 
-class OutputMeta(Record):
+class OutputMeta(CommitModel):
     """One staged output file (Arrow), columns of the results plus `__reason`. `stage`: whose results; empty for dead letters."""
 
     file: Name
@@ -87,7 +87,7 @@ class OutputMeta(Record):
     stage: str = ""
 
 
-class Mark(Record):
+class TargetMark(CommitModel):
     """What a target stores next to its rows: the last epoch written there, by which state, as which commit.
 
     `state`: the commit's `lineage`. `commit`: empty where an earlier version wrote it.
@@ -98,10 +98,10 @@ class Mark(Record):
     commit: Id = ""
 
 
-Marks = Annotated[tuple[Mark, ...], Field(max_length=2)]
+Marks = Annotated[tuple[TargetMark, ...], Field(max_length=2)]
 
 
-class Destination(Record):
+class TargetDestination(CommitModel):
     """Where the results of a stage go and how they look there: a committed epoch can only be published like this.
 
     `writer`: the name of the marker that is kept there. `place`: a path, a table and a topic, of which one is given at most.
@@ -117,7 +117,7 @@ class Destination(Record):
     marks: Marks = ()
 
 
-class PartitionRecord(Record):
+class PartitionRecord(CommitModel):
     """The clock of one partition of a source."""
 
     max_event_us: Time | None = None
@@ -126,7 +126,7 @@ class PartitionRecord(Record):
     spans: tuple[tuple[Time, Time, Amount], ...] = ()
 
 
-class ClockRecord(Record):
+class ClockRecord(CommitModel):
     """One input of a stage at the end of an epoch: how far it is in event time, and what came of it."""
 
     max_event_us: Time | None = None
@@ -149,28 +149,28 @@ class ClockRecord(Record):
         return SourceClock(*own, jump_us=jump_us, spans=self.spans)
 
 
-class SourceRecord(Record):
+class SourceRecord(CommitModel):
     """Where a source goes on (`offsets`; None: by Spark's checkpoint only), and the columns that it was first read with."""
 
-    offsets: Annotated[Offsets | None, PlainValidator(parsed), PlainSerializer(_stored)] = None
+    offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_stored)] = None
     columns: str | None = None  # as Spark writes schemas in JSON
 
 
-class BatchId(Record):
+class BatchId(CommitModel):
     """A Spark batch: the checkpoint's id and the batch's number."""
 
     checkpoint: Id
     batch: Amount
 
 
-class TableRecord(Record):
+class TableRecord(CommitModel):
     """The table that holds the state of a stage in Postgres: its rows, and its columns with their types."""
 
     rows: Amount
     columns: Mapping[str, str] = Field(default_factory=dict)
 
 
-class StageState(Record):
+class StageState(CommitModel):
     """What one stage left behind: how far it is, what it holds, what it counted."""
 
     name: str
@@ -235,7 +235,7 @@ class StageState(Record):
         return (meta for shard in self.segments for meta in shard)
 
 
-class Commit(Record):
+class Commit(CommitModel):
     """One commit, which is one epoch of the whole pipeline: everything the next epoch, the targets and the metrics need."""
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
@@ -253,9 +253,9 @@ class Commit(Record):
     batch: BatchId | None = None  # the latest Spark batch that is part of the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
-    targets: Mapping[str, Destination] = Field(default_factory=dict)  # by name; empty before the first epoch
+    targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
     letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # the place of letters
-    letters_marks: Marks = ()  # see `Destination.marks`
+    letters_marks: Marks = ()  # see `TargetDestination.marks`
     reached: tuple[str, ...] = ()  # the targets that have their part of this epoch already, LETTERS for the letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
@@ -285,9 +285,9 @@ class Commit(Record):
         return self.branch or self.state_id
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> TargetMark:
         """The mark that a target stores when it has its part of this commit."""
-        return Mark(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
+        return TargetMark(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
 
     @property
     def staged(self) -> bool:
@@ -369,7 +369,7 @@ def parse_commit(record: Mapping[str, Any], version: int, what: str) -> Commit:
     its format to this one. `what`: it is of."""
     try:
         check_json(record)
-        return Commit.model_validate(migrations.forward(dict(record), version, what))
+        return Commit.model_validate(migrations.migrate_record(dict(record), version, what))
     except ValidationError as error:
         raise RecordError(describe_misfit(error)) from None
     except RecursionError:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from slackwater.config.pipeline import LONGEST_NAME, NAME
 from slackwater.errors import StartError, StateError
 from slackwater.state.commit import Commit, SourceRecord, new_commit_id
-from slackwater.state.edit import unpublished
+from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import StateStore
 
 PATIENCE_S = 5.0  # a runner publishes what it has committed at once
 
 
-def fork(store: StateStore, name: str, epoch: int | None = None) -> Commit:
+def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit:
     """Copy a state, also beside its runner; returns the record of the copy. Needs the lock of the new pipeline only.
 
     Raises StartError for a name that cannot be one, StateError as `StateStore.fork`, and for output that waits.
@@ -40,16 +40,16 @@ def fork(store: StateStore, name: str, epoch: int | None = None) -> Commit:
         if store.runner() is None or time.monotonic() > end:
             found = store.written()
             record = found.record if found else {}
-            raise unpublished(record.get("pipeline", name), record.get("epoch", -1))
+            raise pending_epoch_error(record.get("pipeline", name), record.get("epoch", -1))
         time.sleep(0.05)
 
 
-def taken(name: str, epoch: int, place: str) -> StateError:
+def name_taken(name: str, epoch: int, place: str) -> StateError:
     """The error for a name that has a state."""
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 
 
-def forked(
+def forked_commit(
     commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
     """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now.
@@ -81,6 +81,6 @@ def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
     return source.model_copy(update={"offsets": source.offsets.renamed(listed)}) if source.offsets else source
 
 
-def rooted(commit: Commit) -> list[str]:
+def checkpoint_sources(commit: Commit) -> list[str]:
     """Its sources that go on by Spark's checkpoint only, which is not copied: a run of a fork is refused for them."""
     return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

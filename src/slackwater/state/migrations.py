@@ -19,7 +19,7 @@ UNBOUNDED = 2**31 - 1
 UNNAMED = ("stage 1", "stage 2")  # what stages are called whose names format 2 did not hold
 
 
-class Tables(Protocol):
+class StateTables(Protocol):
     """The tables of one stage, by their names as SQL has them."""
 
     @property
@@ -27,12 +27,12 @@ class Tables(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class Migration:
     """From one format to the next: `what` it does in words, `change` to the record, `tables` to each stage's tables."""
 
     what: str
     change: Callable[[Record], Record]
-    tables: Callable[[Tables], Sequence[str]] = lambda tables: ()
+    tables: Callable[[StateTables], Sequence[str]] = lambda tables: ()
 
 
 # -- format 2: a state describes its window --------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
     return {"agg": agg, "column": name, **more}, {name: type_}
 
 
-def _new_rows(version: int) -> Callable[[Tables], Sequence[str]]:
+def _new_rows(version: int) -> Callable[[StateTables], Sequence[str]]:
     """Rows say in which format they were written."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
@@ -208,9 +208,9 @@ def with_targets(record: Record) -> Record:
 
 
 _OF_TARGET = ("columns", "upserts")
-STEPS: Mapping[int, Step] = {
-    1: Step("describes each window, so that the state can be read without a config", _each(to_2), _new_rows(2)),
-    2: Step("holds all stages side by side, so that there may be any number of them", to_3, _new_rows(3)),
+STEPS: Mapping[int, Migration] = {
+    1: Migration("describes each window, so that the state can be read without a config", _each(to_2), _new_rows(2)),
+    2: Migration("holds all stages side by side, so that there may be any number of them", to_3, _new_rows(3)),
 }
 FORMAT = max(STEPS) + 1
 
@@ -218,7 +218,7 @@ FORMAT = max(STEPS) + 1
 # -- the chain -------------------------------------------------------------------------------------------------------
 
 
-def route(version: int, what: str) -> list[int]:
+def migration_route(version: int, what: str) -> list[int]:
     """The formats whose steps lead from `version` to today's; `what` it is of. Raises StateError if there is no way."""
     found = list(range(max(version, 0), FORMAT))  # the number may be anything: a manifest may lie
     if not 0 < version <= FORMAT or any(v not in STEPS for v in found):
@@ -229,9 +229,9 @@ def route(version: int, what: str) -> list[int]:
     return found
 
 
-def forward(record: Record, version: int, what: str) -> Record:
+def migrate_record(record: Record, version: int, what: str) -> Record:
     """A record in today's format. Raises StateError."""
-    for number in route(version, what):
+    for number in migration_route(version, what):
         try:
             record = {**STEPS[number].change(record), "format": number + 1}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -242,6 +242,6 @@ def forward(record: Record, version: int, what: str) -> Record:
     return record
 
 
-def statements(version: int, stages: Sequence[Tables]) -> list[str]:
+def migration_statements(version: int, stages: Sequence[StateTables]) -> list[str]:
     """What brings the tables of a state in format `version` to today's; `stages`: the tables of each."""
     return [s for number in range(version, FORMAT) for tables in stages for s in STEPS[number].tables(tables)]

@@ -23,33 +23,33 @@ from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.runs import Run
-from slackwater.windows.kept import Due, Int64s, Kept
+from slackwater.windows.state_rows import DueQuery, Int64s, KeyedState
 
 ASIDE = ".before-"  # in the name of a state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
-class Stateful(Protocol):
-    """What a stage is: a window's or a join's logic, or `Stateless`. Each store knows by its class how to keep it."""
+class StageLogic(Protocol):
+    """What a stage is: a window's or a join's logic, or `NoState`. Each store knows by its class how to keep it."""
 
     @property
     def pipeline(self) -> str: ...
 
 
-class Stateless:
+class NoState:
     """What keeps no rows, though it is one of the stages: no store has a row of it, and what is asked about rows has one answer."""
 
     pipeline: str
 
 
-class Units(Protocol):
+class StateReader(Protocol):
     """The state rows of one shard, found by unit."""
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """All rows of the units with these hashes (sorted, unique)."""
         ...
 
-    def due(self, when: Due) -> pl.DataFrame:
+    def due(self, when: DueQuery) -> pl.DataFrame:
         """All rows of the units that have a row that wants a visit."""
         ...
 
@@ -77,7 +77,7 @@ class Snapshot:
 
     commit: Commit
     published: int
-    rows_of: Callable[[int, Kept, int], Units]
+    rows_of: Callable[[int, KeyedState, int], StateReader]
     read_list: Callable[[str], list[str]] = lambda name: []
     buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
     reached: frozenset[str] = frozenset()
@@ -92,12 +92,12 @@ class Snapshot:
         """The rows that one shard of a join has buffered."""
         return self.buffers_of(shard, logic, stage)
 
-    def reader(self, shard: int, logic: Kept, stage: int = 0) -> Units:
+    def reader(self, shard: int, logic: KeyedState, stage: int = 0) -> StateReader:
         """The rows of one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
 
-class Written(NamedTuple):
+class StoredRecord(NamedTuple):
     """The latest commit as it lies there: its format, and its record before any migration."""
 
     version: int
@@ -117,16 +117,20 @@ class ShardState(Protocol):
         """The same shard as of another step."""
         ...
 
-    def reader(self, logic: Kept) -> Units: ...
+    def reader(self, logic: KeyedState) -> StateReader: ...
 
-    def stage(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame, watermark: int) -> tuple[SegmentMeta, ...]:
+    def stage(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
         """Put aside new versions of units: `rows`, sorted by `__h`, TOMBSTONE for units that go; `before`: all rows they had.
 
         Nothing is visible before a commit that names what this returns; it may run twice.
         """
         ...
 
-    def adopt(self, logic: Kept, rows: pl.DataFrame, before: pl.DataFrame | None = None) -> tuple[SegmentMeta, ...]:
+    def adopt(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+    ) -> tuple[SegmentMeta, ...]:
         """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards.
 
         `before`: what these keys had so far, sorted likewise, if that was anything else.
@@ -179,7 +183,7 @@ class StateStore(Protocol):
         """The commits that can be looked at, ascending. Needs no `open`."""
         ...
 
-    def written(self) -> Written | None:
+    def written(self) -> StoredRecord | None:
         """The latest commit as it is stored, of any format; None for no state yet. Needs no `open`. Raises StateError."""
         ...
 
@@ -214,7 +218,7 @@ class StateStore(Protocol):
         """Give the state another name, so that the pipeline has none; after `open`. Returns where it is now."""
         ...
 
-    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         """Make room for the state of this window or join, before the first epoch. `begins`: it has none in the latest commit."""
         ...
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.edit import editing, unpublished
-from slackwater.state.fork import rooted
+from slackwater.state.fork import checkpoint_sources
+from slackwater.state.maintenance_commit import edit_state, pending_epoch_error
 from slackwater.state.protocol import StateStore
 
 
-def rename(store: StateStore, name: str) -> tuple[Commit, str]:
+def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
     """Make the state that of the pipeline `name`, which has none. Returns its commit, and where the former state was put aside.
 
     Raises StateError for output that waits, or a source that cannot go on; LockHeldError.
     """
-    with editing(store) as commit:
-        if sources := rooted(commit):
+    with edit_state(store) as commit:
+        if sources := checkpoint_sources(commit):
             raise StateError(
                 f'{commit.pipeline}: source "{sources[0]}" goes on by Spark\'s checkpoint, which belongs to the name of the '
                 "pipeline; keep the name, or start over with --rebuild"
             )
         made = store.fork(name, renames=True)
         if made is None:
-            raise unpublished(commit.pipeline, commit.epoch)
+            raise pending_epoch_error(commit.pipeline, commit.epoch)
         return made, store.put_aside()

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.state.commit import Mark
+from slackwater.state.commit import TargetMark
 
 
 @dataclass(frozen=True)
-class Table:
+class TargetTable:
     """What a target is given: who writes, the columns in order, and those that tell rows apart.
 
     `writer` names the marker (writer, last epoch) that a target keeps with its rows. `identity` is None where rows are only
@@ -33,12 +33,12 @@ class Table:
         return [f for f in self.fields if f.name in self.new and f.name not in there]
 
 
-def shown(fields: Iterable[Field]) -> str:
+def columns_text(fields: Iterable[Field]) -> str:
     """Columns in a message."""
     return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
 
 
-class Target(Protocol):
+class TargetWriter(Protocol):
     """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing.
 
     One that cannot hold every value has a `capacity` (see `core.capacity`): rows beyond it are bad rows, before the commit.
@@ -67,12 +67,12 @@ class Target(Protocol):
     def close(self) -> None: ...
 
 
-class Marked(Protocol):
+class MarkingTarget(Protocol):
     """A target that stores a marker next to its rows, and reads it without being opened."""
 
     description: str
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         """Return the last mark of this writer, whichever state wrote it; None if there is none, or the rows are gone.
 
         `state`: the lineage that asks. `expected`: marks of its own that may be there. `fence`: end what an earlier process
@@ -86,7 +86,7 @@ class Marked(Protocol):
 
 
 @runtime_checkable
-class Readable(Protocol):
+class ReadableTarget(Protocol):
     """A target that gives back what it holds, so that windows which left the state can be corrected."""
 
     def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:

@@ -7,7 +7,7 @@ import sys
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.targets.files import json_columns
 
 

@@ -20,12 +20,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
-from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
-from slackwater.sources.delta_log import reason
-from slackwater.state.commit import Mark
-from slackwater.targets.base import Table
+from slackwater.sources.delta_log import delta_error_reason
+from slackwater.state.commit import TargetMark
+from slackwater.targets.base import TargetTable
 
 _GONE = "__gone"
 _LOOKED_AT = 100  # commits: a table may have other writers too
@@ -46,7 +46,9 @@ class DeltaTarget:
 
     guarantee = "exactly once"
 
-    def __init__(self, path: str, mode: str, table: Table, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: str, mode: str, table: TargetTable, storage_options: Mapping[str, str] | None = None
+    ) -> None:
         """`mode` is "merge" (needs an identity) or "append"; `storage_options` go to the object store as they are."""
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -62,9 +64,9 @@ class DeltaTarget:
         self.description = f"Delta table {path}"
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """The years that Spark writes and reads."""
-        return Capacity(times=YEARS)
+        return ValueLimits(times=YEARS)
 
     def open(self) -> None:
         """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
@@ -106,7 +108,7 @@ class DeltaTarget:
         epoch = mine[0].get("slackwater_epoch")
         return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         """The transactions of the last commit name state and commit by numbers: a mark that is expected is recognised by them."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
@@ -134,15 +136,15 @@ class DeltaTarget:
             ) from error
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
-    def _last_of(self, delta: DeltaTable, state: str) -> Mark | None:
+    def _last_of(self, delta: DeltaTable, state: str) -> TargetMark | None:
         """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
         writer = self._table.writer
         own = (c for c in delta.history(_LOOKED_AT) if c.get("slackwater_writer") == writer)
         if (commit := next(own, None)) is not None:
             found = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
-            return Mark(state=found["state"], epoch=int(found["epoch"]), commit=found["commit"])
+            return TargetMark(state=found["state"], epoch=int(found["epoch"]), commit=found["commit"])
         epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
-        return None if epoch is None else Mark(state=state, epoch=epoch)
+        return None if epoch is None else TargetMark(state=state, epoch=epoch)
 
     @property
     def _apps(self) -> tuple[str, str]:
@@ -271,7 +273,7 @@ class DeltaTarget:
         )
 
     def _reason(self, error: Exception) -> str:
-        return reason(error, self._options)
+        return delta_error_reason(error, self._options)
 
 
 def _number(text: str) -> int:

@@ -17,13 +17,13 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from slackwater.core.capacity import ANYTHING, YEARS, Capacity
+from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits
+from slackwater.core.json_text import TIME, apply_to_scalars, has_map, is_nested, json_text, object_text
 from slackwater.core.schema import arrow_schema
-from slackwater.core.text import TIME, has_map, json_text, nested, object_text, within
 from slackwater.errors import EpochError, PublishError, StartError, StateError
-from slackwater.state.commit import Mark
-from slackwater.targets.base import Table
-from slackwater.targets.folder import OWN, folder_at
+from slackwater.state.commit import TargetMark
+from slackwater.targets.base import TargetTable
+from slackwater.targets.output_directory import OWN, folder_at
 
 _TIME = f"{TIME}Z"
 
@@ -34,15 +34,17 @@ class FilesTarget:
     guarantee = "exactly once"
     upserts = False
 
-    def __init__(self, path: str | Path, form: str, table: Table, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, form: str, table: TargetTable, options: Mapping[str, str] | None = None
+    ) -> None:
         self._folder, self._format, self._table = folder_at(path, options), form, table
         self._marker = f"{OWN}/{table.writer}.json"
         self.description = f'{form} files in "{path}"'
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """Text writes times with four digits of a year; Parquet holds any."""
-        return ANYTHING if self._format == "parquet" else Capacity(times=YEARS)
+        return ANYTHING if self._format == "parquet" else ValueLimits(times=YEARS)
 
     def open(self) -> None:
         return
@@ -55,7 +57,7 @@ class FilesTarget:
         marker = self._read_marker()
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         try:
             marker = self._read_marker()
         except PublishError as error:
@@ -66,7 +68,7 @@ class FilesTarget:
             ) from None
         if marker["epoch"] < 0:
             return None
-        return Mark(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
+        return TargetMark(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
 
     def writers(self) -> list[str]:
         try:
@@ -81,7 +83,7 @@ class FilesTarget:
         infix = f"{self._table.state[:8]}-"
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
-    def can_put_newer_aside(self, mark: Mark) -> bool:
+    def can_put_newer_aside(self, mark: TargetMark) -> bool:
         """Whether the files of this state up to `mark` are still here, and can be told from those of another state."""
         marker, own = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
@@ -90,7 +92,7 @@ class FilesTarget:
         last = f"{self._table.writer}-{own}{mark.epoch:09d}.{ending}"
         return bool(marker.get("infix", "") != own and last in self._folder.names())
 
-    def put_newer_aside(self, mark: Mark) -> str:
+    def put_newer_aside(self, mark: TargetMark) -> str:
         """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
 
         Returns where they are now. Repeating it after a crash completes it. Raises StartError.
@@ -202,12 +204,12 @@ class FilesTarget:
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Times as ISO 8601 and bytes as hexadecimal, also within arrays and structs, for formats without these types."""
-    return rows.with_columns(within(pl.col(c), t, _textual).alias(c) for c, t in rows.schema.items())
+    return rows.with_columns(apply_to_scalars(pl.col(c), t, _textual).alias(c) for c, t in rows.schema.items())
 
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Arrays and structs as JSON, for formats that have neither."""
-    found = [c for c, t in rows.schema.items() if nested(t)]
+    found = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
         pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in found
     )

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.capacity import YEARS, Capacity
-from slackwater.core.words import plural
+from slackwater.core.capacity import YEARS, ValueLimits
+from slackwater.core.humanize import plural
 from slackwater.errors import PublishError, StartError
-from slackwater.state.commit import Mark
+from slackwater.state.commit import TargetMark
 from slackwater.targets import iceberg_tables as iceberg
-from slackwater.targets.base import Table as Columns
-from slackwater.targets.iceberg_tables import Tables
+from slackwater.targets.base import TargetTable as Columns
+from slackwater.targets.iceberg_tables import IcebergTables
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -48,7 +48,7 @@ class IcebergTarget:
 
     guarantee = "exactly once"
 
-    def __init__(self, tables: Tables, name: str, mode: str, table: Columns, day_of: str | None = None) -> None:
+    def __init__(self, tables: IcebergTables, name: str, mode: str, table: Columns, day_of: str | None = None) -> None:
         """`mode` is "merge" (needs an identity) or "append"; `day_of`: the column by whose days a new table is partitioned."""
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -64,9 +64,9 @@ class IcebergTarget:
         self.description = f"Iceberg table {name}"
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """The years that Spark writes and reads."""
-        return Capacity(times=YEARS)
+        return ValueLimits(times=YEARS)
 
     def open(self) -> None:
         """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
@@ -78,9 +78,9 @@ class IcebergTarget:
             assert table is not None, "it was made just now"
             missing = self._columns.missing([f.name for f in table.schema().fields])
             kept = [f for f in self._columns.fields if f not in missing]
-            different = "; ".join(iceberg.differences(kept, table))
+            different = "; ".join(iceberg.column_differences(kept, table))
             if missing and not different:
-                iceberg.add(missing, table)
+                iceberg.add_columns(missing, table)
                 table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
             raise self._unreachable(error) from error
@@ -105,7 +105,7 @@ class IcebergTarget:
             return None
         return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {epoch}'
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         try:
             table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
@@ -116,7 +116,7 @@ class IcebergTarget:
         wrote, _, epoch = table.properties.get(self._last, "").rpartition(" ")
         if not epoch:
             return None
-        return Mark(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
+        return TargetMark(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
 
     def writers(self) -> list[str]:
         try:
@@ -154,11 +154,11 @@ class IcebergTarget:
                 failed, self._table = error, None
                 if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
                     break
-                log.debug("%s: epoch %s: %s", self.description, epoch, iceberg.reason(error))
+                log.debug("%s: epoch %s: %s", self.description, epoch, iceberg.iceberg_error_reason(error))
                 if tries < _TRIES:
                     time.sleep(_PAUSE_S * 2**tries)
         raise PublishError(
-            f"{self.description} did not take epoch {epoch} ({iceberg.reason(failed or TimeoutError())}); the epoch is committed, "
+            f"{self.description} did not take epoch {epoch} ({iceberg.iceberg_error_reason(failed or TimeoutError())}); the epoch is committed, "
             "the next start publishes it"
         ) from failed
 
@@ -204,7 +204,7 @@ class IcebergTarget:
         where, kinds = self._where(keys), {f.name: f.polars for f in fields}
         hit = [
             task
-            for task, found in iceberg.read(table, identity, where)
+            for task, found in iceberg.read_files(table, identity, where)
             if not found.cast({c: kinds[c] for c in identity})
             .join(keys, on=identity, how="semi", nulls_equal=True)
             .is_empty()
@@ -271,9 +271,10 @@ class IcebergTarget:
             return None
         times: Any = keys[at].dt.timestamp("us")
         if len(days) > _DAYS:
-            return iceberg.between(at, int(times.min()), int(times.max()))
+            return iceberg.time_between(at, int(times.min()), int(times.max()))
         parts = [
-            iceberg.between(at, d * _DAY_US, (d + 1) * _DAY_US - 1) for d in sorted(set((times // _DAY_US).to_list()))
+            iceberg.time_between(at, d * _DAY_US, (d + 1) * _DAY_US - 1)
+            for d in sorted(set((times // _DAY_US).to_list()))
         ]
         return parts[0] if len(parts) == 1 else Or(*parts)
 
@@ -288,14 +289,14 @@ class IcebergTarget:
         low, high = (int(v) for v in (ranges["__low"].min(), ranges["__high"].max()))  # type: ignore[arg-type]
         self._table = None
         try:
-            where = iceberg.between(column, low, high) if "." not in column else None
+            where = iceberg.time_between(column, low, high) if "." not in column else None
             frames = [
                 found.select(pl.col(n).cast(t) for n, t in kinds.items())
-                for _, found in iceberg.read(self._current(), None, where)
+                for _, found in iceberg.read_files(self._current(), None, where)
             ]
         except Exception as error:
             raise StartError(
-                f"{self.description} cannot be read ({iceberg.reason(error)}); nothing was replayed"
+                f"{self.description} cannot be read ({iceberg.iceberg_error_reason(error)}); nothing was replayed"
             ) from error
         frame = pl.concat([pl.DataFrame(schema=kinds), *frames])
         joined = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
@@ -304,6 +305,6 @@ class IcebergTarget:
 
     def _unreachable(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.description} cannot be opened ({iceberg.reason(error)}); check the catalog and its options: "
+            f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the catalog and its options: "
             f'{self._tables.kind} catalog "{self._tables.name}"'
         )

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.core.schema import Field, arrow_schema
-from slackwater.secrets import masked
-from slackwater.targets import iceberg_nulls
+from slackwater.secrets import mask_secrets
+from slackwater.targets import iceberg_null_workaround
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -40,7 +40,7 @@ _PROPERTIES = {  # of a table that is made here: one commit per epoch is a lot o
 
 
 @dataclass
-class Tables:
+class IcebergTables:
     """The tables of a catalog. `kind`: "rest", "sql", "glue" or "hive"; `options`: the catalog's properties."""
 
     kind: str
@@ -51,7 +51,7 @@ class Tables:
     def catalog(self) -> Catalog:
         from pyiceberg.catalog import load_catalog
 
-        iceberg_nulls.keep()
+        iceberg_null_workaround.patch_visitor()
         found = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(found, "_session", None)
         if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
@@ -92,8 +92,8 @@ class Tables:
         self.catalog.create_table_if_not_exists(table, schema, partition_spec=spec, properties=_PROPERTIES)
 
 
-def tables_at(connection: IcebergConnection) -> Tables:
-    return Tables(connection.catalog, connection.catalog_name, connection.options)
+def tables_at(connection: IcebergConnection) -> IcebergTables:
+    return IcebergTables(connection.catalog, connection.catalog_name, connection.options)
 
 
 def _patient() -> Any:
@@ -119,13 +119,13 @@ def schema_of(fields: Sequence[Field]) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow_schema(list(fields))))
 
 
-def add(fields: Sequence[Field], table: Table) -> None:
+def add_columns(fields: Sequence[Field], table: Table) -> None:
     """Give a table more columns: one commit of its metadata, refused where somebody else changed its columns meanwhile."""
     with table.update_schema() as change:
         change.union_by_name(schema_of(fields))
 
 
-def differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
+def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     """What keeps a table from holding the results, column by column."""
     wanted = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
     found = {f.name: _spelled(f.field_type) for f in table.schema().fields}
@@ -162,7 +162,7 @@ def as_written(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.
     return rows.to_arrow().cast(arrow_schema(list(fields))).select(wide.names).cast(wide)
 
 
-def between(column: str, low_us: int, high_us: int) -> BooleanExpression:
+def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
     """Where a time lies, both ends included."""
     from pyiceberg import expressions
 
@@ -174,7 +174,7 @@ def between(column: str, low_us: int, high_us: int) -> BooleanExpression:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def read(
+def read_files(
     table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
     """The rows of the current snapshot, file by file, as far as they lie where `where` says; all columns, or some."""
@@ -203,18 +203,18 @@ def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression 
     return ArrowScan(table.metadata, table.io, kept, where or AlwaysTrue(), True)
 
 
-def whole(table: Table) -> pl.DataFrame:
+def read_all(table: Table) -> pl.DataFrame:
     """All rows of the current snapshot."""
-    frames = [frame for _, frame in read(table)]
+    frames = [frame for _, frame in read_files(table)]
     empty = pl.from_arrow(table.schema().as_arrow().empty_table())
     assert isinstance(empty, pl.DataFrame)
     return pl.concat([empty, *(f.cast(empty.schema) for f in frames)])
 
 
-def reason(error: BaseException) -> str:
+def iceberg_error_reason(error: BaseException) -> str:
     """One line of the library's, without what a connection keeps secret."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
         error = inner  # of an HTTP client, which puts one into the other
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = masked(lines[0] if lines else type(error).__name__)
+    text = mask_secrets(lines[0] if lines else type(error).__name__)
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -27,11 +27,11 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.state.commit import Mark
-from slackwater.targets.base import Table
+from slackwater.state.commit import TargetMark
+from slackwater.targets.base import TargetTable
 from slackwater.targets.kafka_markers import EPOCHS_TOPIC, KafkaMarkers, error_of
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
 
@@ -49,7 +49,7 @@ class KafkaTarget:
         self,
         config: Mapping[str, str],
         topic: str,
-        table: Table,
+        table: TargetTable,
         value_format: str = "json",
         delivery: str = _AT_LEAST_ONCE,
         *,
@@ -83,9 +83,9 @@ class KafkaTarget:
         self.description = f'Kafka topic "{topic}" on {self._brokers}'
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """JSON has times with four digits of a year, in the key too; a key alone must not be more than a message may be."""
-        return Capacity(times=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
+        return ValueLimits(times=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
         """Reach the brokers, find the topic; under exactly_once end what an earlier process left and read the marker."""
@@ -115,7 +115,7 @@ class KafkaTarget:
             self._producer.flush(self._timeout)
             self._producer = None
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         """Only under exactly_once. `fence` ends a transaction that a process which died left open."""
         try:
             admin = AdminClient(self._settings({}))
@@ -167,7 +167,7 @@ class KafkaTarget:
     def _transaction(self, producer: Producer, epoch: int, messages: Messages, commit: str) -> None:
         producer.begin_transaction()
         self._produce(producer, epoch, messages, lambda error, message: None)
-        mark = Mark(state=self._table.state, epoch=epoch, commit=commit)
+        mark = TargetMark(state=self._table.state, epoch=epoch, commit=commit)
         value, headers = self._markers.record(mark)
         self._send(producer, EPOCHS_TOPIC, value, self._markers.key, partition=0, headers=headers)
         end = time.monotonic() + self._timeout

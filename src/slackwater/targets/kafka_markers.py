@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from confluent_kafka.cimpl import NewTopic
 
 from slackwater.errors import StartError
-from slackwater.state.commit import Mark
+from slackwater.state.commit import TargetMark
 
 EPOCHS_TOPIC = "_slackwater_epochs"
 _COMMIT, _TOPIC_ID = "slackwater-commit", "slackwater-topic-id"
@@ -50,7 +50,7 @@ class KafkaMarkers:
     def brokers(self) -> str:
         return str(self.settings({}).get("bootstrap.servers", ""))
 
-    def record(self, mark: Mark) -> tuple[bytes, list[tuple[str, bytes]]]:
+    def record(self, mark: TargetMark) -> tuple[bytes, list[tuple[str, bytes]]]:
         """Return the value and headers of a marker."""
         headers = {_COMMIT: mark.commit, _TOPIC_ID: self._topic_id}
         return f"{mark.state}:{mark.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
@@ -96,7 +96,7 @@ class KafkaMarkers:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f'topic "{topic}" created but not seen'))
             time.sleep(0.05)
 
-    def read(self, admin: AdminClient, committed: bool = False) -> Mark | None:
+    def read(self, admin: AdminClient, committed: bool = False) -> TargetMark | None:
         """Return the last committed marker of this writer; None if there is none, or the topic with its rows is another one now.
 
         `committed`: do not wait for transactions that are open now.
@@ -158,13 +158,13 @@ class KafkaMarkers:
                 raise KafkaException(error)
         return last
 
-    def _mark_of(self, record: Message[Any, Any]) -> Mark | None:
+    def _mark_of(self, record: Message[Any, Any]) -> TargetMark | None:
         pairs: list[tuple[str, bytes | None]] = list(record.headers() or [])  # type: ignore[arg-type]
         headers = {name: (value or b"").decode() for name, value in pairs}
         if self._topic_id and headers.get(_TOPIC_ID, self._topic_id) != self._topic_id:
             return None
         state, _, epoch = bytes(record.value() or b"").decode().rpartition(":")
-        return Mark(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
+        return TargetMark(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
 
 
 def error_of(error: KafkaException) -> KafkaError:

@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
+from slackwater.core.json_text import apply_to_scalars, object_text
 from slackwater.core.schema import Field
-from slackwater.core.text import object_text, within
 from slackwater.errors import StartError
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 
 _AVRO_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _AVRO: dict[str, Any] = {
@@ -51,7 +51,7 @@ class KafkaRows:
 
     def __init__(
         self,
-        table: Table,
+        table: TargetTable,
         value_format: str = "json",
         key_columns: list[str] | None = None,
         schema_id: int | None = None,
@@ -89,7 +89,9 @@ class KafkaRows:
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
         whole = [
-            within(pl.col(f.name), f.polars, _physical).alias(f.name) for f in self._table.fields if not _is_same(f)
+            apply_to_scalars(pl.col(f.name), f.polars, _physical).alias(f.name)
+            for f in self._table.fields
+            if not _is_same(f)
         ]
 
         mapped = {f.name: convert for f in self._table.fields if (convert := _maps(f)) is not None}
@@ -126,7 +128,7 @@ def _header(value: Any) -> bytes:
     return text.encode()
 
 
-def avro_schema(table: Table) -> dict[str, Any]:
+def avro_schema(table: TargetTable) -> dict[str, Any]:
     """The record of a row; every column may be null."""
     return {
         "type": "record",

@@ -16,11 +16,11 @@ from typing import Any
 import polars as pl
 import psycopg
 
-from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
-from slackwater.state.commit import Mark
+from slackwater.state.commit import TargetMark
 from slackwater.state.postgres import client
-from slackwater.targets.base import Table, shown
+from slackwater.targets.base import TargetTable, columns_text
 
 # types of an existing column that hold every value of the one wanted
 _WIDER = {
@@ -37,29 +37,29 @@ class PostgresTarget:
 
     guarantee = "exactly once"
 
-    def __init__(self, url: str, table: str, given: Table) -> None:
+    def __init__(self, url: str, table: str, given: TargetTable) -> None:
         self.url, self._given = str(url), given
         self._schema, _, self._name = table.rpartition(".")
         self._schema = self._schema or "public"
-        self._table = f"{client.quote(self._schema)}.{client.quote(self._name)}"
-        self._marker = f"{client.quote(self._schema)}.slackwater_targets"
-        self.description = f"table {table} in Postgres at {client.address(self.url)}"
+        self._table = f"{client.quote_name(self._schema)}.{client.quote_name(self._name)}"
+        self._marker = f"{client.quote_name(self._schema)}.slackwater_targets"
+        self.description = f"table {table} in Postgres at {client.server_address(self.url)}"
         self.upserts = given.identity is not None
         self._connection: psycopg.Connection[Any] | None = None
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """No U+0000 in text, times that its clients can read, and identities that fit into an entry of a B-tree."""
-        return Capacity(False, YEARS, client.INDEX_BYTES if self._given.identity else None)
+        return ValueLimits(False, YEARS, client.INDEX_BYTES if self._given.identity else None)
 
     def open(self) -> None:
         client.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
-        self._connection = db = client.connect(self.url, f"target {self._schema}.{self._name}")
+        self._connection = db = client.open_connection(self.url, f"target {self._schema}.{self._name}")
         try:
             with db.transaction():
                 db.execute("SELECT pg_advisory_xact_lock(7305804402566226543)")
-                if db.execute("SELECT to_regnamespace(%s)", (client.quote(self._schema),)).fetchone() == (None,):
-                    db.execute(f"CREATE SCHEMA {client.quote(self._schema)}")
+                if db.execute("SELECT to_regnamespace(%s)", (client.quote_name(self._schema),)).fetchone() == (None,):
+                    db.execute(f"CREATE SCHEMA {client.quote_name(self._schema)}")
                 db.execute(
                     f"CREATE TABLE IF NOT EXISTS {self._marker} (writer text, table_name text, state text, epoch bigint NOT NULL,"
                     " commit_id text, table_oid oid, marker_oid oid, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
@@ -78,12 +78,14 @@ class PostgresTarget:
             raise
         except psycopg.Error as error:
             self.close()
-            raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+            raise StartError(
+                f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+            ) from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
-        columns = ", ".join(f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields)
+        columns = ", ".join(f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields)
         identity = self._given.identity
-        unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({client.quoted(identity)})"
+        unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({client.quote_names(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
@@ -92,17 +94,17 @@ class PostgresTarget:
         if not missing:
             return
         try:
-            added = (f"ADD COLUMN IF NOT EXISTS {client.quote(f.name)} {client.sql_type(f)}" for f in missing)
+            added = (f"ADD COLUMN IF NOT EXISTS {client.quote_name(f.name)} {client.sql_type(f)}" for f in missing)
             db.execute(f"ALTER TABLE {self._table} {', '.join(added)}")
         except psycopg.Error as error:
             raise StartError(
-                f"{self.description} lacks columns that are new ({shown(missing)}) and did not take them ({client.reason(error)}); "
+                f"{self.description} lacks columns that are new ({columns_text(missing)}) and did not take them ({client.error_reason(error)}); "
                 "add them as its owner, then start again"
             ) from None
 
     def former(self) -> str | None:
         """What another state of this writer left in the table, in words."""
-        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+        with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 row = db.execute(
                     f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
@@ -112,13 +114,15 @@ class PostgresTarget:
             except psycopg.errors.UndefinedTable:
                 return None
             except psycopg.Error as error:
-                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+                raise StartError(
+                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                ) from None
         if row is None:
             return None
         return f'rows of another state of "{self._given.writer}" in {self.description}, up to epoch {row[0]}'
 
-    def read_mark(self, state: str, expected: Sequence[Mark] = (), fence: bool = False) -> Mark | None:
-        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
+        with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 there = client.columns_of(db, self._marker)
                 commit = "commit_id" if "commit_id" in there else "NULL"
@@ -131,13 +135,15 @@ class PostgresTarget:
             except psycopg.errors.UndefinedTable:
                 return None
             except psycopg.Error as error:
-                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+                raise StartError(
+                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                ) from None
         if row is None or not _is_same_table(row[3:5], row[5:7]):
             return None
-        return Mark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
+        return TargetMark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
 
     def writers(self) -> list[str]:
-        with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+        with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 rows = db.execute(
                     f"SELECT writer FROM {self._marker} WHERE table_name = %s ORDER BY writer",
@@ -146,13 +152,15 @@ class PostgresTarget:
             except psycopg.errors.UndefinedTable:
                 return []
             except psycopg.Error as error:
-                raise StartError(f"{self.description}: {client.reason(error)}; check the role's rights on it") from None
+                raise StartError(
+                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                ) from None
         return [row[0] for row in rows]
 
     def problems(self) -> list[str]:
         """What stands in the way of `open`, one line each, without changing anything."""
         try:
-            with client.connect(self.url, f"target {self._schema}.{self._name}") as db:
+            with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     return []
                 return [f"{self.description}: {line}" for line in self._differences(db)]
@@ -185,7 +193,7 @@ class PostgresTarget:
         if not found and self._given.identity is not None and not self._is_unique(db, self._given.identity):
             found.append(
                 "there is no unique key for the upsert: CREATE UNIQUE INDEX ON "
-                f"{self._table} ({client.quoted(self._given.identity)}) NULLS NOT DISTINCT"
+                f"{self._table} ({client.quote_names(self._given.identity)}) NULLS NOT DISTINCT"
             )
         return found
 
@@ -209,12 +217,12 @@ class PostgresTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = client.connect(self.url, self.description)
+                self._connection = client.open_connection(self.url, self.description)
             with self._connection.transaction():
                 self.publish_within(self._connection, epoch, rows, gone, commit)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
-                f"{self.description} did not take epoch {epoch} ({client.reason(error)}); the epoch is committed, "
+                f"{self.description} did not take epoch {epoch} ({client.error_reason(error)}); the epoch is committed, "
                 "the next start publishes it"
             ) from None
 
@@ -256,11 +264,11 @@ class PostgresTarget:
             return
         self._stage(connection, "slackwater_rows", rows.select(columns))
         values = ", ".join(
-            f"{c} = excluded.{c}" for c in map(client.quote, columns) if c not in map(client.quote, identity)
+            f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in map(client.quote_name, identity)
         )
         connection.execute(
-            f"INSERT INTO {self._table} ({client.quoted(columns)}) SELECT {client.quoted(columns)} FROM slackwater_rows"
-            f" ON CONFLICT ({client.quoted(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
+            f"INSERT INTO {self._table} ({client.quote_names(columns)}) SELECT {client.quote_names(columns)} FROM slackwater_rows"
+            f" ON CONFLICT ({client.quote_names(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
         )
 
     def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -270,14 +278,16 @@ class PostgresTarget:
         bounds = ranges.with_columns(
             pl.col("__low", "__high").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
         ).select(*keys, "__low", "__high")
-        between = f"t.{client.quote(column)} BETWEEN g.__low AND g.__high"
-        columns = ", ".join(f"t.{c}" for c in map(client.quote, fields))
+        between = f"t.{client.quote_name(column)} BETWEEN g.__low AND g.__high"
+        columns = ", ".join(f"t.{c}" for c in map(client.quote_name, fields))
         found: list[tuple[Any, ...]] = []
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = client.connect(self.url, self.description)
+                self._connection = client.open_connection(self.url, self.description)
             with self._connection.transaction():
-                typed = [f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in keys]
+                typed = [
+                    f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in keys
+                ]
                 typed += ["__low timestamptz", "__high timestamptz"]
                 self._connection.execute(
                     f"CREATE TEMPORARY TABLE slackwater_ranges ({', '.join(typed)}) ON COMMIT DROP"
@@ -290,14 +300,14 @@ class PostgresTarget:
                     ).fetchall()
         except (psycopg.Error, StartError) as error:
             raise StartError(
-                f"{self.description} cannot be read ({client.reason(error)}); nothing was replayed"
+                f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed"
             ) from None
         return pl.DataFrame(found, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
         """Copy some of the columns to a temporary table of the transaction."""
         typed = ", ".join(
-            f"{client.quote(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
+            f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
         )
         connection.execute(f"CREATE TEMPORARY TABLE {table} ({typed}) ON COMMIT DROP")
         client.copy_frame(connection, table, frame)
@@ -324,7 +334,7 @@ def _alike(rows: pl.DataFrame) -> Iterator[list[str]]:
         yield []
         return
     for nulls in rows.select(pl.all().is_null()).unique().iter_rows():
-        columns = zip(map(client.quote, rows.columns), nulls, strict=True)
+        columns = zip(map(client.quote_name, rows.columns), nulls, strict=True)
         yield [f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}" for c, null in columns]
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from slackwater.core.humanize import plural
 from slackwater.core.text_times import text_time_us
-from slackwater.core.words import plural
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -56,15 +56,18 @@ class Difference:
             named = [c for c in self.columns if c not in columns and (not self.identity or c in self.identity)] or [
                 c for c in self.columns if c not in columns
             ]
-            place = " ".join(f"{c}={shown(self.found[j].get(c))}" for c in named)
+            place = " ".join(f"{c}={format_value(self.found[j].get(c))}" for c in named)
             parts = [
-                f"{c}: expected {shown(self.expected[i].get(c))}, found {shown(self.found[j].get(c))}" for c in columns
+                f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.found[j].get(c))}"
+                for c in columns
             ]
             told.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
         return lines + _some(told)
 
     def _text(self, row: Row) -> str:
-        return " ".join(f"{c}={shown(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
+        return (
+            " ".join(f"{c}={format_value(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
+        )
 
 
 def _some(lines: list[str]) -> list[str]:
@@ -72,7 +75,7 @@ def _some(lines: list[str]) -> list[str]:
     return lines if more <= 0 else [*lines[:_SHOWN], f"    … and {more} more of these"]
 
 
-def compare(
+def compare_rows(
     expected: Sequence[Row], found: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
 ) -> Difference:
     """`columns`: all that a row may have; those that an expected row names count. `identity`: what tells rows apart."""
@@ -110,10 +113,10 @@ def _nearest(
 
 
 def _differing(a: Row, b: Row, columns: Sequence[str]) -> list[str]:
-    return [c for c in columns if not equal(a.get(c), b.get(c))]
+    return [c for c in columns if not equal_values(a.get(c), b.get(c))]
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal_values(a: Any, b: Any) -> bool:
     """Whether an expected value and one that came are the same: numbers whatever their type, moments whatever their spelling."""
     if a is None or b is None:
         return a is b
@@ -133,10 +136,10 @@ def equal(a: Any, b: Any) -> bool:
             or ((isinstance(a, float) or isinstance(b, float)) and math.isclose(a, b, rel_tol=1e-9))
         )
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return all(equal(a.get(k), b.get(k)) for k in {**a, **b})
+        return all(equal_values(a.get(k), b.get(k)) for k in {**a, **b})
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return plain(a) == plain(b)
+        return len(a) == len(b) and all(map(equal_values, a, b))
+    return plain_value(a) == plain_value(b)
 
 
 def _moment(value: Any) -> int | None:
@@ -146,7 +149,7 @@ def _moment(value: Any) -> int | None:
     return text_time_us(value) if isinstance(value, str) else None
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value as TOML has it; None where TOML has none."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC) if value.tzinfo else value
@@ -158,15 +161,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items() if v is not None}
+        return {k: plain_value(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value if v is not None]
+        return [plain_value(v) for v in value if v is not None]
     if isinstance(value, dt.date):
         return value.isoformat()
     return value
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a line for people."""
     if value is None:
         return "NULL"
@@ -174,8 +177,8 @@ def shown(value: Any) -> str:
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
     if isinstance(value, str):
         return value if value and " " not in value and "=" not in value else json.dumps(value, ensure_ascii=False)
-    found = plain(value)
+    found = plain_value(value)
     return json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, list | dict) else str(found)
 
 
-__all__ = ["Difference", "compare", "equal", "plain", "shown"]
+__all__ = ["Difference", "compare_rows", "equal_values", "format_value", "plain_value"]

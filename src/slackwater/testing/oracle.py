@@ -17,7 +17,7 @@ from slackwater.config.window import Aggregation, Window
 Row = Mapping[str, Any]
 
 
-def order(value: Any) -> tuple[int, Any]:
+def sort_key(value: Any) -> tuple[int, Any]:
     """A sort key in Spark's order: NULL first, NaN above all numbers, -0.0 equal to 0.0."""
     if value is None:
         return (0, 0)
@@ -26,24 +26,24 @@ def order(value: Any) -> tuple[int, Any]:
     return (1, value)
 
 
-def same(value: Any) -> Any:
+def canonical_value(value: Any) -> Any:
     """One representative of equal values, hashable: NaN equals NaN, -0.0 equals 0.0."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return value
 
 
-def batch(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The answer over all rows, nothing late."""
     rows = list(rows)
     return (
-        sessions(window, rows)
+        session_windows(window, rows)
         if window.kind == "session"
-        else panes(window, [(r, s) for r in rows for s in starts(window, r)])
+        else pane_windows(window, [(r, s) for r in rows for s in window_starts(window, r)])
     )
 
 
-def starts(window: Window, row: Row) -> list[int]:
+def window_starts(window: Window, row: Row) -> list[int]:
     """The starts of the windows that hold a row."""
     duration, hop = (window.duration_ms or 0) * 1000, (window.hop_ms or window.duration_ms or 0) * 1000
     offset, ts = window.offset_ms * 1000, row["ts"]
@@ -55,11 +55,11 @@ def starts(window: Window, row: Row) -> list[int]:
     return found[::-1]
 
 
-def panes(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
+def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
     """Tumbling and hopping windows over (row, window start) pairs."""
     groups: dict[Any, list[Row]] = {}
     for row, start in pairs:
-        groups.setdefault((start, tuple(same(row[k]) for k in window.group_by)), []).append(row)
+        groups.setdefault((start, tuple(canonical_value(row[k]) for k in window.group_by)), []).append(row)
     return [
         {
             "window_start": start,
@@ -71,12 +71,12 @@ def panes(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, An
     ]
 
 
-def sessions(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Session windows: per key in event-time order; a gap or the cap starts the next one."""
     gap, cap = int(window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
     per_key: dict[Any, list[Row]] = {}
     for row in rows:
-        per_key.setdefault(tuple(same(row[k]) for k in window.group_by), []).append(row)
+        per_key.setdefault(tuple(canonical_value(row[k]) for k in window.group_by), []).append(row)
     found = []
     for members in per_key.values():
         members.sort(key=lambda r: r["ts"])
@@ -106,10 +106,10 @@ def _keys(window: Window, row: Row) -> dict[str, Any]:
 
 def aggregate(aggregations: Sequence[Aggregation], rows: list[Row]) -> dict[str, Any]:
     """The output columns of one group."""
-    return {a.as_: one(a, rows) for a in aggregations}
+    return {a.as_: aggregate_one(a, rows) for a in aggregations}
 
 
-def one(a: Aggregation, rows: list[Row]) -> Any:
+def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     """One aggregation over the rows of a group; all but `count(*)` skip NULLs."""
     if a.column is None:
         return len(rows)
@@ -120,7 +120,7 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
     if a.agg == "count":
         return len(values)
     if a.agg == "count_distinct":
-        return len({same(v) for v in values})
+        return len({canonical_value(v) for v in values})
     if a.agg in ("collect_set", "collect_list", "top_k"):
         return _collected(a, pairs)
     if not values:
@@ -128,13 +128,13 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
     pick: dict[str, Callable[[], Any]] = {
         "var": lambda: _variance(values),
         "stddev": lambda: None if len(values) < 2 else math.sqrt(_variance(values) or 0.0),
-        "approx_quantile": lambda: float(sorted(values, key=order)[_place(a.quantile or 0.0, len(values))]),
+        "approx_quantile": lambda: float(sorted(values, key=sort_key)[_place(a.quantile or 0.0, len(values))]),
         "sum": lambda: _total(values),
         "avg": lambda: _average(values),
-        "min": lambda: min(values, key=order),
-        "max": lambda: max(values, key=order),
-        "first": lambda: min(pairs, key=lambda p: (p[0], order(p[1])))[1],
-        "last": lambda: max(pairs, key=lambda p: (p[0], order(p[1])))[1],
+        "min": lambda: min(values, key=sort_key),
+        "max": lambda: max(values, key=sort_key),
+        "first": lambda: min(pairs, key=lambda p: (p[0], sort_key(p[1])))[1],
+        "last": lambda: max(pairs, key=lambda p: (p[0], sort_key(p[1])))[1],
     }
     return pick[a.agg]()
 
@@ -142,7 +142,7 @@ def one(a: Aggregation, rows: list[Row]) -> Any:
 def _by(a: Aggregation, rows: list[Row]) -> Any:
     """The value of the smallest (largest) pair of `by` and value; the value may be NULL, `by` may not."""
     value, by = a.column or "", a.by or ""
-    pairs = [(order(r[by]), order(r[value]), r[value]) for r in rows if r[by] is not None]
+    pairs = [(sort_key(r[by]), sort_key(r[value]), r[value]) for r in rows if r[by] is not None]
     if not pairs:
         return None
     return (min if a.agg == "min_by" else max)(pairs, key=lambda p: p[:2])[2]
@@ -150,11 +150,11 @@ def _by(a: Aggregation, rows: list[Row]) -> Any:
 
 def _collected(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
     if a.agg == "collect_list":
-        return [v for _, v in sorted(pairs, key=lambda p: (p[0], order(p[1])))]
+        return [v for _, v in sorted(pairs, key=lambda p: (p[0], sort_key(p[1])))]
     counts: dict[Any, tuple[Any, int]] = {}
     for _, value in pairs:
-        counts[same(value)] = value, counts.get(same(value), (value, 0))[1] + 1
-    found = sorted(counts.values(), key=lambda c: order(c[0]))
+        counts[canonical_value(value)] = value, counts.get(canonical_value(value), (value, 0))[1] + 1
+    found = sorted(counts.values(), key=lambda c: sort_key(c[0]))
     if a.agg == "collect_set":
         return [v for v, _ in found]
     return [{"value": v, "count": n} for v, n in sorted(found, key=lambda c: -c[1])[: a.k]]
@@ -203,7 +203,7 @@ def _average(values: list[Any]) -> Any:
     return exact.quantize(exact.divide(_total(values), len(values)), decimal.Decimal(1).scaleb(-scale))
 
 
-def judged(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
+def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
     """Tumbling and hopping windows of one source, epoch by epoch as the contract says.
 
     Each row is judged per window against the watermark of the epoch before. Returns (answer, rows late for all their
@@ -215,7 +215,7 @@ def judged(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[s
     late = missed = 0
     for rows in epochs:
         for row in rows:
-            held = starts(window, row)
+            held = window_starts(window, row)
             open_ = [s for s in held if watermark is None or s + duration > watermark]
             pairs += [(row, s) for s in open_]
             late += not open_
@@ -224,4 +224,4 @@ def judged(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[s
         newest = max([*times, *([newest] if newest is not None else [])], default=None)
         if newest is not None:
             watermark = newest - lateness
-    return panes(window, pairs), late, missed
+    return pane_windows(window, pairs), late, missed

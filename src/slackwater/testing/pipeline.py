@@ -13,37 +13,37 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, resolve
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 from slackwater.core.capacity import ANYTHING
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.time import duration_ms
-from slackwater.engine import fold
-from slackwater.engine.driver import Driver, Hooks
-from slackwater.engine.far_dates import FarDates
+from slackwater.engine import next_commit
+from slackwater.engine.clock_skew import ClockSkewWarnings
+from slackwater.engine.driver import Callbacks, Driver
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.engine.stage import Stage as Stepping
+from slackwater.engine.stage import StageRunner as Stepping
 from slackwater.errors import ConfigError, StartError
 from slackwater.replay import replay
-from slackwater.replay.replay import Outcome
+from slackwater.replay.replay import ReplayResult
 from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing import plain
-from slackwater.testing.described import pipeline_for
-from slackwater.testing.given import Row
-from slackwater.testing.listen import WATCHED, capacities, listening, watching
-from slackwater.testing.result import START_US, Died, Faults, LocalResult
+from slackwater.testing import no_sql
+from slackwater.testing.capture_losses import WATCHED, value_limits, with_captured_losses, with_watched_stages
+from slackwater.testing.given_sources import Row
+from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.result import START_US, LocalFaults, LocalResult, SimulatedCrash
 from slackwater.testing.steps import BoundSteps
 from slackwater.testing.target import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.front import Front, Given
-    from slackwater.testing.in_process import Rows
+    from slackwater.testing.engine_with_sql import Rows
+    from slackwater.testing.sql_frontend import GivenRows, SqlFrontend
 
 
 class LocalPipeline:
@@ -106,7 +106,7 @@ class LocalPipeline:
     ) -> None:
         # what a process would hold
         self.now_us, self.shards = clock_us, shards
-        self._faults = Faults()
+        self._faults = LocalFaults()
         self._reshard: int | None = None
         self._driver: Driver
         # what outlives a process
@@ -114,7 +114,9 @@ class LocalPipeline:
         self._result = LocalResult()
         self._aside = MemoryTarget(LETTER, (), upserts=False)
         known = {f.name: f.polars for f in LETTER}
-        self._aside.hold(pl.DataFrame({n: plain.typed([r.get(n) for r in letters], t) for n, t in known.items()}))
+        self._aside.hold(
+            pl.DataFrame({n: no_sql.typed_series([r.get(n) for r in letters], t) for n, t in known.items()})
+        )
         self._describe(described)
         self._told = on_publish
         # every target there was, by its name and that of its place
@@ -142,9 +144,9 @@ class LocalPipeline:
                 raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {there}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
-            from slackwater.testing.front import Given
+            from slackwater.testing.sql_frontend import GivenRows
 
-            wanted = [Given(name, tuple(some), (), self.now_us) for name, some in given.items()]
+            wanted = [GivenRows(name, tuple(some), (), self.now_us) for name, some in given.items()]
             self.pipe_prepared(dict(zip(given, self.prepare(wanted), strict=True)), partitions)
             return
         payload, parts = {}, {}
@@ -156,9 +158,9 @@ class LocalPipeline:
                 parts[name] = {p: names.count(p) for p in partitions[name]}
         self._pipe(payload, parts)
 
-    def prepare(self, given: Sequence[Given]) -> list[Rows]:
+    def prepare(self, given: Sequence[GivenRows]) -> list[Rows]:
         """What Spark makes of given rows, of all at once where one step reads them: for `pipe_prepared`, in this order."""
-        from slackwater.testing.in_process import Waiting
+        from slackwater.testing.engine_with_sql import LazyRows
 
         readers = {s.name: n for n, own in reversed(self.pipeline.alone.items()) for s in own.sources}
         fronts = {readers[one.source] for one in given}
@@ -166,7 +168,7 @@ class LocalPipeline:
             return list(self._sql_stages[fronts.pop()].prepare(given, self._offsets))
         found: list[Rows] = []
         for one in given:
-            waiting = Waiting(one, dict(self._offsets))
+            waiting = LazyRows(one, dict(self._offsets))
             waiting.by(self._sql_stages[readers[one.source]])
             self._offsets |= waiting.after
             found.append(waiting)
@@ -221,11 +223,13 @@ class LocalPipeline:
         self._put(self._place if target is None else target)
         self._begin()
 
-    def replay(self, limit: int | None = None, dry: bool = False) -> Outcome:
+    def replay(self, limit: int | None = None, dry: bool = False) -> ReplayResult:
         """Apply the dead letters there are by now, at most `limit` of them. `dry`: only find out."""
 
         def applied() -> None:
-            self._result.replays.append(replay.replay(self._driver, self._aside.table, self._reread, dry, limit))
+            self._result.replays.append(
+                replay.replay_letters(self._driver, self._aside.table, self._reread, dry, limit)
+            )
 
         self._survive(applied)
         return self._result.replays[-1]
@@ -243,7 +247,7 @@ class LocalPipeline:
         found.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
         of = {str(own.target.from_): self._targets[n] for n, own in reversed(self.pipeline.by_target.items())}
         found.stages = {stage: target.held for stage, target in of.items()}
-        found.counters, found.watermark_us = fold.counters(state), state.watermark_us
+        found.counters, found.watermark_us = next_commit.total_counters(state), state.watermark_us
         ended = state.stages[-1]
         found.open_sessions, found.open_keys = sum(ended.windows), sum(ended.groups)
         found.table = first.held
@@ -269,7 +273,7 @@ class LocalPipeline:
         return tuple(self._steps[stage].identity or ())
 
     @property
-    def front(self) -> Front | None:
+    def front(self) -> SqlFrontend | None:
         """What runs the SQL of the first stage; None without Spark."""
         return self._bound.front
 
@@ -296,13 +300,13 @@ class LocalPipeline:
             if self._schema is None:
                 raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
             described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
-        described = watching(described, self._watch)
-        self.pipeline = pipeline = listening(described) if self._listen else described
+        described = with_watched_stages(described, self._watch)
+        self.pipeline = pipeline = with_captured_losses(described) if self._listen else described
         given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
         self._bound = BoundSteps(pipeline, given, self._session)
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
-        self._capacities = capacities(pipeline, self._steps) if self._listen else {}
+        self._capacities = value_limits(pipeline, self._steps) if self._listen else {}
         held = dict.fromkeys(self._sql_stages, ANYTHING)
         for name, own in pipeline.by_target.items():
             if (stage := str(own.target.from_)) in held:
@@ -315,7 +319,7 @@ class LocalPipeline:
         self._place, self._targets = place, dict[str, MemoryTarget]()
         for name, own in self.pipeline.by_target.items():
             spec, operator = own.target, self._steps[str(own.target.from_)]
-            connection = resolve(spec.connection, own.connections)
+            connection = resolve_connection(spec.connection, own.connections)
             upserts = connection is not None and spec.upserts(connection.kind, own.last.transform.window)
             # the only one is the same, whatever its stage is called
             key = (name if self.pipeline.targets else "", place)
@@ -330,12 +334,12 @@ class LocalPipeline:
     def _begin(self) -> None:
         try:
             self._begun()
-        except Died:
+        except SimulatedCrash:
             self._begun()
 
     def _begun(self) -> None:
         pipeline, faults = self.pipeline, self._faults
-        hooks = Hooks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
+        hooks = Callbacks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
         held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
         stages = [
             Stepping(
@@ -346,7 +350,7 @@ class LocalPipeline:
                 self._bound.engine(name, own),
                 faults.in_worker,
                 number,
-                far_dates=FarDates(own),
+                far_dates=ClockSkewWarnings(own),
             )
             for number, (name, own) in enumerate(pipeline.alone.items())
         ]
@@ -378,7 +382,7 @@ class LocalPipeline:
             if checkpoints:
                 self._faults.hit("checkpoint.before", self.epoch)
                 self._faults.hit("checkpoint.after", self.epoch)
-        except Died:
+        except SimulatedCrash:
             self._stop()
             self.shards, self._reshard = self._reshard or self.shards, None
             self._begin()
@@ -395,4 +399,4 @@ class LocalPipeline:
         return self.source_names[0]
 
 
-__all__ = ["KILL_POINTS", "START_US", "Died", "LocalPipeline", "LocalResult"]
+__all__ = ["KILL_POINTS", "START_US", "LocalPipeline", "LocalResult", "SimulatedCrash"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from slackwater.testing.cases import Outcome
+    from slackwater.testing.case_runner import CaseResult
 
 
 class _DiffersError(Exception):
@@ -39,7 +39,7 @@ class CaseItem(pytest.Item):
     """A test of a pipeline."""
 
     def runtest(self) -> None:
-        check(self.path)
+        check_case(self.path)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from slackwater.errors import SlackwaterError
@@ -52,22 +52,22 @@ class CaseItem(pytest.Item):
         return self.path, 0, self.name
 
 
-def check(path: Path | str) -> Outcome:
+def check_case(path: Path | str) -> CaseResult:
     """Run a test, and raise what differs."""
-    from slackwater.testing import cases
+    from slackwater.testing import case_runner
 
-    test = cases.Test.read(Path(path))
-    with cases.quiet_logs():
-        outcome = test.run(cases.spark_session([test.pipeline]))
+    test = case_runner.CaseTest.read(Path(path))
+    with case_runner.quiet_logs():
+        outcome = test.run(case_runner.spark_session([test.pipeline]))
     if not outcome.ok:
         raise _DiffersError("\n".join([f"{path}: is not as expected", *outcome.lines()]))
     return outcome
 
 
 @pytest.fixture
-def slackwater_test() -> Iterator[Callable[[Path | str], Outcome]]:
+def slackwater_test() -> Iterator[Callable[[Path | str], CaseResult]]:
     """Runs a test that is a file; raises where what came is not what it expects."""
-    yield check
+    yield check_case
 
 
-__all__ = ["CaseFile", "CaseItem", "check"]
+__all__ = ["CaseFile", "CaseItem", "check_case"]

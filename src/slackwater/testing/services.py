@@ -114,7 +114,7 @@ class Kafka:
 
     @classmethod
     def _made(cls, directory: Path) -> Kafka:
-        classpath = ":".join(map(str, packages.tree("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)))
+        classpath = ":".join(map(str, packages.module_tree("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)))
         port, controller = free_port(), free_port()
         settings = {
             "process.roles": "broker,controller",

@@ -11,16 +11,16 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine.protocol import Engine
 from slackwater.errors import StartError
-from slackwater.operators import known as operators
+from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
-from slackwater.testing import plain
-from slackwater.testing.given import Row
-from slackwater.testing.local import LocalEngine
+from slackwater.testing import no_sql
+from slackwater.testing.given_sources import Row
+from slackwater.testing.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.front import Front
+    from slackwater.testing.sql_frontend import SqlFrontend
 
 
 class BoundSteps:
@@ -33,11 +33,11 @@ class BoundSteps:
         self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]], session: SparkSession | None
     ) -> None:
         self.operators: dict[str, Operator] = {}
-        self.fronts: dict[str, Front] = {}
+        self.fronts: dict[str, SqlFrontend] = {}
         self._pipeline, self._session = pipeline, session
-        self._columns = {} if session is not None else plain.columns(pipeline, given)
+        self._columns = {} if session is not None else no_sql.source_columns(pipeline, given)
         if session is None:
-            plain.refuse_sql(pipeline, self._columns)
+            no_sql.refuse_sql(pipeline, self._columns)
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
         for name, own in pipeline.alone.items():
             self.operators[name] = self._bound(name, own, timed)
@@ -47,22 +47,22 @@ class BoundSteps:
         step = own.transform.step
         sql = any(own.texts(w) for w in own.ways) or step.event_time_column != "_event_ts"
         if self._session is not None and (sql or len(results) < len(own.sources)):
-            from slackwater.testing.front import bound
+            from slackwater.testing.sql_frontend import bind_frontend
 
-            self.fronts[name] = bound(self._session, own, {**given, **results})
+            self.fronts[name] = bind_frontend(self._session, own, {**given, **results})
             return self.fronts[name].logic
         known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
         return operators.compile_step(own, {w.name: known[w.origin] for w in own.ways})
 
     @property
-    def front(self) -> Front | None:
+    def front(self) -> SqlFrontend | None:
         """What runs the SQL of the first step; None without Spark."""
         return self.fronts.get(next(iter(self.operators)))
 
     def engine(self, name: str, own: Pipeline) -> Engine:
         """What a step runs on."""
         if name in self.fronts:
-            from slackwater.testing.in_process import GivenEngine
+            from slackwater.testing.engine_with_sql import GivenEngine
 
             return GivenEngine(self.fronts[name], self.operators[name])
         inputs = {s.name: list(dict.fromkeys(w.name for w in own.ways_from(s.name))) for s in own.sources}
@@ -76,14 +76,14 @@ class BoundSteps:
                 f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
             )
         readers = (own for own in self._pipeline.alone.values() if own.ways_from(source))
-        return plain.frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
+        return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
     def reread(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
         """Dead letters as rows of their sources."""
         if self.front is not None:
-            from slackwater.spark import reread
+            from slackwater.spark import dead_letter_frames
 
-            return reread.frames(self.front.session, [s.real for s in self.front.sources], letters)
-        rows = [plain.decoded(value) for value in letters["value"]]
+            return dead_letter_frames.letter_frames(self.front.session, [s.real for s in self.front.sources], letters)
+        rows = [no_sql.decode_letter(value) for value in letters["value"]]
         name = self._pipeline.sources[0].name
         return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}

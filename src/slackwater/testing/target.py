@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, Capacity
+from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
 
@@ -24,7 +24,7 @@ class MemoryTarget:
     description = "memory"
 
     def __init__(
-        self, columns: Sequence[Field], identity: Sequence[str], upserts: bool = True, capacity: Capacity = ANYTHING
+        self, columns: Sequence[Field], identity: Sequence[str], upserts: bool = True, capacity: ValueLimits = ANYTHING
     ) -> None:
         self.upserts, self.capacity, self._identity = upserts, capacity, list(identity)
         self.down, self.repeated = False, 0

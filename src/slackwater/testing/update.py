@@ -9,13 +9,13 @@ from typing import Any
 import tomlkit
 from tomlkit.items import AoT, Array
 
-from slackwater.testing.cases import Outcome, told
+from slackwater.testing.case_runner import CaseResult, row_as_toml
 from slackwater.testing.difference import Difference
 
 _LEFT_OUT = ("session_id",)  # where nobody named the columns: it says nothing to people
 
 
-def update(path: Path, outcome: Outcome, whole: bool = False) -> bool:
+def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
     """Make the file expect what came. Returns whether anything changed. `whole`: also where it expects no rows at all."""
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     if "expect" not in document:
@@ -37,12 +37,12 @@ def _apply(expect: Any, key: str, difference: Difference) -> None:
     columns = [c for c in difference.columns if difference.expected or c not in _LEFT_OUT]
     given = expect.get(key)
     if not isinstance(given, Array | AoT) or len(given) != len(difference.expected) or not len(given):
-        expect[key] = listed([told(row, columns) for row in difference.found])
+        expect[key] = rows_as_toml([row_as_toml(row, columns) for row in difference.found])
         return
     rows: Any = given
     for i, j, differing in difference.pairs:
         for column in differing:
-            values = told(difference.found[j], [column])
+            values = row_as_toml(difference.found[j], [column])
             if column in values:
                 rows[i][column] = values[column]
             else:
@@ -50,14 +50,14 @@ def _apply(expect: Any, key: str, difference: Difference) -> None:
     for i in sorted(difference.missing, reverse=True):
         del rows[i]
     for j in difference.unexpected:
-        row = told(difference.found[j], columns)
+        row = row_as_toml(difference.found[j], columns)
         if isinstance(rows, AoT):
             rows.append(tomlkit.item(row))
         else:
             rows.add_line(_inline(row), indent="  ")
 
 
-def listed(rows: Sequence[Mapping[str, Any]]) -> Array:
+def rows_as_toml(rows: Sequence[Mapping[str, Any]]) -> Array:
     """Rows as a list of inline tables, one per line."""
     found = tomlkit.array()
     for row in rows:
@@ -73,4 +73,4 @@ def _inline(row: Mapping[str, Any]) -> Any:
     return made
 
 
-__all__ = ["listed", "update"]
+__all__ = ["rows_as_toml", "update_case"]

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from slackwater.errors import ExhaustedError, SlackwaterError, StateError
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 from slackwater.ui import pages
-from slackwater.ui.pages import Place
+from slackwater.ui.pages import PageLocation
 
 log = logging.getLogger("slackwater")
 
 
-def answered(answer: Callable[[Request], Response], request: Request) -> Response:
+def answer_request(answer: Callable[[Request], Response], request: Request) -> Response:
     """The answer, or why there is none. Nothing is raised."""
     try:
         return answer(request)
@@ -34,7 +34,7 @@ def answered(answer: Callable[[Request], Response], request: Request) -> Respons
 
 
 def error_line(request: Request, status: int, line: str) -> Response:
-    line = masked(line)
+    line = mask_secrets(line)
     if request.url.path.endswith(".json"):
         return Response(
             json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"),
@@ -42,24 +42,24 @@ def error_line(request: Request, status: int, line: str) -> Response:
             media_type="application/json",
         )
     if request.url.path.endswith(("/key", "/closing", "/letters", "/hot")):
-        return html(pages.problem("", Place(request.url.path.rpartition("/")[0]), line), status)
+        return html_response(pages.render_problem("", PageLocation(request.url.path.rpartition("/")[0]), line), status)
     return PlainTextResponse((line + "\n").encode(errors="replace"), status)
 
 
-async def refuse(request: Request, error: Exception) -> Response:
+async def refuse_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_line(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
     return error_line(request, error.status_code, error.detail)
 
 
-async def fail(request: Request, error: Exception) -> Response:
+async def fail_request(request: Request, error: Exception) -> Response:
     """The answer to what failed outside of `_answered`, as in the routing."""
     log.error("a page failed", exc_info=error)
     return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
 
-def html(content: bytes, status: int = 200) -> Response:
+def html_response(content: bytes, status: int = 200) -> Response:
     return Response(content, status, media_type="text/html")
 
 

@@ -17,7 +17,7 @@ STEPS = (
 )
 
 
-def step(length: int, most: int) -> int:
+def tick_step(length: int, most: int) -> int:
     """The shortest handy length of time (µs) of which at most `most` make up `length`."""
     found = next((s for s in STEPS if length <= s * most), None)
     if found is not None:
@@ -41,7 +41,7 @@ class Axis:
 
     def times(self, most: int = 7) -> list[tuple[float, str, bool]]:
         """Places of named times, with their text; the last says whether it names a day."""
-        every = step(self.high - self.low, most)
+        every = tick_step(self.high - self.low, most)
         first = -(-self.low // every) * every
         found, day = list[tuple[float, str, bool]](), ""
         for us in range(first, self.high + 1, every):
@@ -58,7 +58,7 @@ class Axis:
         return list(range(0, self.high + 1, unit))
 
 
-def around(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
+def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
     """A range with room on both sides; of one value one second around it."""
     room = int((high - low) * share) or S // 2
     return low - room, high + room

@@ -14,22 +14,22 @@ from markupsafe import Markup
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.explain import Plan
-from slackwater.query.text import quoted, through
+from slackwater.query.text import quote_stage, waiting_text
 from slackwater.query.view import StateView
-from slackwater.query.why_values import Clock, OfStage, Why
+from slackwater.query.why_report import ClockReport, StageReport, WhyReport
 from slackwater.query.windows import own_names
 from slackwater.runner.background import Handle
-from slackwater.secrets import masked
-from slackwater.ui.blocks.watermark import watermark
+from slackwater.secrets import mask_secrets
+from slackwater.ui.blocks.watermark import build_watermark
 from slackwater.ui.draw import sessions
-from slackwater.ui.draw.watermark import lanes
-from slackwater.ui.pages import static
-from slackwater.ui.svg import el
-from slackwater.ui.words import listed, moment, number, size, span
+from slackwater.ui.draw.watermark import draw_lanes
+from slackwater.ui.format import format_key, format_number, format_size, format_span, format_time
+from slackwater.ui.pages import static_file
+from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
 MOST = 20  # windows that are drawn and listed
@@ -37,21 +37,21 @@ SCAN_S = 3.0  # for finding them in a large state
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
-def html(what: object) -> str:
+def to_html(what: object) -> str:
     """The value as HTML that brings its styles along, and nothing else: no scripts, no addresses."""
-    return str(el("div", el("style", Markup(_styles())), _shown(what), class_="slackwater"))
+    return str(element("div", element("style", Markup(_styles())), _shown(what), class_="slackwater"))
 
 
 @cache
-def styles() -> str:
+def drawing_styles() -> str:
     """The part of the page's stylesheet that drawings need."""
-    css = static("ui.css").decode()
+    css = static_file("ui.css").decode()
     return css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
 
 
 @cache
 def _styles() -> str:
-    rules = styles().replace(":root", ".slackwater")
+    rules = drawing_styles().replace(":root", ".slackwater")
     own = (
         ".slackwater { color: var(--ink); background: var(--card); padding: 12px 16px; border: 1px solid var(--rule); "
         "border-radius: 8px; max-width: 1000px; font: 14px/1.5 system-ui, sans-serif; }\n"
@@ -69,67 +69,78 @@ def _shown(what: object) -> Markup:
 
 @_shown.register
 def _pipeline(what: Pipeline) -> Markup:
-    return _together(_head(what.name), _plan(explain.build(what)))
+    return _together(_head(what.name), _plan(explain.build_plan(what)))
 
 
 @_shown.register
 def _plan(what: Plan) -> Markup:
     rows = [
-        [el("strong", masked(s.name)), s.where, _together(*(el("div", masked(t)) for t in (s.title, *s.lines)))]
+        [
+            element("strong", mask_secrets(s.name)),
+            s.where,
+            _together(*(element("div", mask_secrets(t)) for t in (s.title, *s.lines))),
+        ]
         for s in what.stages
     ]
-    state = [] if what.state_bytes is None else [f"State: at most about {size(what.state_bytes)}"]
+    state = [] if what.state_bytes is None else [f"State: at most about {format_size(what.state_bytes)}"]
     notes = [f"Note: {n}" for n in what.notes]
     return _together(_table(["stage", "where", ""], rows), *_lines(f"Delivery: {what.guarantee}", *state, *notes))
 
 
 @_shown.register
-def _why(what: Why) -> Markup:
+def _why(what: WhyReport) -> Markup:
     running = what.runner or "none is up, so nothing moves"
     told = _lines(
-        f"Epoch {number(what.epoch)}, committed {moment(what.committed_us)}"
+        f"Epoch {format_number(what.epoch)}, committed {format_time(what.committed_us)}"
         + ("" if what.is_published else ", not yet published"),
         f"Runner: {running}",
     )
     return _together(
         _head(what.pipeline),
         *told,
-        *(_of_stage(s, f"Stage {quoted(s.stage)}: watermark" if what.stages else "Watermark") for s in what.told),
-        lanes(watermark(what, ())),
+        *(_of_stage(s, f"Stage {quote_stage(s.stage)}: watermark" if what.stages else "Watermark") for s in what.told),
+        draw_lanes(build_watermark(what, ())),
         *(_waits(s, s.stage if what.stages else None) for s in what.told),
     )
 
 
-def _of_stage(s: OfStage, head: str) -> Markup:
-    held = f"{head} {moment(s.watermark_us)}, "
+def _of_stage(s: StageReport, head: str) -> Markup:
+    held = f"{head} {format_time(s.watermark_us)}, "
     if s.through:
-        return _together(*_lines(f"{held}waits for {through(s)}"))
+        return _together(*_lines(f"{held}waits for {waiting_text(s)}"))
     return _together(*_lines(f"{held}held by {_held(s.holder)}"))
 
 
-def _waits(s: OfStage, stage: str | None) -> Markup:
+def _waits(s: StageReport, stage: str | None) -> Markup:
     """What is open in a stage, or waits for partners."""
     if s.kept is not None:
         return Markup("")
     named = ["closes at watermark", "start", "key", "rows"]
     opened = [
-        [moment(o.closes_us), moment(o.start_us), "" if o.key is None else listed(dict(o.key)), number(o.rows)]
+        [
+            format_time(o.closes_us),
+            format_time(o.start_us),
+            "" if o.key is None else format_key(dict(o.key)),
+            format_number(o.rows),
+        ]
         for o in (s.next if s.key is None else s.key.open)
     ]
-    what = s.kind if stage is None else f"{s.kind} of stage {quoted(stage)}"
-    of = what if s.key is None else f"{what} of {listed(dict(s.key.key))}"
+    what = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
+    of = what if s.key is None else f"{what} of {format_key(dict(s.key.key))}"
     heading = f"Open ({of}), the next to close first" if opened else f"Nothing is open ({of})"
     if s.sides:
-        sides = [[x.side, x.source, number(x.rows), span(x.keep_us)] for x in s.sides]
+        sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
         return _table(["side", "source", "rows kept", "each so long"], sides)
     return _together(*_lines(heading), _table(named, opened))
 
 
-def _held(holder: Clock | None) -> str:
+def _held(holder: ClockReport | None) -> str:
     if holder is None:
         return "nobody: all sources are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"
-    return f"{name}, " + (f"quiet for {span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch")
+    return f"{name}, " + (
+        f"quiet for {format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"
+    )
 
 
 @_shown.register
@@ -139,7 +150,7 @@ def _state(what: StateView) -> Markup:
         last = commit.stages[what.stage]
         logic = logic_in(commit, what.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
-        told = f"Epoch {number(commit.epoch)}, committed {moment(commit.committed_us)}, watermark {moment(mark)}"
+        told = f"Epoch {format_number(commit.epoch)}, committed {format_time(commit.committed_us)}, watermark {format_time(mark)}"
         try:
             found = what.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
@@ -151,8 +162,8 @@ def _state(what: StateView) -> Markup:
     events = found[own["_last_event"]].to_list() if own["_last_event"] in found.columns else [None] * found.height
     rows = list(found.iter_rows(named=True))
     spans = [
-        sessions.Span(
-            listed({k: r[k] for k in logic.key_names}), _us(r[start]), event and _us(event), _us(r[end]), r[status]
+        sessions.SessionBar(
+            format_key({k: r[k] for k in logic.key_names}), _us(r[start]), event and _us(event), _us(r[end]), r[status]
         )
         for r, event in zip(rows, events, strict=True)
     ]
@@ -162,7 +173,7 @@ def _state(what: StateView) -> Markup:
     return _together(
         _head(commit.pipeline),
         *_lines(told, more),
-        sessions.timeline(spans, mark),
+        sessions.draw_sessions(spans, mark),
         _table([*shown, "is", "closes at watermark"], listing),
     )
 
@@ -175,9 +186,9 @@ def _handle(what: Handle) -> Markup:
     if latest is not None:
         c = latest.counters
         told = [
-            f"Epoch {number(latest.epoch)}, watermark {moment(latest.watermark_us)}",
-            f"{plural(c.rows_in, 'row')} in: {number(c.rows_used)} used, {number(c.rows_late)} late, {number(c.rows_refused)} refused, "
-            f"{number(c.rows_bad)} bad; {number(c.rows_emitted)} emitted, {number(latest.windows_active)} open",
+            f"Epoch {format_number(latest.epoch)}, watermark {format_time(latest.watermark_us)}",
+            f"{plural(c.rows_in, 'row')} in: {format_number(c.rows_used)} used, {format_number(c.rows_late)} late, {format_number(c.rows_refused)} refused, "
+            f"{format_number(c.rows_bad)} bad; {format_number(c.rows_emitted)} emitted, {format_number(latest.windows_active)} open",
         ]
     parts = [_head(what.pipeline.name), *_lines(how.capitalize(), *told)]
     if error is not None:
@@ -193,24 +204,24 @@ def _together(*parts: Markup) -> Markup:
 
 
 def _head(name: str) -> Markup:
-    return el("p", el("strong", name))
+    return element("p", element("strong", name))
 
 
 def _lines(*texts: str) -> list[Markup]:
-    return [el("p", masked(t)) for t in texts]
+    return [element("p", mask_secrets(t)) for t in texts]
 
 
 def _problem(error: BaseException) -> Markup:
     place = getattr(error, "documented", None)
-    return el("p", f"{error}" + (f" (what it means: {place})" if place else ""), class_="bad")
+    return element("p", f"{error}" + (f" (what it means: {place})" if place else ""), class_="bad")
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str | Markup]]) -> Markup:
     if not rows:
         return Markup("")
-    head = el("thead", el("tr", *(el("th", n) for n in names)))
-    body = el("tbody", *(el("tr", *(el("td", c) for c in row)) for row in rows))
-    return el("table", head, body)
+    head = element("thead", element("tr", *(element("th", n) for n in names)))
+    body = element("tbody", *(element("tr", *(element("td", c) for c in row)) for row in rows))
+    return element("table", head, body)
 
 
 def _us(value: dt.datetime) -> int:
@@ -219,5 +230,5 @@ def _us(value: dt.datetime) -> int:
 
 def _text(value: Any) -> str:
     if isinstance(value, dt.datetime):
-        return moment(_us(value))
+        return format_time(_us(value))
     return "NULL" if value is None else str(value)

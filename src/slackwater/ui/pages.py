@@ -14,19 +14,38 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from slackwater.core.lateness import percent
+from slackwater.core.humanize import plural
+from slackwater.core.lateness_histogram import format_percent
 from slackwater.core.local_files import local_name
-from slackwater.core.words import plural
 from slackwater.maintenance.hot_keys import HotKey
-from slackwater.query.text import plain
-from slackwater.ui.blocks.closing import Window, counted
-from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.blocks.stages import StageSeen
-from slackwater.ui.draw import account, closing, growth, joined, key, lateness, pace, stages, watermark
-from slackwater.ui.seen import Seen
+from slackwater.query.text import format_value
+from slackwater.ui.blocks.key import KeyView
+from slackwater.ui.blocks.stages import StageSummary
+from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows
+from slackwater.ui.draw import (
+    growth,
+    join_buffers,
+    key,
+    lateness,
+    row_accounting,
+    stages,
+    throughput,
+    upcoming_closes,
+    watermark,
+)
+from slackwater.ui.format import (
+    format_brief,
+    format_key,
+    format_number,
+    format_rate,
+    format_seconds,
+    format_size,
+    format_span,
+    format_time,
+)
+from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, in_both
 from slackwater.ui.tables import with_labels
-from slackwater.ui.words import about, brief, listed, moment, number, rate, size, span
 
 OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
 BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
@@ -42,7 +61,7 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class PageLocation:
     """Where a page is: `base` before its addresses, None in a file; the kept commit that it stays at, None for the latest; the
     names of all pipelines, if there are several; `home`: of a stage what is before the addresses of its pipeline."""
 
@@ -56,7 +75,7 @@ class Place:
         """What is before the addresses of the pipeline."""
         return self.base if self.home is None else self.home
 
-    def of(self, stage: StageSeen | None, seen: Seen) -> str | None:
+    def of(self, stage: StageSummary | None, seen: PageModel) -> str | None:
         """What is before the addresses of a stage, as its page or that of the pipeline has it."""
         if self.base is None or self.epoch is not None:
             return None
@@ -65,7 +84,7 @@ class Place:
         return f"{self.base}/stage/{stage.at}"
 
 
-def static(name: str) -> bytes:
+def static_file(name: str) -> bytes:
     return (resources.files("slackwater.ui") / "static" / name).read_bytes()
 
 
@@ -78,22 +97,37 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters.update(moment=moment, about=about, span=span, size=size, number=number, brief=brief, listed=listed)
-    env.filters.update(percent=percent, rate=rate, plural=plural, counted=counted, plain=plain, path=local_name)
+    env.filters.update(
+        moment=format_time,
+        about=format_seconds,
+        span=format_span,
+        size=format_size,
+        number=format_number,
+        brief=format_brief,
+        listed=format_key,
+    )
+    env.filters.update(
+        percent=format_percent,
+        rate=format_rate,
+        plural=plural,
+        counted=count_windows,
+        plain=format_value,
+        path=local_name,
+    )
     env.globals.update(
-        draw_lanes=in_both(watermark.lanes),
-        draw_behind=in_both(watermark.behind),
-        shown_lanes=watermark.shown,
-        draw_total=in_both(account.total),
-        draw_epochs=in_both(account.epochs),
-        draw_bins=in_both(closing.bins),
-        draw_key=in_both(key.timeline),
-        draw_bytes=in_both(growth.weight, HALF),
-        draw_rows=in_both(growth.rows, HALF),
-        draw_lateness=in_both(lateness.steps),
-        draw_laps=in_both(pace.laps),
-        draw_stages=stages.boxes,
-        draw_ages=in_both(joined.ages),
+        draw_lanes=in_both(watermark.draw_lanes),
+        draw_behind=in_both(watermark.draw_lag),
+        shown_lanes=watermark.shown_lanes,
+        draw_total=in_both(row_accounting.draw_total),
+        draw_epochs=in_both(row_accounting.draw_epochs),
+        draw_bins=in_both(upcoming_closes.draw_closes),
+        draw_key=in_both(key.draw_key_timeline),
+        draw_bytes=in_both(growth.draw_size, HALF),
+        draw_rows=in_both(growth.draw_rows, HALF),
+        draw_lateness=in_both(lateness.draw_lateness),
+        draw_laps=in_both(throughput.draw_epoch_times),
+        draw_stages=stages.draw_stages,
+        draw_ages=in_both(join_buffers.draw_ages),
         said_phases=PHASES,
         key_query=key_query,
     )
@@ -104,46 +138,50 @@ def _rendered(template: str, **values: Any) -> bytes:
     return with_labels(_templates().get_template(template).render(**values)).encode(errors="replace")
 
 
-def fragment(name: str, seen: Seen, place: Place) -> bytes:
+def render_fragment(name: str, seen: PageModel, place: PageLocation) -> bytes:
     """One block as HTML."""
     return _rendered(f"_{name}.html", seen=seen, place=place)
 
 
-def page(seen: Seen, place: Place, epochs: Sequence[int] = (), of_stages: Sequence[Seen] = ()) -> bytes:
+def render_page(
+    seen: PageModel, place: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
+) -> bytes:
     """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to.
 
     `of_stages`: looks at stages, whose blocks follow.
     """
     blocks, stages = _blocks(seen, place), [(s, _blocks(s, place)) for s in of_stages]
-    style = None if place.base is not None else Markup(static("ui.css").decode())
+    style = None if place.base is not None else Markup(static_file("ui.css").decode())
     given: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or seen.kept}
     if place.base is None:
-        record = {b: data(b, seen) for b in names(seen)}
+        record = {b: block_data(b, seen) for b in block_names(seen)}
         if stages:
-            record["stages"] = {s.stage: {b: data(b, s) for b in OF_STAGE} for s in of_stages}
+            record["stages"] = {s.stage: {b: block_data(b, s) for b in OF_STAGE} for s in of_stages}
         given["record"] = json.dumps(record, ensure_ascii=False, indent=1)
     return _rendered("page.html", seen=seen, place=place, blocks=blocks, stages=stages, **given)
 
 
-def names(seen: Seen) -> tuple[str, ...]:
+def block_names(seen: PageModel) -> tuple[str, ...]:
     """The blocks that there are of what is seen."""
     return OF_STAGE if seen.stage is not None else BLOCKS
 
 
-def _blocks(seen: Seen, place: Place) -> dict[str, Markup]:
-    return {name: Markup(fragment(name, seen, place).decode()) for name in names(seen)}  # escaped as it was made
+def _blocks(seen: PageModel, place: PageLocation) -> dict[str, Markup]:
+    return {
+        name: Markup(render_fragment(name, seen, place).decode()) for name in block_names(seen)
+    }  # escaped as it was made
 
 
-def bin_page(seen: Seen, place: Place, low: int, high: int, windows: Sequence[Window]) -> bytes:
+def bin_page(seen: PageModel, place: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
     return _rendered("bin.html", seen=seen, place=place, style=None, low=low, high=high, windows=windows)
 
 
-def key_page(pipeline: str, place: Place, found: OneKey, stage: str | None = None) -> bytes:
+def key_page(pipeline: str, place: PageLocation, found: KeyView, stage: str | None = None) -> bytes:
     return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=found)
 
 
 def letters_page(
-    pipeline: str, place: Place, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
+    pipeline: str, place: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
 ) -> bytes:
     """The newest dead letters, at most `most`."""
     return _rendered(
@@ -151,16 +189,16 @@ def letters_page(
     )
 
 
-def hot_page(seen: Seen, place: Place, keys: Sequence[HotKey]) -> bytes:
+def hot_page(seen: PageModel, place: PageLocation, keys: Sequence[HotKey]) -> bytes:
     return _rendered("hot.html", seen=seen, place=place, style=None, keys=keys)
 
 
-def overview(known: Sequence[tuple[str, str, Seen | None, str | None, bool]]) -> bytes:
+def render_overview(known: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
     """Of each pipeline its name, its address, and what is seen of it or why nothing is, and whether that only waits for its first commit."""
-    return _rendered("overview.html", known=known, place=Place(""), style=None)
+    return _rendered("overview.html", known=known, place=PageLocation(""), style=None)
 
 
-def problem(pipeline: str, place: Place, line: str, waits: bool = False) -> bytes:
+def render_problem(pipeline: str, place: PageLocation, line: str, waits: bool = False) -> bytes:
     """`waits`: nothing is wrong, the first commit is still to come; the page asks for it again."""
     return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line, waits=waits)
 
@@ -171,7 +209,7 @@ def problem_fragment(line: str, waits: bool = False) -> bytes:
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
-_DATA: Mapping[str, Callable[[Seen], Any]] = {
+_DATA: Mapping[str, Callable[[PageModel], Any]] = {
     "top": lambda seen: seen.top,
     "watermark": lambda seen: seen.watermark,
     "rows": lambda seen: seen.rows,
@@ -184,7 +222,7 @@ _DATA: Mapping[str, Callable[[Seen], Any]] = {
 }
 
 
-def data(name: str, seen: Seen) -> Any:
+def block_data(name: str, seen: PageModel) -> Any:
     """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
     found = _DATA[name](seen)
     if isinstance(found, tuple):
@@ -193,7 +231,7 @@ def data(name: str, seen: Seen) -> Any:
 
 
 def as_json(found: Any) -> bytes:
-    return json.dumps(found, ensure_ascii=False, default=plain).encode(errors="replace")
+    return json.dumps(found, ensure_ascii=False, default=format_value).encode(errors="replace")
 
 
 def key_query(key: Mapping[str, Any]) -> str:

@@ -39,17 +39,17 @@ from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.query import server as questions
 from slackwater.query.view import StateView
-from slackwater.runner.dead_letters import Wanted, judged, newest
-from slackwater.secrets import remember
+from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
+from slackwater.secrets import remember_secret
 from slackwater.ui import pages
 from slackwater.ui.access import Access, check_host
-from slackwater.ui.answers import answered, error_line, fail, html, refuse, with_tag
-from slackwater.ui.blocks.closing import keys
-from slackwater.ui.live import Live, Watcher
-from slackwater.ui.pages import Place
-from slackwater.ui.seen import Seen, Watched, key_at, latest, look_at, windows_of
+from slackwater.ui.answers import answer_request, error_line, fail_request, html_response, refuse_request, with_tag
+from slackwater.ui.blocks.upcoming_closes import closing_windows
+from slackwater.ui.page_cache import CommitWatcher, PageCache
+from slackwater.ui.page_model import PageModel, PageSource, key_at, latest_snapshot, look_at, windows_of
+from slackwater.ui.pages import PageLocation
 from slackwater.web.guard import Application
-from slackwater.web.server import LOOPBACK, HttpServer, start
+from slackwater.web.server import LOOPBACK, HttpServer, start_server
 from slackwater.web.streams import EventStream, StreamSlots
 
 log = logging.getLogger("slackwater")
@@ -60,7 +60,7 @@ WAITING = 64
 LETTERS = 100  # that are listed
 HOT = 10  # keys by rows, and as many by events
 BEAT_S = 15.0  # between two signs of life on a stream
-Find = Callable[[Request], tuple[Live, Place]]
+Find = Callable[[Request], tuple[PageCache, PageLocation]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -77,16 +77,16 @@ class UiServer:
         self._ui.stop()
 
 
-def serve(
-    watched: Sequence[Watched], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
+def serve_pages(
+    watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
     """Serve the pages of these pipelines until `stop`. Raises StartError, also for another host without a token."""
     check_host(host, token)
     if token is not None:
-        remember(token)
+        remember_secret(token)
     ui = Ui(watched)
     try:
-        http = start(Access(ui.app, token), port, host, what="the page", option="--port", names=names)
+        http = start_server(Access(ui.app, token), port, host, what="the page", option="--port", names=names)
     except BaseException:
         ui.stop()
         raise
@@ -96,7 +96,7 @@ def serve(
 class Ui:
     """The application (`app`), which `stop` lets go of."""
 
-    def __init__(self, watched: Sequence[Watched], viewers: int = VIEWERS) -> None:
+    def __init__(self, watched: Sequence[PageSource], viewers: int = VIEWERS) -> None:
         names = [w.pipeline.name for w in watched]
         if len(set(names)) < len(names):
             raise StartError("two of the files describe pipelines of one name; name each pipeline once")
@@ -107,28 +107,34 @@ class Ui:
         self._views = [StateView(w.store) for w in watched]
         several = len(names) > 1
         others = tuple((name, f"/p/{name}") for name in names) if several else ()
-        self._lives: list[Live] = []
+        self._lives: list[PageCache] = []
         routes: list[Any] = [Route("/static/{name}", _static)]
-        self._of_stages: dict[tuple[str, str], Live] = {}
+        self._of_stages: dict[tuple[str, str], PageCache] = {}
         for one_watched, view in zip(watched, self._views, strict=True):
             base = f"/p/{one_watched.pipeline.name}" if several else ""
-            place = Place(base, others=others)
-            live = Live(one_watched, _drawn(pages.BLOCKS, place))
+            place = PageLocation(base, others=others)
+            live = PageCache(one_watched, _drawn(pages.BLOCKS, place))
             self._lives.append(live)
 
-            def whole(request: Request, live: Live = live, place: Place = place) -> tuple[Live, Place]:
+            def whole(
+                request: Request, live: PageCache = live, place: PageLocation = place
+            ) -> tuple[PageCache, PageLocation]:
                 return live, place
 
-            def one(request: Request, live: Live = live, place: Place = place) -> tuple[Live, Place]:
+            def one(
+                request: Request, live: PageCache = live, place: PageLocation = place
+            ) -> tuple[PageCache, PageLocation]:
                 return self._stage(live, place, request.path_params["stage"])
 
             of_stage = Mount("/stage/{stage}", routes=self._routes(one, pages.OF_STAGE))
-            every = [*self._routes(whole, pages.BLOCKS), of_stage, Mount("/state", routes=questions.routes(view))]
+            every = [*self._routes(whole, pages.BLOCKS), of_stage, Mount("/state", routes=questions.build_routes(view))]
             routes.append(Mount(base, routes=every))
         if several:
             routes.append(self._route("/", self._overview))
-        self.app: Application = Starlette(routes=routes, exception_handlers={HTTPException: refuse, Exception: fail})
-        self._watcher = Watcher(lambda: [*self._lives, *list(self._of_stages.values())])
+        self.app: Application = Starlette(
+            routes=routes, exception_handlers={HTTPException: refuse_request, Exception: fail_request}
+        )
+        self._watcher = CommitWatcher(lambda: [*self._lives, *list(self._of_stages.values())])
 
     def stop(self) -> None:
         self._closing = True
@@ -139,7 +145,7 @@ class Ui:
         for view in self._views:
             view.close()
 
-    def _stage(self, live: Live, place: Place, at: str) -> tuple[Live, Place]:
+    def _stage(self, live: PageCache, place: PageLocation, at: str) -> tuple[PageCache, PageLocation]:
         """One stage of a pipeline, by its part of an address. Raises HTTPException where there is none."""
         there = dataclasses.replace(place, base=f"{place.base}/stage/{at}", home=place.base)
         found = self._of_stages.get((live.name, at))
@@ -150,7 +156,7 @@ class Ui:
             name = next((s.name for s in seen.stages if s.at == at), None)
             if name is None or not seen.stages[1:]:
                 raise HTTPException(404)
-            made = Live(live.watched, _drawn(pages.OF_STAGE, there), name)
+            made = PageCache(live.watched, _drawn(pages.OF_STAGE, there), name)
             found = self._of_stages.setdefault((live.name, at), made)
         return found, there
 
@@ -191,7 +197,7 @@ class Ui:
                 return error_line(request, 503, f"{self._open} questions are open; ask again later")
             self._open += 1
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, answered, answer, request)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, answer_request, answer, request)
             finally:
                 self._open -= 1
 
@@ -203,9 +209,9 @@ class Ui:
             seen = live.now()
             known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem, live.waits))
         digest = hashlib.sha256("\0".join(live.tag for live in self._lives).encode()).hexdigest()[:16]
-        return with_tag(request, digest, pages.overview(known), "text/html")
+        return with_tag(request, digest, pages.render_overview(known), "text/html")
 
-    def _events(self, live: Live, request: Request) -> Response:
+    def _events(self, live: PageCache, request: Request) -> Response:
         known = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
         refusal = error_line(
@@ -213,7 +219,7 @@ class Ui:
         )
         return EventStream(lambda: self._stream(live, known, blocks), self._streams, refusal)
 
-    async def _stream(self, live: Live, known: str, blocks: bool) -> AsyncIterator[bytes]:
+    async def _stream(self, live: PageCache, known: str, blocks: bool) -> AsyncIterator[bytes]:
         """One update per look that this viewer has not seen. All viewers are sent the same bytes, and wait without asking."""
         live.viewers += 1
         rung = live.bell.listen()
@@ -240,25 +246,27 @@ class Ui:
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _problem(live: Live, place: Place) -> Response:
+def _problem(live: PageCache, place: PageLocation) -> Response:
     """A page in the place of one that cannot be shown, or not yet."""
-    return html(pages.problem(live.name, place, live.problem or "", live.waits), 200 if live.waits else 503)
+    return html_response(
+        pages.render_problem(live.name, place, live.problem or "", live.waits), 200 if live.waits else 503
+    )
 
 
-def _page(live: Live, place: Place, request: Request) -> Response:
-    made = live.made("page", lambda seen: pages.page(seen, place))
+def _page(live: PageCache, place: PageLocation, request: Request) -> Response:
+    made = live.made("page", lambda seen: pages.render_page(seen, place))
     if made is None:
         return _problem(live, place)
     return with_tag(request, *made, "text/html")
 
 
-def _past(live: Live, place: Place, request: Request) -> Response:
+def _past(live: PageCache, place: PageLocation, request: Request) -> Response:
     """A kept commit: looked at once as long as no later one is there."""
     epoch = _epoch(request.path_params["epoch"])
     there = dataclasses.replace(place, epoch=epoch)
 
-    def make(now: Seen) -> bytes:
-        return pages.page(look_at(live.watched, now.looked_us, epoch, live.stage), there, now.kept)
+    def make(now: PageModel) -> bytes:
+        return pages.render_page(look_at(live.watched, now.looked_us, epoch, live.stage), there, now.kept)
 
     made = live.made(f"epoch {epoch}", make)
     if made is None:
@@ -266,27 +274,27 @@ def _past(live: Live, place: Place, request: Request) -> Response:
     return with_tag(request, *made, "text/html")
 
 
-def _drawn(blocks: Sequence[str], place: Place) -> Callable[[Live], Mapping[str, bytes]]:
+def _drawn(blocks: Sequence[str], place: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
     """Draws the blocks of a look; of a problem the top says it, in the place of what was so before."""
 
-    def drawn(live: Live) -> Mapping[str, bytes]:
+    def drawn(live: PageCache) -> Mapping[str, bytes]:
         seen = live.seen
         if seen is None:
             return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "", live.waits)}
-        return {name: pages.fragment(name, seen, place) for name in blocks}
+        return {name: pages.render_fragment(name, seen, place) for name in blocks}
 
     return drawn
 
 
-def _fragment(live: Live, place: Place, name: str, request: Request) -> Response:
-    made = live.made(name, lambda seen: pages.fragment(name, seen, place))
+def _fragment(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
+    made = live.made(name, lambda seen: pages.render_fragment(name, seen, place))
     if made is None:  # 200, so that it takes the place of what was so before
-        return html(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
+        return html_response(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
     return with_tag(request, *made, "text/html")
 
 
-def _block_json(live: Live, place: Place, name: str, request: Request) -> Response:
-    made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.data(name, seen)))
+def _block_json(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
+    made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.block_data(name, seen)))
     if made is None:
         raise StateError(live.problem or "")
     return with_tag(request, *made, "application/json")
@@ -308,38 +316,38 @@ def _range(request: Request) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _windows(live: Live, request: Request) -> tuple[int, int, list[Any]]:
+def _windows(live: PageCache, request: Request) -> tuple[int, int, list[Any]]:
     low, high = _range(request)
-    with latest(live.watched) as snapshot:
-        return low, high, keys(windows_of(snapshot, live.stage)[0], low, high)
+    with latest_snapshot(live.watched) as snapshot:
+        return low, high, closing_windows(windows_of(snapshot, live.stage)[0], low, high)
 
 
-def _bin(live: Live, place: Place, request: Request) -> Response:
+def _bin(live: PageCache, place: PageLocation, request: Request) -> Response:
     low, high, windows = _windows(live, request)
     seen = live.now()
     if seen is None:
         return _problem(live, place)
-    return html(pages.bin_page(seen, place, low, high, windows))
+    return html_response(pages.bin_page(seen, place, low, high, windows))
 
 
-def _letters(live: Live, place: Place, request: Request) -> Response:
+def _letters(live: PageCache, place: PageLocation, request: Request) -> Response:
     pipeline, reason = live.watched.pipeline, request.query_params.get("reason")
     if live.watched.is_described:
         raise StartError("dead letters: only a config says where they are; start the page with it: slackwater ui FILE")
-    letters = judged(pipeline, newest(pipeline, Wanted(reason=reason, limit=LETTERS))).to_dicts()
-    return html(pages.letters_page(live.name, place, reason, letters, LETTERS))
+    letters = with_attempts(pipeline, newest_letters(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
+    return html_response(pages.letters_page(live.name, place, reason, letters, LETTERS))
 
 
-def _hot(live: Live, place: Place, request: Request) -> Response:
-    def make(seen: Seen) -> bytes:
-        with latest(live.watched) as snapshot:
+def _hot(live: PageCache, place: PageLocation, request: Request) -> Response:
+    def make(seen: PageModel) -> bytes:
+        with latest_snapshot(live.watched) as snapshot:
             return pages.hot_page(seen, place, hot_keys(live.watched.store, snapshot, HOT))
 
     made = live.made("hot", make)
     return _problem(live, place) if made is None else with_tag(request, *made, "text/html")
 
 
-def _keys_json(live: Live, place: Place, request: Request) -> Response:
+def _keys_json(live: PageCache, place: PageLocation, request: Request) -> Response:
     _, _, windows = _windows(live, request)
     found = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
     return Response(pages.as_json(found), media_type="application/json")
@@ -355,12 +363,12 @@ def _given(request: Request) -> dict[str, str | None]:
     return found
 
 
-def _key(live: Live, place: Place, request: Request) -> Response:
+def _key(live: PageCache, place: PageLocation, request: Request) -> Response:
     found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
-    return html(pages.key_page(live.name, place, found, live.stage))
+    return html_response(pages.key_page(live.name, place, found, live.stage))
 
 
-def _key_json(live: Live, place: Place, request: Request) -> Response:
+def _key_json(live: PageCache, place: PageLocation, request: Request) -> Response:
     found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
     return Response(pages.as_json(dataclasses.asdict(found)), media_type="application/json")
 
@@ -369,8 +377,8 @@ async def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in STATIC:
         raise HTTPException(404)
-    content = pages.static(name)
+    content = pages.static_file(name)
     return with_tag(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
 
 
-__all__ = ["Ui", "UiServer", "serve"]
+__all__ = ["Ui", "UiServer", "serve_pages"]

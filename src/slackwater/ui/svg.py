@@ -85,7 +85,7 @@ def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
     return text(width(), y, content, class_, "end")
 
 
-def el(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
+def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
     """An element; `class_` is class, `stroke_width` is stroke-width; what is None is left out."""
     given = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
@@ -103,15 +103,15 @@ def picture(label: str, height: float, *parts: Markup, across: float | None = No
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
     kind = "plot wide" if size else "plot slim" if is_narrow() else "plot"
     box = f"0 0 {across:g} {height:g}"
-    return el("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
+    return element("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
 
 
 def text(x: float, y: float, content: str, class_: str = "", anchor: str | None = None) -> Markup:
-    return el("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
+    return element("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
 def rect(x: float, y: float, width: float, height: float, class_: str, *children: Markup) -> Markup:
-    return el(
+    return element(
         "rect",
         *children,
         x=round(x, 2),
@@ -123,15 +123,15 @@ def rect(x: float, y: float, width: float, height: float, class_: str, *children
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    return el("line", x1=round(x1, 2), y1=round(y1, 2), x2=round(x2, 2), y2=round(y2, 2), class_=class_)
+    return element("line", x1=round(x1, 2), y1=round(y1, 2), x2=round(x2, 2), y2=round(y2, 2), class_=class_)
 
 
 def title(content: str) -> Markup:
-    return el("title", content)
+    return element("title", content)
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
-    return el("polyline", points=" ".join(f"{x:g},{y:g}" for x, y in points), class_=class_, fill="none")
+    return element("polyline", points=" ".join(f"{x:g},{y:g}" for x, y in points), class_=class_, fill="none")
 
 
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:

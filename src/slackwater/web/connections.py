@@ -24,12 +24,12 @@ HEAD_BYTES = 16 * 1024  # of a request line with its headers
 READ_BYTES_S = 1024  # a reader that takes fewer bytes a second than this is cut off
 
 
-def bounded(most: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
+def bounded_protocol(most: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
     """The protocol of a server with at most so many connections."""
-    return type("Bounded", (_Bounded,), {"most": most, "wait_s": wait_s})
+    return type("Bounded", (_BoundedServer,), {"most": most, "wait_s": wait_s})
 
 
-class _Counted:
+class _CountingSocket:
     """A transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -48,7 +48,7 @@ class _Counted:
         return self._transport.get_write_buffer_size()
 
 
-class _Bounded(H11Protocol):
+class _BoundedServer(H11Protocol):
     most: int
     wait_s: float
     _timer: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class _Bounded(H11Protocol):
     # -- how many ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._counted = _Counted(transport)
+        self._counted = _CountingSocket(transport)
         super().connection_made(self._counted)  # type: ignore[arg-type]
         self._wait()
         if len(self.connections) <= self.most:
@@ -76,14 +76,14 @@ class _Bounded(H11Protocol):
         return network_of(self.client[0]) if self.client else ""
 
     @property
-    def _others(self) -> list[_Bounded]:
-        return [c for c in self.connections if isinstance(c, _Bounded) and c is not self]
+    def _others(self) -> list[_BoundedServer]:
+        return [c for c in self.connections if isinstance(c, _BoundedServer) and c is not self]
 
-    def _oldest_waiting(self) -> _Bounded | None:
+    def _oldest_waiting(self) -> _BoundedServer | None:
         """Who holds a connection without asking anything: that does not keep out those who ask."""
         return min((c for c in self._others if not c.answering), key=lambda c: c._since, default=None)
 
-    def _oldest_of_busiest(self) -> _Bounded | None:
+    def _oldest_of_busiest(self) -> _BoundedServer | None:
         """A connection of the client that has most of them, if that is at least two more than this one's client has."""
         counts = Counter(c.network for c in self._others)
         busiest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from slackwater.web.hosts import is_allowed, normalized
+from slackwater.web.hosts import is_allowed, normalize_host
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -22,12 +22,12 @@ HEAD_BYTES = 16 * 1024  # of all headers
 TARGET_BYTES = 8 * 1024  # of a path with its query
 
 
-class Guard:
+class RequestGuard:
     """Refuses what is not for us, else asks `app`. `names`: of this server, beside `localhost` and numbers."""
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:
         self.app, self.option = app, option
-        self.names = {"localhost", *map(normalized, names)}
+        self.names = {"localhost", *map(normalize_host, names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

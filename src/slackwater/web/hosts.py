@@ -12,7 +12,7 @@ _HOST = re.compile(
 LAST_PORT = 65_535
 
 
-def normalized(name: str) -> str:
+def normalize_host(name: str) -> str:
     """Return a DNS name in lower case without its root dot."""
     return name.lower().removesuffix(".")
 
@@ -31,7 +31,7 @@ def is_allowed(host: str, names: Collection[str]) -> bool:
         else:
             ipaddress.IPv4Address(match["name"])
     except ValueError:
-        return match["ipv6"] is None and normalized(match["name"]) in names
+        return match["ipv6"] is None and normalize_host(match["name"]) in names
     return True
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import uvicorn
 
 from slackwater.errors import StartError
-from slackwater.web.connections import HEAD_BYTES, WAIT_S, bounded
-from slackwater.web.guard import Application, Guard
+from slackwater.web.connections import HEAD_BYTES, WAIT_S, bounded_protocol
+from slackwater.web.guard import Application, RequestGuard
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,7 +35,7 @@ class HttpServer:
         self._socket.close()
 
 
-def start(
+def start_server(
     app: Application,
     port: int,
     host: str = LOOPBACK,
@@ -54,8 +54,8 @@ def start(
     listening = _listening(host, port, what, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every invalid request
     config = uvicorn.Config(
-        Guard(app, (host, *names), "--allow-host"),
-        http=bounded(most, wait_s),
+        RequestGuard(app, (host, *names), "--allow-host"),
+        http=bounded_protocol(most, wait_s),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -92,4 +92,4 @@ def _not_served(host: str, port: int, what: str, option: str, error: Exception) 
     return StartError(f"{what} cannot be served on {host}:{port} ({said}); choose another {option}")
 
 
-__all__ = ["LOOPBACK", "HttpServer", "start"]
+__all__ = ["LOOPBACK", "HttpServer", "start_server"]

@@ -20,7 +20,7 @@ MEDIA_TYPE = "text/event-stream"
 
 
 @dataclass(eq=False)
-class Slot:
+class StreamSlot:
     """The place of one stream. `evict` ends it."""
 
     client: str
@@ -32,7 +32,7 @@ class StreamSlots:
     """The places for streams. One event loop uses it, and no method awaits: checking and taking is one step."""
 
     most: int
-    _taken: list[Slot] = field(default_factory=list)  # oldest first
+    _taken: list[StreamSlot] = field(default_factory=list)  # oldest first
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -40,15 +40,15 @@ class StreamSlots:
     def __contains__(self, slot: object) -> bool:
         return slot in self._taken
 
-    def take(self, client: str, evict: Callable[[], object]) -> Slot | None:
+    def take(self, client: str, evict: Callable[[], object]) -> StreamSlot | None:
         """Take a place for a client, perhaps one of a client that has more; None if it gets none."""
         if len(self._taken) >= self.most and not self._make_room(client):
             return None
-        slot = Slot(client, evict)
+        slot = StreamSlot(client, evict)
         self._taken.append(slot)
         return slot
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: StreamSlot) -> None:
         if slot in self._taken:
             self._taken.remove(slot)
 

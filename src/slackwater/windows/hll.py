@@ -23,7 +23,7 @@ def coupon_sql(hash_sql: str, precision: int) -> str:
     return f"CAST(({hash_sql} & {(1 << precision) - 1}) * {1 << RANK_BITS} + {rank} AS INT)"
 
 
-def coupons(hashes: pl.Series, precision: int) -> pl.Series:
+def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
     """The coupon (Int32) of each Int64 hash; NULL for NULL."""
     values = hashes.fill_null(0).to_numpy().view(np.uint64)
     rest = values >> np.uint64(precision)
@@ -35,14 +35,14 @@ def coupons(hashes: pl.Series, precision: int) -> pl.Series:
     )
 
 
-def union(lists: pl.Expr) -> pl.Expr:
+def merge_sketches(lists: pl.Expr) -> pl.Expr:
     """In a group: the sketch that holds the largest coupon of each slot, as one sorted list."""
     sorted_coupons = lists.explode().drop_nulls().unique().sort()
     slot = sorted_coupons // (1 << RANK_BITS)
     return sorted_coupons.filter(slot != slot.shift(-1).fill_null(-1))
 
 
-def estimate(sketches: pl.Series, precision: int) -> pl.Series:
+def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
     """The estimated number of distinct values (Int64) of each sketch (List(Int32)); 0 for an empty one."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.kept import (
+from slackwater.windows.key_order import order_by_key, sorted_by_key
+from slackwater.windows.logic import WindowLogic
+from slackwater.windows.results import ExpiryBounds, SegmentStats
+from slackwater.windows.state_rows import (
     EMITTED,
     EMITTED_FRAGMENT,
     FAR,
@@ -25,15 +28,12 @@ from slackwater.windows.kept import (
     ROW,
     TOMBSTONE,
     WHOLE,
-    Due,
+    DueQuery,
     Int64s,
 )
-from slackwater.windows.logic import Logic
-from slackwater.windows.order import order_by_key, sorted_by_key
-from slackwater.windows.outcomes import Forgotten, Stats
 
 if TYPE_CHECKING:
-    from slackwater.windows.session_walk import Times
+    from slackwater.windows.session_kernel.runs import SessionTimes
 
 Bools = NDArray[np.bool_]
 
@@ -41,7 +41,7 @@ SESSION_ID = "session_id"
 
 
 @dataclass(frozen=True)
-class SessionLogic(Logic):
+class SessionLogic(WindowLogic):
     """A compiled session window. `rows_from_us`, `revised`: what is left of a former config, see `windows.changed`.
 
     Rows before the first are late by themselves; with the second there are sessions that were emitted under that config.
@@ -96,54 +96,56 @@ class SessionLogic(Logic):
     def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
         return super()._identified(rows).with_columns(session_ids(rows, self.keys, "__start").alias(SESSION_ID))
 
-    def stats(self, state: pl.DataFrame) -> Stats:
+    def stats(self, state: pl.DataFrame) -> SegmentStats:
         kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
         fragments, open_ = (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT), np.isin(kind, OPEN)
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
         forgotten = end[kind != TOMBSTONE] + self.reach_us + 1
         waiting = self.updates and bool((kind == FRAGMENT).any())
-        return Stats(
+        return SegmentStats(
             first_due=NEVER if waiting else int(due[open_].min(initial=FAR)),
             last_due=FAR if fragments.any() else int(due[open_].max(initial=NO_WATERMARK)),
             close=int((end[open_] + 1).max(initial=NO_WATERMARK)),
             dead=FAR if fragments.any() else int(forgotten.max(initial=NO_WATERMARK)) + self.retain_us,
         )
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
         """Sessions that close, or are gone, or are a fragment that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
         whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
-        return Due((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
+        return DueQuery((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
-    def forgotten(self, watermark: int) -> Forgotten:
+    def forgotten(self, watermark: int) -> ExpiryBounds:
         """Sessions that are gone, and floors, that no longer make any row late."""
         horizon = self.horizon(watermark)
-        return Forgotten(whole_upto=horizon - self.reach_us, floor_upto=horizon)
+        return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Without the sessions that are gone and the floors that no longer make any row late."""
         if state.is_empty():
             return state
-        from slackwater.windows import session_walk as walk  # compiled
+        from slackwater.windows.session_kernel import runs as walk  # compiled
 
         times = self.times(watermark)
         kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
         order, _, heads = order_by_key(state["__kh"].to_numpy(), state.select(self.key_names), start, last)
         seen = np.where(is_gone(kind, due, times.horizon), walk.GONE, walk.HELD).astype(np.int8)
-        needed = walk.needed(walk.Intervals(heads, seen[order], start[order], last[order], end[order]), times)
+        needed = walk.needed_intervals(
+            walk.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
+        )
         return state[order if needed.all() else order[needed]]
 
-    def times(self, watermark: int) -> Times:
+    def times(self, watermark: int) -> SessionTimes:
         """What the intervals of an epoch are judged by; `watermark`: of the one before."""
-        from slackwater.windows.session_walk import Times  # compiled
+        from slackwater.windows.session_kernel.runs import SessionTimes  # compiled
 
-        return Times(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
+        return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
 
 
 @dataclass(frozen=True)
-class Unit:
+class IntervalBatch:
     """State rows and new rows of the touched keys, sorted by (key, start), as arrays."""
 
     frame: pl.DataFrame
@@ -155,7 +157,7 @@ class Unit:
     end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
-    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
+    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -171,7 +173,7 @@ class Unit:
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Floors, and whole sessions whose close is at or before the horizon (see `Logic.horizon`)."""
+        """Floors, and whole sessions whose close is at or before the horizon (see `WindowLogic.horizon`)."""
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
@@ -188,7 +190,7 @@ def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
     return gone
 
 
-def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
     if not logic.revises:
         return state
@@ -210,7 +212,7 @@ def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
     return result
 
 
-def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
+def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
     """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
 
     Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
@@ -225,12 +227,12 @@ def reaches(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
     return reach
 
 
-def chosen(unit: Unit, mask: Bools) -> Unit:
+def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     """The chosen rows; keys keep their numbers."""
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
-    return Unit(
+    return IntervalBatch(
         unit.frame[index],
         unit.key[index],
         unit.kind[index],
@@ -241,17 +243,17 @@ def chosen(unit: Unit, mask: Bools) -> Unit:
     )
 
 
-def runs_of(logic: SessionLogic, unit: Unit) -> tuple[Int64s, Int64s]:
+def runs_of(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
     """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
-    reach = reaches(unit.key, unit.start, unit.last)
+    reach = reach_before(unit.key, unit.start, unit.last)
     if not logic.dynamic:
         return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
-    held = furthest(unit.key, unit.end)
+    held = reach_so_far(unit.key, unit.end)
     joined = np.append(False, (unit.key[1:] == unit.key[:-1]) & (unit.start[1:] <= held[:-1]))[: len(held)]
     return np.cumsum(~joined) - 1, reach
 
 
-def furthest(key: Int64s, end: Int64s) -> Int64s:
+def reach_so_far(key: Int64s, end: Int64s) -> Int64s:
     """For each interval, how far it and those before it (of its key) reach."""
     order = np.argsort(end, kind="stable")
     rank = np.empty(len(end), dtype=np.int64)

@@ -1,6 +1,6 @@
 """A window compiled against the columns that are there: the private half of `config.window.Window`.
 
-`Logic` is what all windows share: keys, aggregations, the schema of a state row, lifting, merging and finishing.
+`WindowLogic` is what all windows share: keys, aggregations, the schema of a state row, lifting, merging and finishing.
 `panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` add how intervals combine, and when they are due.
 What a state row of it is, `kept` says.
 """
@@ -18,9 +18,9 @@ import polars as pl
 
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations import Agg, Input
-from slackwater.windows.kept import HIDDEN, NEVER, REVISED, Int64s, Kept
-from slackwater.windows.outcomes import Emitted
+from slackwater.windows.aggregations import Agg, AggregationInput
+from slackwater.windows.results import EmitResult
+from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedState
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
 
@@ -31,7 +31,7 @@ def allowed_us(window: Window) -> int:
 
 
 @dataclass(frozen=True)
-class Logic(Kept):
+class WindowLogic(KeyedState):
     """A compiled window. Times in microseconds; pure: no clock, no I/O.
 
     `gone_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`): windows that close at
@@ -85,7 +85,7 @@ class Logic(Kept):
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
-    def inputs(self) -> list[Input]:
+    def inputs(self) -> list[AggregationInput]:
         """The input columns of the aggregations, each once."""
         return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
 
@@ -208,7 +208,7 @@ class Logic(Kept):
             return []
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
-    def output_frame(self, done: Emitted) -> pl.DataFrame:
+    def output_frame(self, done: EmitResult) -> pl.DataFrame:
         """What an epoch emits as the output columns plus `__reason`; superseded rows carry their identity and NULLs."""
         rows = done.rows
         for agg in self.aggs:

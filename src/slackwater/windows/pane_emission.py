@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.core.hashing import mix
-from slackwater.windows.kept import CLEAN, DIRTY, Int64s
-from slackwater.windows.order import order_by_unit
-from slackwater.windows.outcomes import Emitted
-from slackwater.windows.pane_revisions import notes, with_notes
-from slackwater.windows.panes import PaneLogic, first_window, last_closed, last_window, overlapping, pane_us
+from slackwater.windows.key_order import order_by_unit
+from slackwater.windows.pane_revisions import pane_notes, with_notes
+from slackwater.windows.panes import PaneLogic, first_window, is_overlapping, last_closed, last_window, pane_us
+from slackwater.windows.results import EmitResult
+from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
 
 
-def siblings(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
+def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
     """The units that hold the other panes of the windows that DIRTY panes are emitted with; sorted, unique."""
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
@@ -25,7 +25,7 @@ def siblings(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) 
     if not logic.updates:
         high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
     index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
-    return distinct(mix(dirty["__kh"].to_numpy()[index], starts))
+    return distinct_values(mix(dirty["__kh"].to_numpy()[index], starts))
 
 
 def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
@@ -36,7 +36,7 @@ def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
     return index, low[index] + nth * step
 
 
-def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> Emitted:
+def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> EmitResult:
     """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
 
     window 60, hop 20, allowed lateness 30      since  watermark
@@ -56,9 +56,9 @@ def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, earl
     spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
     if logic.revises:
         spread = spread.with_columns((pl.col("__kind") == DIRTY).alias("__changed"))
-        if overlapping(logic):
+        if is_overlapping(logic):
             spread = _as_noted(logic, panes, spread, index)
-    if overlapping(logic):
+    if is_overlapping(logic):
         spread = _put_together(logic, spread)
     if logic.revises:
         before = pl.col("__start") <= closed
@@ -74,10 +74,10 @@ def emit(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, earl
         .alias("__reason"),
     ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
     state = _noted_emitted(logic, panes, rows, watermark, early) if any_dirty else logic.empty_state()
-    return Emitted(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
+    return EmitResult(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
-def standalone(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
@@ -107,7 +107,7 @@ def _put_together(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
 
 def _as_noted(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
     """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
-    found = notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    found = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if found.is_empty():
         return spread
@@ -124,7 +124,7 @@ def _noted_emitted(
 ) -> pl.DataFrame:
     """The units with DIRTY panes after their windows were emitted; a pane of a window that waits stays DIRTY."""
     hashes = panes["__h"].to_numpy()
-    units = panes.filter(pl.Series(member(hashes, distinct(hashes[panes["__kind"].to_numpy() == DIRTY]))))
+    units = panes.filter(pl.Series(in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY
     first, closed = first_window(logic, pane), last_closed(logic, watermark)
     waits = logic.updates and not early
@@ -137,9 +137,9 @@ def _noted_emitted(
         on=[*keys, "__start"],
         nulls_equal=True,
     )
-    if overlapping(logic):
+    if is_overlapping(logic):
         gone = last_closed(logic, logic.horizon(watermark))
-        known = notes(units, first, logic.hop_us)
+        known = pane_notes(units, first, logic.hop_us)
         known = pl.concat([known, said.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
         units = with_notes(units, known.filter(pl.col("__start") > gone), first, logic.hop_us)
     else:

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.windows.intervals import Bools
-from slackwater.windows.kept import Int64s
+from slackwater.windows.state_rows import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
 UNSAID = -1  # nothing was emitted of it though it is closed: all rows of it came late
@@ -27,7 +27,7 @@ UNSAID = -1  # nothing was emitted of it though it is closed: all rows of it cam
 NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
 
-def notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """What panes note: `__row` (the pane's position), `__start` (the window's), `__rev`, `__holds`.
 
     `first`: per pane the start of its earliest window; `hop`: from one window to the next; in µs.
@@ -70,4 +70,4 @@ def begun_late(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop:
     row = np.repeat(at, times)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
     rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": UNSAID, "__holds": False}
-    return with_notes(panes, pl.concat([notes(panes, first, hop), pl.DataFrame(rows, schema=NOTES)]), first, hop)
+    return with_notes(panes, pl.concat([pane_notes(panes, first, hop), pl.DataFrame(rows, schema=NOTES)]), first, hop)

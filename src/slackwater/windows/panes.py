@@ -25,18 +25,18 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
-from slackwater.windows.kept import CLEAN, DIRTY, FAR, NEVER, Due, Int64s
-from slackwater.windows.logic import Logic
-from slackwater.windows.order import order_by_unit
-from slackwater.windows.outcomes import Counts, Forgotten, Ingested, Stats
+from slackwater.windows.key_order import order_by_unit
+from slackwater.windows.logic import WindowLogic
 from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
+from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
+from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueQuery, Int64s
 
 
 @dataclass(frozen=True)
-class PaneLogic(Logic):
+class PaneLogic(WindowLogic):
     """A compiled tumbling or hopping window. `one_by_one`: its rows are not folded before they come to a shard."""
 
     one_by_one: bool = False
@@ -62,28 +62,28 @@ class PaneLogic(Logic):
     def output(self) -> list[Field]:
         return [*self.bounds, *self.keys, *self.values]
 
-    def stats(self, state: pl.DataFrame) -> Stats:
+    def stats(self, state: pl.DataFrame) -> SegmentStats:
         start, last = state["__start"].to_numpy(), int(state["__due"].to_numpy().max())
         first, close = int(first_window(self, start.min()) + self.duration_us), last - self.retain_us
         if bool((state["__kind"].to_numpy() == DIRTY).any()):
-            return Stats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
-        return Stats(first_due=first, last_due=close, close=close, dead=last)
+            return SegmentStats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
+        return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> Due:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
         """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
         pending_upto = FAR if self.revises else NEVER
         move, kept, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
-            return Due((waiting,), (), (), pending_upto, start_before=FAR)
+            return DueQuery((waiting,), (), (), pending_upto, start_before=FAR)
         if self.hop_us == self.duration_us:
-            return Due((move, waiting), ((since + kept, watermark + kept),), (), pending_upto, start_before=FAR)
+            return DueQuery((move, waiting), ((since + kept, watermark + kept),), (), pending_upto, start_before=FAR)
         now = last_closed(self, watermark)
         closing = ((since + kept, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
-        return Due((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
+        return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
-    def forgotten(self, watermark: int) -> Forgotten:
+    def forgotten(self, watermark: int) -> ExpiryBounds:
         """Panes that are out of their last window."""
-        return Forgotten(whole_upto=watermark, floor_upto=NEVER)
+        return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """The panes that some window still needs."""
@@ -119,7 +119,7 @@ def last_closed(logic: PaneLogic, watermark: int) -> int:
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
-def lift(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane, in any order.
 
     The same as Spark SQL makes of them before the shuffle, where every aggregation has a form in it.
@@ -143,14 +143,14 @@ def late_before(logic: PaneLogic, watermark: int) -> int:
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
-def missed(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+def missed_windows(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
     """Of the windows that hold each time those that are gone at `watermark`: the first one's start, and how many."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
-def ingest(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> Ingested:
+def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
     """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
     A row is late for a window that is gone at `watermark` (of the previous epoch), and late for good if that holds for
@@ -166,12 +166,12 @@ def ingest(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     idle = int(late["__n"].filter(late["__idle"]).sum()) if "__idle" in late.columns else 0
     total = int(n.sum())
     merged = _merge(logic, fresh, state, watermark)
-    known = distinct(state["__h"].to_numpy())
-    is_new = ~member(merged["__h"].to_numpy(), known)
+    known = distinct_values(state["__h"].to_numpy())
+    is_new = ~in_sorted(merged["__h"].to_numpy(), known)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
-    return Ingested(
+    return IngestResult(
         state=merged,
-        counts=Counts(
+        counts=ResultCounts(
             used=int(fresh["__n"].sum()),
             late=total - int(fresh["__n"].sum()),
             late_idle=idle,
@@ -190,19 +190,19 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     lifted = (
         logic.unrevised(rows)
         .with_columns(
-            pl.Series("__due", due(logic, pane)),
+            pl.Series("__due", pane_due_times(logic, pane)),
             pl.col("__start").alias("__last"),
             pl.Series("__kind", np.where(is_late | logic.updates, DIRTY, CLEAN), dtype=pl.Int8),
         )
         .select(logic.state_schema.keys())
     )
-    if logic.revises and not overlapping(logic) and not logic.updates:
+    if logic.revises and not is_overlapping(logic) and not logic.updates:
         # a window that begins after its close was not emitted at its close
         lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, UNSAID, 0), dtype=pl.Int64))
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
         return both
-    noting = logic.revises and overlapping(logic)
+    noting = logic.revises and is_overlapping(logic)
     if noting:
         both = both.with_columns(pl.Series("__new", np.arange(both.height) >= state.height))
     order, heads = order_by_unit(both["__h"].to_numpy(), both.select("__start", *logic.key_names))
@@ -220,17 +220,17 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     return begun_late(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
-def overlapping(logic: PaneLogic) -> bool:
+def is_overlapping(logic: PaneLogic) -> bool:
     """Whether a pane may be part of several windows."""
     return logic.hop_us != logic.duration_us
 
 
-def due(logic: PaneLogic, pane: Int64s) -> Int64s:
+def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
     """The watermark at which the last window that holds each pane is gone."""
     return last_window(logic, pane) + logic.duration_us + logic.retain_us
 
 
-def admit(
+def admit_groups(
     logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, bound: int
 ) -> tuple[pl.DataFrame, int]:
     """`on_state_cap = "drop_new_groups"` in one shard: the rows that fit, and how many raw rows were refused.
@@ -272,9 +272,9 @@ def _hashable(value: object) -> object:
     return "NaN" if isinstance(value, float) and value != value else value
 
 
-def renewed(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """State rows for a changed way to emit; `updates`: whether changed windows were emitted at once before."""
-    state = state.with_columns(pl.Series("__due", due(logic, state["__start"].to_numpy())))
+    state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # what is open was not emitted yet
         return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))
     if not logic.updates:

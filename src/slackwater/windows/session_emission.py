@@ -16,25 +16,27 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct, member
+from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.arrangement import arranged, session_heads
 from slackwater.windows.intervals import (
     Bools,
+    IntervalBatch,
     SessionLogic,
-    Unit,
-    acknowledged,
-    chosen,
     first_of_each,
+    mark_emitted,
     per_key,
     runs_of,
+    select_rows,
 )
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
-from slackwater.windows.outcomes import Emitted
+from slackwater.windows.results import EmitResult
+from slackwater.windows.session_layout import build_layout, session_heads
 from slackwater.windows.sessions import floor_rows, state_of
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 
-def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False) -> Emitted:
+def emit_sessions(
+    logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False
+) -> EmitResult:
     """The sessions to emit when the watermark goes from `since` to `watermark`; `units`: all rows of the keys visited.
 
     `early` (emit = "updates"): also those that are open and changed since they were emitted last.
@@ -44,8 +46,8 @@ def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, e
     unsettled |= (kind == EMITTED_FRAGMENT) & (due <= watermark)
     if early:
         unsettled |= (kind == WHOLE) & (due > watermark)
-    visits = distinct(units["__h"].to_numpy()[unsettled])
-    settling = member(units["__h"].to_numpy(), visits)
+    visits = distinct_values(units["__h"].to_numpy()[unsettled])
+    settling = in_sorted(units["__h"].to_numpy(), visits)
     closing = (kind == WHOLE) & (due > since) & (due <= watermark) & ~settling
     direct = units if closing.all() else units[np.flatnonzero(closing)]
     whole = (kind == WHOLE) | (kind == EMITTED)
@@ -60,13 +62,13 @@ def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, e
         (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
         pl.lit("close").alias("__reason"),
     )
-    found = Emitted(
+    found = EmitResult(
         rows.select(_columns(logic)), logic.empty_state(), _replaced(logic, rows), groups, -int(going.sum())
     )
     if not len(visits):
         return found
     settled = _settle(logic, units[np.flatnonzero(settling)], since, watermark, early)
-    return Emitted(
+    return EmitResult(
         pl.concat([found.rows, settled.rows]),
         settled.state,
         pl.concat([found.superseded, settled.superseded]),
@@ -75,9 +77,9 @@ def emit(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, e
     )
 
 
-def standalone(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
+def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
     """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
-    unit = Unit.of(logic, late)
+    unit = IntervalBatch.of(logic, late)
     run, _ = runs_of(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
     heads = first_of_each(session)
@@ -122,16 +124,16 @@ def _keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: 
     return closing.join(still.select(keys), on=keys, how="anti", nulls_equal=True).height
 
 
-def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> Emitted:
+def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
     """Put the sessions of these units together, emit those that are due, and give what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
-    whole = Unit.of(logic, acknowledged(logic, units, since))
+    whole = IntervalBatch.of(logic, mark_emitted(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))
     floors = whole.floors(logic.reach_us, logic.horizon(since))
-    unit = chosen(whole, held)
-    now = arranged(logic, unit)
+    unit = select_rows(whole, held)
+    now = build_layout(logic, unit)
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
-    # one that a late row kept whole may be cut before start + cap, see `walk_places`; it closes by its gap then
+    # one that a late row kept whole may be cut before start + cap, see `late_rows`; it closes by its gap then
     over = watermark >= np.where(is_cut, np.minimum(start + cap, reach + 1), reach + 1)
     gone = np.where(is_cut, watermark >= start + cap if logic.revises else over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
@@ -154,16 +156,16 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     )
     rows = merged.filter(pl.Series(emitted))
     unit = _noted_emitted(logic, unit, session, heads, emitted, merged)
-    state, bare = _remaining(logic, whole, chosen(unit, ~gone[session]), floors, watermark)
+    state, bare = _remaining(logic, whole, select_rows(unit, ~gone[session]), floors, watermark)
     left = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
     emptied = int((bare & per_key(np.logical_or, held, whole.key).astype(bool)).sum())
-    return Emitted(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
+    return EmitResult(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
 
 
 def _noted_emitted(
-    logic: SessionLogic, unit: Unit, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
-) -> Unit:
+    logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
+) -> IntervalBatch:
     """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
     if not logic.revises or not emitted.any():
         return unit
@@ -184,7 +186,7 @@ def _noted_emitted(
 
 
 def _remaining(
-    logic: SessionLogic, whole: Unit, rest: Unit, floors: Int64s, watermark: int
+    logic: SessionLogic, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
     """The new rows of all settled units, and which of their keys have no session any more."""
     reach, horizon = logic.reach_us, logic.horizon(watermark)

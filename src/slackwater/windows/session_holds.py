@@ -6,7 +6,7 @@ one: then the session is cut, and its result has the event time start + cap.
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: it is open up to 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-The same holds for a part of a run that a row behind the watermark keeps whole (see `walk_places`): the session before it ends where
+The same holds for a part of a run that a row behind the watermark keeps whole (see `late_rows`): the session before it ends where
 that part begins, once the cap of that session is passed.
 
 A hold is (unit, low, due): a result of this unit may have the event time `low` until the watermark has reached `due`. It counts while
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slackwater.windows.intervals import furthest
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
+from slackwater.windows.intervals import reach_so_far
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,7 +33,7 @@ Hold = tuple[int | None, int, int]
 MOST = 64  # of a shard
 
 
-def lowest(holds: Iterable[Hold], watermark: int, reach: int) -> int:
+def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     """Return the lowest event time that a session may still end at; `reach`: the longest gap.
 
     Rows of an open session reach to the watermark, so none of its cuts lies more than a gap behind that.
@@ -54,25 +54,25 @@ def of_rows(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
     if (last[parts] > start[parts]).any():
         of_unit = np.cumsum(np.diff(units[parts], prepend=units[parts[0]]) != 0)
         touches = np.append(
-            False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= furthest(of_unit, end[parts])[:-1])
+            False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= reach_so_far(of_unit, end[parts])[:-1])
         )
         at = parts[touches & (last[parts] > start[parts])]
         found += zip(units[at].tolist(), start[at].tolist(), due[at].tolist(), strict=True)
     return found
 
 
-def replaced(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
+def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
     """Return the holds of a shard in which `rows` took the place of all rows of their units."""
     new = of_rows(logic, rows)
     if not holds:
-        return bounded(new)
+        return bound_holds(new)
     units = rows["__h"].to_numpy()  # sorted
     of = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
     gone = set(of[np.isin(of, units)].tolist())
-    return bounded([*(hold for hold in holds if hold[0] not in gone), *new])
+    return bound_holds([*(hold for hold in holds if hold[0] not in gone), *new])
 
 
-def bounded(holds: Sequence[Hold]) -> tuple[Hold, ...]:
+def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
     """Return at most `MOST` holds, which hold back no less."""
     in_order = sorted(holds, key=lambda hold: hold[1])
     if len(in_order) <= MOST:
@@ -81,4 +81,4 @@ def bounded(holds: Sequence[Hold]) -> tuple[Hold, ...]:
     return (*in_order[: MOST - 1], (None, rest[0][1], max(due for _, _, due in rest)))
 
 
-__all__ = ["MOST", "Hold", "bounded", "lowest", "of_rows", "replaced"]
+__all__ = ["MOST", "Hold", "bound_holds", "lowest_hold", "of_rows", "replace_holds"]

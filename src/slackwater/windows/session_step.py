@@ -16,32 +16,32 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct, heads, member
+from slackwater.core.arrays import distinct_values, in_sorted, run_starts
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import session_walk as walk
-from slackwater.windows.arrangement import as_emitted
-from slackwater.windows.intervals import Bools, SessionLogic, Unit, acknowledged, is_gone
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
-from slackwater.windows.order import order_by_key
-from slackwater.windows.outcomes import Counts, Ingested
-from slackwater.windows.walk_places import place
+from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, is_gone, mark_emitted
+from slackwater.windows.key_order import order_by_key
+from slackwater.windows.results import IngestResult, ResultCounts
+from slackwater.windows.session_kernel import runs as walk
+from slackwater.windows.session_kernel.late_rows import place_late_rows
+from slackwater.windows.session_layout import as_emitted
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 
 
-def ingest(
+def ingest_intervals(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
-) -> Ingested:
-    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; how they are judged: `session_walk`.
+) -> IngestResult:
+    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; how they are judged: `runs`.
 
     `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
     (`drop_new_groups`); None for no bound.
     """
     times = logic.times(watermark)
-    both = Both.of(logic, rows, acknowledged(logic, state, watermark), times.horizon)
-    joined = walk.join(both.given, times, np.zeros(both.keys, dtype=bool))
+    both = SessionInput.of(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
+    joined = walk.build_runs(both.given, times, np.zeros(both.keys, dtype=bool))
     if room is not None and np.count_nonzero(joined.new) > room:
-        joined = walk.join(both.given, times, _shut(logic, both, joined, room))
+        joined = walk.build_runs(both.given, times, _shut(logic, both, joined, room))
     if joined.crowded:
-        joined = place(both.given, times, joined)
+        joined = place_late_rows(both.given, times, joined)
     at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
     touched, has_open, held = walk.of_keys(both.given, at, key)
     touched = both.sharing(touched)
@@ -49,16 +49,16 @@ def ingest(
         kept = touched[key]
         at, key, run, fragment = at[kept], key[kept], run[kept], fragment[kept]
         has_open &= touched
-    found = walk.fragments(both.given, times, at, run, fragment, both.emitted(logic, at, key, fragment))
+    found = walk.build_fragments(both.given, times, at, run, fragment, both.emitted(logic, at, key, fragment))
     parts = [*logic.revisions, *logic.accumulators]
     given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)
     first = at[found.first]
     fragments = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
     late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
     refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
-    return Ingested(
+    return IngestResult(
         state=_by_hash(fragments, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
-        counts=Counts(
+        counts=ResultCounts(
             used=rows.height - late.height - refused,
             late=late.height,
             late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
@@ -73,7 +73,7 @@ def ingest(
 
 
 @dataclass(frozen=True)
-class Both:
+class SessionInput:
     """State rows of the touched units and new rows as the walk sees them. `order`: which row of both is where, the state's first."""
 
     state: pl.DataFrame
@@ -81,10 +81,10 @@ class Both:
     order: Int64s
     hashes: Int64s
     names: pl.DataFrame  # the keys, not in order
-    given: walk.Intervals
+    given: walk.SortedIntervals
 
     @classmethod
-    def of(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> Both:
+    def of(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> SessionInput:
         def column(of_state: str, of_rows: str) -> Int64s:
             return np.concatenate([state[of_state].to_numpy(), rows[of_rows].to_numpy()])
 
@@ -95,7 +95,7 @@ class Both:
         seen[: state.height] = np.where(gone, walk.GONE, walk.HELD)
         names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
         order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
-        given = walk.Intervals(first, seen[order], start[order], last[order], end[order])
+        given = walk.SortedIntervals(first, seen[order], start[order], last[order], end[order])
         return cls(state, rows, order, hashes, names, given)
 
     @property
@@ -117,16 +117,18 @@ class Both:
     def sharing(self, touched: Bools) -> Bools:
         """Keys that share a hash share a unit, which is replaced as a whole: which keys one of these brings along."""
         unit = self.hashes[self.given.heads[:-1]]
-        if touched.all() or len(heads(unit)) == len(unit):
+        if touched.all() or len(run_starts(unit)) == len(unit):
             return touched
-        return member(unit, distinct(unit[touched]))
+        return in_sorted(unit, distinct_values(unit[touched]))
 
     def emitted(self, logic: SessionLogic, at: Int64s, key: Int64s, fragment: Bools) -> Bools:
         """Whether the target holds intervals, which become these fragments, as they stand."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(at), dtype=bool)
         given = self.given
-        unit = Unit(self.state, key, self.kind[at], given.start[at], given.last[at], given.start[at], given.end[at])
+        unit = IntervalBatch(
+            self.state, key, self.kind[at], given.start[at], given.last[at], given.start[at], given.end[at]
+        )
         return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
     def late(self, logic: SessionLogic, at: Int64s) -> pl.DataFrame:
@@ -143,24 +145,24 @@ class Both:
         return logic.unrevised(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
 
 
-def rows_of(logic: SessionLogic, unit: Unit, watermark: int) -> pl.DataFrame:
+def rows_of(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
     """State rows of intervals that are all open or retained, of a unit that is not empty."""
     count, times = len(unit.key), logic.times(watermark)
-    keys = np.append(heads(unit.key), count)
+    keys = np.append(run_starts(unit.key), count)
     # loops take arrays that can be written
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
-    given = walk.Intervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
-    joined = walk.join(given, times, np.zeros(len(keys) - 1, dtype=bool))
-    found = walk.fragments(given, times, joined.at, joined.run, joined.fragment, unit.emitted)
+    given = walk.SortedIntervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
+    joined = walk.build_runs(given, times, np.zeros(len(keys) - 1, dtype=bool))
+    found = walk.build_fragments(given, times, joined.at, joined.run, joined.fragment, unit.emitted)
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
     first = unit.frame.select("__kh", *logic.key_names)[found.first]
     return _rows(logic, found, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
 
 
-def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bools:
+def _shut(logic: SessionLogic, both: SessionInput, joined: walk.JudgedIntervals, room: int) -> Bools:
     """New keys beyond `room`, which are admitted in order of (first event time, key)."""
-    at = joined.at[heads(joined.key)]
-    key = joined.key[heads(joined.key)]
+    at = joined.at[run_starts(joined.key)]
+    key = joined.key[run_starts(joined.key)]
     at, key = at[joined.new[key]], key[joined.new[key]]
     times = [pl.Series("__start", both.given.start[at]), pl.Series("__key", key)]
     order = pl.DataFrame([*both.named(at), *times]).sort(["__start", *logic.key_names], nulls_last=False)
@@ -170,7 +172,7 @@ def _shut(logic: SessionLogic, both: Both, joined: walk.Joined, room: int) -> Bo
 
 
 def _rows(
-    logic: SessionLogic, found: walk.Fragments, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
+    logic: SessionLogic, found: walk.SessionFragments, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
 ) -> pl.DataFrame:
     """State rows of fragments. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each fragment."""
     merged = logic.merge_runs(parts, found.first, keys)
@@ -189,7 +191,7 @@ def _rows(
     return merged.with_columns(**hidden).select(logic.state_schema.keys())
 
 
-def _floors(logic: SessionLogic, both: Both, floors: Int64s) -> pl.DataFrame:
+def _floors(logic: SessionLogic, both: SessionInput, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is per key."""
     keys = np.flatnonzero(floors != walk.NONE)
     if not len(keys):

@@ -24,12 +24,12 @@ from __future__ import annotations
 import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import SessionLogic, Unit, first_of_each
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
-from slackwater.windows.outcomes import Ingested
+from slackwater.windows.intervals import IntervalBatch, SessionLogic, first_of_each
+from slackwater.windows.results import IngestResult
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
 
 
-def state_of(logic: SessionLogic, unit: Unit, floors: Int64s, watermark: int) -> pl.DataFrame:
+def state_of(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys."""
     from slackwater.windows import session_step  # its loops are compiled
 
@@ -55,13 +55,13 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
     return logic.unrevised(rows).select(logic.state_schema.keys())
 
 
-def ingest(
+def ingest_sessions(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
-) -> Ingested:
-    """Fold lifted rows into the touched units: see `session_step.ingest`."""
+) -> IngestResult:
+    """Fold lifted rows into the touched units: see `session_step.ingest_intervals`."""
     from slackwater.windows import session_step  # its loops are compiled
 
-    return session_step.ingest(logic, rows, state, watermark, room)
+    return session_step.ingest_intervals(logic, rows, state, watermark, room)
 
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.mistakes import BASE, COUNT, OWN, Mean, problems, swap
 
 import slackwater as sw
-from slackwater.config.aggregator import check
+from slackwater.config.aggregator import check_aggregator
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
 from slackwater.windows.aggregations import Agg
@@ -127,7 +127,7 @@ def test_the_merge_that_wants_keys_is_tried_before_they_are_known() -> None:
     def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
         return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
 
-    check(variant(merge=merge, wants_keys=True)())
+    check_aggregator(variant(merge=merge, wants_keys=True)())
 
 
 def test_fingerprints_of_the_first_release_are_as_they_were() -> None:

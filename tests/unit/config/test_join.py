@@ -11,7 +11,7 @@ from tests.support.mistakes_join import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETT
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
-from slackwater.config.connectors import injected
+from slackwater.config.connector_info import metadata_columns
 from slackwater.config.join import HOW, output_names
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import with_units
@@ -249,12 +249,12 @@ def test_lists_choose_columns_and_their_order() -> None:
 
 def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
-    added = (injected("kafka"), injected("kafka"))
+    added = (metadata_columns("kafka"), metadata_columns("kafka"))
     left, right = output_names(join(output_right_columns=["_key"]), columns, columns, added)
     assert (list(left), list(right)) == (["id"], ["_key"])
     left, right = output_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
     assert (list(left), list(right)) == (["_key", "_value", "id"], ["id"])
-    assert injected(None) == injected("files") == ()
+    assert metadata_columns(None) == metadata_columns("files") == ()
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from tests.support.configs import ISSUE
 from tests.support.pages import anchors
 
 import slackwater as sw
-from slackwater.config import documented, json_schema
+from slackwater.config import json_schema, key_docs
 from slackwater.config.connection import CONNECTIONS, Connection
-from slackwater.config.keyed import KeyedStep
+from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import Spec, with_units
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = json_schema.schema()
+SCHEMA = json_schema.build_schema()
 VALID = Draft202012Validator(SCHEMA)
 
 # What no schema can refuse: the line of `check`, and why. Anything else in the tables of errors it must refuse.
@@ -134,7 +134,7 @@ def test_it_accepts_what_comes_from_the_environment() -> None:
 def test_the_shipped_file_is_the_one_made_from_the_specs() -> None:
     """Write it again with: python -m slackwater.config.json_schema > src/slackwater/config/slackwater.schema.json"""
     shipped = resources.files("slackwater.config").joinpath(json_schema.FILE).read_text("utf-8")
-    assert shipped == json_schema.text()
+    assert shipped == json_schema.schema_text()
     Draft202012Validator.check_schema(json.loads(shipped))
 
 
@@ -153,7 +153,7 @@ TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda sp
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
 def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) -> None:
-    page, _, anchor = documented.place_of(spec).partition("#")
+    page, _, anchor = key_docs.place_of(spec).partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
@@ -162,13 +162,13 @@ def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) ->
         if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.KINDS):
             continue
         own_table = "of" in spec.KINDS[key].shape  # type: ignore[attr-defined]
-        assert documented.text_of(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
+        assert key_docs.text_of(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
         assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
 def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
     of_connections = {key for made in CONNECTIONS.values() for key in made.KINDS}
-    for spec, sentences in documented.TEXTS.items():
+    for spec, sentences in key_docs.TEXTS.items():
         assert set(sentences) <= (of_connections if spec is Connection else set(spec.KINDS)), spec.__name__
 
 
@@ -200,7 +200,7 @@ def test_every_word_of_other_systems_is_told() -> None:
     ],
 )
 def test_each_key_has_its_place(key: str, anchor: str) -> None:
-    assert documented.place(key) == f"docs/configuration.md#{anchor}"
+    assert key_docs.find_place(key) == f"docs/configuration.md#{anchor}"
 
 
 def test_the_schema_is_read_as_a_config_is() -> None:

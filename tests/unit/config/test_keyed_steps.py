@@ -12,15 +12,15 @@ from tests.support.statuses import STATUS
 
 import slackwater as sw
 from slackwater import explain
-from slackwater.cli.describe import _described
-from slackwater.cli.text import summary
+from slackwater.cli.check import _described
+from slackwater.cli.format import summary
 from slackwater.config import sql_check
-from slackwater.config.documented import place_of, text_of
-from slackwater.config.json_schema import schema
+from slackwater.config.json_schema import build_schema
+from slackwater.config.key_docs import place_of, text_of
 from slackwater.config.spec import with_units
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
-from slackwater.operators.known import compile_step
+from slackwater.operators.registry import compile_step
 from slackwater.runner import backfill_plan
 
 
@@ -58,22 +58,22 @@ def test_its_mistakes_are_told_by_key() -> None:
 
 
 def test_its_key_is_among_the_columns_that_come_out() -> None:
-    assert sql_check.check(pipeline()).problems == []
-    found = sql_check.check(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
+    assert sql_check.check_sql(pipeline()).problems == []
+    found = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
     assert len(found) == 1
     assert found[0].startswith('transform.nth.key: column "user" does not come out of the SQL')
-    (line,) = sql_check.check(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
+    (line,) = sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
     assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
 
 
 def test_what_it_adds_has_a_name_of_its_own_and_is_there_for_the_next_stage() -> None:
-    for check in (lambda p: sql_check.check(p).problems, started):
+    for check in (lambda p: sql_check.check_sql(p).problems, started):
         (line,) = check(pipeline(number_column="tags"))
         assert line.endswith(
             '.nth: the SQL selects a column "tags", too, which is the name of what is added; rename one'
         )
     numbered = pipeline(number_column="nr")
-    assert (sql_check.check(numbered).problems, started(numbered)) == ([], [])
+    assert (sql_check.check_sql(numbered).problems, started(numbered)) == ([], [])
 
 
 def started(described: Any) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_start_tells_every_misfit() -> None:
 def test_it_is_said_what_it_does_and_keeps() -> None:
     described = pipeline()
     assert _described(described) == "each 3th row of a key over 1 source"
-    found = explain.build(described)
+    found = explain.build_plan(described)
     (stage,) = [s for s in found.stages if s.name == "step"]
     assert (stage.title, stage.lines) == (
         "each 3th row of a key, in the epoch that reads it",
@@ -126,11 +126,11 @@ def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
             target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
         )
     with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a nth"):
-        backfill_plan.described(pipeline(), 0, 1, None)
+        backfill_plan.backfill_pipeline(pipeline(), 0, 1, None)
 
 
 def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
-    found = schema(WithNth, "a transform")
+    found = build_schema(WithNth, "a transform")
     assert {"required": ["nth"]} in found["allOf"][0]["anyOf"]
     for both in (["window", "join"], ["window", "nth"], ["join", "nth"]):
         assert {"not": {"required": both}} in found["allOf"]

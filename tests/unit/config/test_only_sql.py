@@ -9,12 +9,12 @@ import pytest
 
 import slackwater as sw
 from slackwater import explain
-from slackwater.cli import describe
+from slackwater.cli import check
 from slackwater.config import sql_check, toml
-from slackwater.config.bounds import ROW_BY_ROW, bounds_of
-from slackwater.config.rows import ROWS
-from slackwater.config.sql.columns import Columns, Findings
-from slackwater.config.sql.query import query
+from slackwater.config.groupable_columns import ROW_BY_ROW, bounds_of
+from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.sql.query import resolve_query
+from slackwater.config.stateless_step import ROWS
 from slackwater.errors import ConfigError
 
 CONFIG = """
@@ -69,7 +69,7 @@ def problems(text: str) -> list[str]:
         pipeline = toml.loads(text, "p.toml")
     except ConfigError as error:
         return [p.removeprefix("p.toml: ") for p in error.problems]
-    return sql_check.check(pipeline).problems
+    return sql_check.check_sql(pipeline).problems
 
 
 def test_sql_alone_is_a_pipeline() -> None:
@@ -171,14 +171,14 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "clicks").mkdir()
     file = tmp_path / "p.toml"
     file.write_text(config())
-    describe.check_file(file)
+    check.check_file(file)
     assert f"{file}: ok — SQL over 1 source, state in files at" in capsys.readouterr().out
-    describe.explain_file(file)
+    check.explain_file(file)
     said = capsys.readouterr().out
     assert "what the SQL selects, in the epoch that reads it" in said
     assert "no state but offsets" in said
     assert "SELECT user, n + 1 AS n FROM source" in said
-    plan = explain.build(toml.load(file))
+    plan = explain.build_plan(toml.load(file))
     assert plan.state_bytes == 0
     assert [s.name for s in plan.stages] == ["read", "event time", "sql", "emit", "commit", "publish"]
 
@@ -211,17 +211,17 @@ def test_the_bounds_of_windows_that_come_once() -> None:
     assert bounds_of(ROWS) == ROW_BY_ROW
 
 
-RESULTS = Columns(
+RESULTS = KnownColumns(
     dict.fromkeys(("window_start", "window_end", "_event_ts"), "timestamp") | {"user": "string", "n": "bigint"},
     True,
     frozenset({"window_start", "window_end"}),
 )
-LOOKUP = Columns({"id": "string", "name": "string"}, True)
+LOOKUP = KnownColumns({"id": "string", "name": "string"}, True)
 
 
-def beyond(sql: str, **more: Columns) -> set[str]:
+def beyond(sql: str, **more: KnownColumns) -> set[str]:
     found = Findings()
-    query(sql, {"source": RESULTS, "users": LOOKUP, **more}, found)
+    resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, found)
     assert not found.problems
     return found.beyond
 
@@ -270,7 +270,7 @@ def test_rows_of_a_source_may_not_either() -> None:
     """A column of that name is no bound there."""
     found = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
-    query(sql, {"source": Columns(RESULTS.types, True)}, found)
+    resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, found)
     assert found.beyond == {"an aggregate (GROUP BY, count(), …)"}
 
 

@@ -20,21 +20,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
 def test_what_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
-    assert sql_check.check(pipeline(**case)).problems == []
+    assert sql_check.check_sql(pipeline(**case)).problems == []
 
 
 @pytest.mark.parametrize(
     ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
 def test_every_mistake_is_told_with_its_key(case: dict[str, str], key: str, said: str) -> None:
-    problems = sql_check.check(pipeline(**case)).problems
+    problems = sql_check.check_sql(pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and said in line], problems
     assert all("\n" not in line for line in problems)
 
 
 @pytest.mark.parametrize(("case", "said"), UNREAD)
 def test_what_cannot_be_read_is_not_checked_and_never_refused(case: dict[str, str], said: str) -> None:
-    checked = sql_check.check(pipeline(**case))
+    checked = sql_check.check_sql(pipeline(**case))
     assert checked.problems == []
     assert any(said in line for line in checked.unchecked), checked.unchecked
 
@@ -46,7 +46,7 @@ def test_all_mistakes_at_once() -> None:
         "time": "n",
         "aggregation": 'agg = "sum"\ncolumn = "x"',
     }
-    keys = [line.partition(": ")[0] for line in sql_check.check(pipeline(**case)).problems]
+    keys = [line.partition(": ")[0] for line in sql_check.check_sql(pipeline(**case)).problems]
     assert keys == [
         "transform.window.event_time_unit",
         "transform.sql",
@@ -82,7 +82,7 @@ def test_mistakes_of_both_kinds_are_told_together() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
-    found = sql_check.check(pipeline(**case))
+    found = sql_check.check_sql(pipeline(**case))
     assert found.problems == []
     assert [line for line in found.unchecked if said in line], found.unchecked
 
@@ -96,7 +96,7 @@ def test_every_pipeline_of_the_pages_is_right() -> None:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
             if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and 'agg = "shop:' not in text:
-                assert sql_check.check(toml.loads(text, page.name, env)).problems == [], page.name
+                assert sql_check.check_sql(toml.loads(text, page.name, env)).problems == [], page.name
                 seen += 1
     assert seen >= 2
 
@@ -162,7 +162,7 @@ kind = "in_memory"
     ],
 )  # fmt: skip
 def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
-    found = sql_check.check(toml.loads(JOIN.replace(old, new), "p.toml"))
+    found = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
     if said is None:
         assert (found.problems, found.unchecked) == ([], [])
     else:
@@ -176,13 +176,13 @@ def test_scalar_types_are_those_of_the_state() -> None:
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())
 def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]) -> None:
-    assert ddl.columns(text) == columns
+    assert ddl.parse_columns(text) == columns
 
 
 @pytest.mark.parametrize("text", NO_DDL)
 def test_what_is_no_schema_is_refused(text: str) -> None:
     with pytest.raises(ddl.DdlError, match=r".+"):
-        ddl.columns(text)
+        ddl.parse_columns(text)
 
 
 def test_a_secret_schema_is_not_shown() -> None:
@@ -197,7 +197,9 @@ def test_a_secret_schema_is_not_shown() -> None:
 def test_sql_of_any_size_is_read_or_said_not_to_be(text: str, many: int) -> None:
     """Nested beyond what a reader of trees can follow, or of more words than can be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
-    found = sql_check.check(pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source"))
+    found = sql_check.check_sql(
+        pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")
+    )
     assert found.problems == []
     (line,) = [line for line in found.unchecked if line.startswith("transform.sql: ")]
     assert "nested too deeply" in line or "at most 20,000 are read here" in line

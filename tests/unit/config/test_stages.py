@@ -8,7 +8,7 @@ import pytest
 
 import slackwater as sw
 from slackwater import explain
-from slackwater.cli import describe
+from slackwater.cli import check
 from slackwater.config import toml
 from slackwater.errors import ConfigError
 
@@ -180,17 +180,17 @@ def test_a_stage_reads_what_stands_above_it() -> None:
 def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "revenue.toml"
     path.write_text(config("left"))
-    describe.check_file(path)
+    check.check_file(path)
     assert (
         'ok — left outer join of "orders" and "payments" on 1 key, then tumbling window over what it emits, 1 aggregation'
         in (capsys.readouterr().out)
     )
-    describe.explain_file(path)
+    check.explain_file(path)
     said = capsys.readouterr().out
     assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in said
     assert "its watermark is 30s behind" in said
     assert "SELECT left_region AS region" in said
-    assert explain.build(toml.loads(config())).state_bytes
+    assert explain.build_plan(toml.loads(config())).state_bytes
 
 
 def test_a_step_names_the_table_that_describes_it() -> None:

@@ -48,12 +48,12 @@ def test_what_does_not_fit_a_table_is_said(tmp_path: Path, old: str, new: str, l
 def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
-    text = str(explain.build(pipeline))
+    text = str(explain.build_plan(pipeline))
     assert f"Delta table {tmp_path}/lake/clicks, at most 100 per epoch" in text
-    assert starting_offsets.text(pipeline) == "clicks at earliest"
+    assert starting_offsets.offsets_text(pipeline) == "clicks at earliest"
     later = page(tmp_path, KEY, "starting_version = 7")
-    assert starting_offsets.text(later) == "clicks at version 7"
-    assert starting_offsets.text(starting_offsets.stated(later, {"*": "latest"})) == "clicks at latest"
+    assert starting_offsets.offsets_text(later) == "clicks at version 7"
+    assert starting_offsets.offsets_text(starting_offsets.with_offsets(later, {"*": "latest"})) == "clicks at latest"
 
 
 def test_a_files_key_is_told_where_it_belongs() -> None:
@@ -79,13 +79,13 @@ def test_a_table_beside_what_only_spark_plans_is_refused_by_name() -> None:
     from typing import Any
 
     from slackwater.sources import planning
-    from slackwater.sources.streams import FrameSource
-    from slackwater.sources.tables import Now
-    from slackwater.sources.tables_planner import PlannedTable
+    from slackwater.sources.streaming_plan import DataFrameSource
+    from slackwater.sources.tables import TableSnapshot
+    from slackwater.sources.tables_planner import PlannedTableSource
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
-    sources = [PlannedTable(spec, nothing, Now(nothing, nothing)), FrameSource("queue", nothing)]
+    sources = [PlannedTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(
         StartError, match=r'source "t" is a table, whose epochs are planned without .* which source "queue" needs'

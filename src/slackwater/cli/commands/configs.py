@@ -36,10 +36,10 @@ def init(
     ] = False,
 ) -> None:
     """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
-    from slackwater.cli.init import Asked, init_file
+    from slackwater.cli.init import InitOptions, init_file
 
     paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
-    init_file(Asked(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
+    init_file(InitOptions(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
 
 
 def check(
@@ -50,7 +50,7 @@ def check(
     ] = False,
 ) -> None:
     """Check a config, without starting Spark unless --connect needs it."""
-    from slackwater.cli.describe import check_file
+    from slackwater.cli.check import check_file
 
     check_file(file, connect)
 
@@ -78,9 +78,9 @@ def schema(
 
     if tests:
         from slackwater.config import json_schema
-        from slackwater.testing.case import Case
+        from slackwater.testing.case_file import TestCase
 
-        sys.stdout.write(json_schema.text(json_schema.schema(Case, "A test of a Slackwater pipeline")))
+        sys.stdout.write(json_schema.schema_text(json_schema.build_schema(TestCase, "A test of a Slackwater pipeline")))
         return
 
     sys.stdout.write(resources.files("slackwater.config").joinpath("slackwater.schema.json").read_text("utf-8"))
@@ -88,7 +88,7 @@ def schema(
 
 def explain(file: File) -> None:
     """Print the plan of a config: stages, state, delivery guarantee."""
-    from slackwater.cli.describe import explain_file
+    from slackwater.cli.check import explain_file
 
     explain_file(file)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Columns:
+class KnownColumns:
     """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others.
 
     `bounds`: those, case-folded, by which rows may be put together (see `config.bounds`), as far as they are followed here.
@@ -24,7 +24,7 @@ class Columns:
         return next((t for known, t in self.types.items() if known.casefold() == name.casefold()), None)
 
 
-UNKNOWN = Columns()
+UNKNOWN = KnownColumns()
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Findings:
 class Scope:
     """The tables of one SELECT by alias, and the aliases of its list that further items may use."""
 
-    tables: list[tuple[str, Columns]]
+    tables: list[tuple[str, KnownColumns]]
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
     natural: bool = False
@@ -56,17 +56,17 @@ class Scope:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
 
 
-def made(names: Sequence[str]) -> Columns:
+def function_columns(names: Sequence[str]) -> KnownColumns:
     """The columns that a table function makes, where they are named."""
-    return Columns(dict.fromkeys(names), bool(names))
+    return KnownColumns(dict.fromkeys(names), bool(names))
 
 
-def renamed(columns: Columns, names: Sequence[str]) -> Columns:
+def rename_columns(columns: KnownColumns, names: Sequence[str]) -> KnownColumns:
     """The same columns by the names of an alias, `AS t(a, b)`."""
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.closed:
         any_of_them = frozenset(map(str.casefold, names)) if columns.bounds else frozenset[str]()
-        return Columns(dict.fromkeys(names), True, any_of_them)
+        return KnownColumns(dict.fromkeys(names), True, any_of_them)
     bounds = {new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.bounds}
-    return Columns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))
+    return KnownColumns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))

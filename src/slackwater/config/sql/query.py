@@ -10,26 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.bounds import AGGREGATE
-from slackwater.config.spelling import near
-from slackwater.config.sql import grouped, lexical, reads
-from slackwater.config.sql.columns import UNKNOWN, Columns, Findings, Scope, made, renamed
-from slackwater.config.sql.names import Judge
-from slackwater.config.sql.output import comes_out, type_of
-from slackwater.config.sql.text import DEEP, NotUnderstood, SyntaxFault, parsed
+from slackwater.config.groupable_columns import AGGREGATE
+from slackwater.config.message_format import suggestion
+from slackwater.config.sql import group_by, lexical, reads
+from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns, Scope, function_columns, rename_columns
+from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
+from slackwater.config.sql.projection import comes_out, type_of
+from slackwater.config.sql.resolver import NameResolver
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequence[str] = ()) -> Columns:
+def resolve_query(
+    sql: str, tables: Mapping[str, KnownColumns], found: Findings, rows: Sequence[str] = ()
+) -> KnownColumns:
     """The columns that come out of a query over these tables. `rows`: names that people give `source` by mistake."""
     try:
-        tree = parsed(sql)
-    except SyntaxFault as fault:
+        tree = parse_query(sql)
+    except SqlSyntaxError as fault:
         found.problems.append(str(fault))
         return UNKNOWN
-    except NotUnderstood as why:
+    except UnsupportedSyntax as why:
         found.unsure.append(str(why))
         return UNKNOWN
     known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
@@ -37,22 +39,22 @@ def query(sql: str, tables: Mapping[str, Columns], found: Findings, rows: Sequen
         if "source" in known:
             found.beyond |= reads.beyond(tree) | set(lexical.clock_times(sql))
         groups = any(columns.bounds for columns in tables.values())
-        return _Reader(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
+        return QueryResolver(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
     except RecursionError:
         found.unsure.append(DEEP)
         return UNKNOWN
 
 
-def expression(text: str, columns: Columns, found: Findings) -> str | None:
+def resolve_expression(text: str, columns: KnownColumns, found: Findings) -> str | None:
     """The type of an expression over one row's columns, None where it is unknown."""
     from sqlglot import exp
 
     try:
-        tree = parsed(f"SELECT {text}")
-    except SyntaxFault as fault:
+        tree = parse_query(f"SELECT {text}")
+    except SqlSyntaxError as fault:
         found.problems.append(str(fault))
         return None
-    except NotUnderstood as why:
+    except UnsupportedSyntax as why:
         found.unsure.append(str(why))
         return None
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
@@ -64,7 +66,7 @@ def expression(text: str, columns: Columns, found: Findings) -> str | None:
         return None
     scope = Scope([("", columns)])
     try:
-        Judge(scope, found.problems, found.beyond).judge(one)
+        NameResolver(scope, found.problems, found.beyond).judge(one)
         return type_of(one, scope)
     except RecursionError:
         found.unsure.append(DEEP)
@@ -75,7 +77,7 @@ def expression(text: str, columns: Columns, found: Findings) -> str | None:
 class _Table:
     """What may be read by a name: its columns, and what of it looks beyond the row."""
 
-    columns: Columns
+    columns: KnownColumns
     beyond: set[str]
 
 
@@ -92,7 +94,7 @@ def _is_all(node: Any) -> bool:
 
 
 @dataclass
-class _Reader:
+class QueryResolver:
     """Walks a query from its tables to what it selects. `tables`: their names; `rows`: names that people give `source`."""
 
     found: Findings
@@ -100,7 +102,7 @@ class _Reader:
     rows: tuple[str, ...]
     groups: bool = False  # some of the rows may be put together by a bound
 
-    def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+    def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         """The columns of a query; notes what is wrong in it."""
         from sqlglot import exp
 
@@ -109,7 +111,7 @@ class _Reader:
             return self._unsure("a recursive WITH")
         for cte in with_.expressions if with_ is not None else ():
             own: set[str] = set()
-            columns = renamed(self.visit(cte.this, known, own), cte.alias_column_names)
+            columns = rename_columns(self.visit(cte.this, known, own), cte.alias_column_names)
             known = {**known, cte.alias.casefold(): _Table(columns, own)}
         for key, what in (
             ("order", "ORDER BY"),
@@ -129,11 +131,11 @@ class _Reader:
             return self._select(node, known, beyond)
         return self._unsure(f"{node.key.upper()}")
 
-    def _unsure(self, what: str) -> Columns:
+    def _unsure(self, what: str) -> KnownColumns:
         self.found.unsure.append(f"{what} is not understood here")
         return UNKNOWN
 
-    def _set(self, node: exp.SetOperation, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+    def _set(self, node: exp.SetOperation, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
 
         left, right = self.visit(node.left, known, beyond), self.visit(node.right, known, beyond)
@@ -143,29 +145,29 @@ class _Reader:
         else:
             beyond.add(node.key.upper())
         if node.args.get("by_name") or not (left.closed and right.closed) or len(left.types) != len(right.types):
-            return Columns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
+            return KnownColumns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
         pairs = zip(left.types.items(), right.types.values(), strict=True)
-        return Columns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
+        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
 
-    def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+    def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
 
         if node.args.get("distinct"):
             beyond.add("DISTINCT")
         source = node.args.get("from_")
         scope = Scope([], groups=self.groups)
-        judge = Judge(scope, self.found.problems, beyond)
+        judge = NameResolver(scope, self.found.problems, beyond)
         if source is not None:
             self._table(source.this, known, scope, beyond)
         for join in node.args.get("joins") or ():
             self._join(join, known, scope, beyond)
         for lateral in node.args.get("laterals") or ():
             judge.judge_parts(lateral.this)
-            scope.tables.append((lateral.alias.casefold(), made(lateral.alias_column_names)))
+            scope.tables.append((lateral.alias.casefold(), function_columns(lateral.alias_column_names)))
         if node.args.get("where") is not None:
             judge.judge(node.args["where"].this)
         group: Any = node.args.get("group")
-        scope.grouped = group is not None and grouped.is_by(group.expressions, grouped.aliases(node), scope)
+        scope.grouped = group is not None and group_by.is_by(group.expressions, group_by.item_aliases(node), scope)
         if (group is not None or node.args.get("having")) and not scope.grouped:
             beyond.add(AGGREGATE)
         if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
@@ -183,7 +185,7 @@ class _Reader:
             closed = closed and complete
             if isinstance(item, exp.Alias):
                 scope.aliases[item.alias.casefold()] = type_of(plain, scope)
-        return Columns(types, closed, grouped.bounds(node, scope))
+        return KnownColumns(types, closed, group_by.bound_names(node, scope))
 
     # -- FROM ----------------------------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class _Reader:
             columns = self.visit(node, known, beyond)
         elif isinstance(node, exp.Values | exp.Lateral | exp.Unnest | exp.Table):
             alias = node.alias
-            columns = made(node.alias_column_names)
+            columns = function_columns(node.alias_column_names)
         else:
             alias = getattr(node, "alias", "")
         if node.args.get("sample"):
@@ -211,12 +213,12 @@ class _Reader:
             if not all(pivot.args.get("unpivot") for pivot in node.args["pivots"]):
                 beyond.add("PIVOT")
         if isinstance(node, exp.Table | exp.Subquery):
-            columns = renamed(columns, node.alias_column_names)
+            columns = rename_columns(columns, node.alias_column_names)
         scope.tables.append((alias.casefold(), columns))
         for join in node.args.get("joins") or ():
             self._join(join, known, scope, beyond)
 
-    def _named(self, node: exp.Table, known: Mapping[str, _Table], beyond: set[str]) -> Columns:
+    def _named(self, node: exp.Table, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         name = node.name
         if node.db or node.catalog:
             self.found.unsure.append(
@@ -233,7 +235,7 @@ class _Reader:
             )
         else:
             names = self.tables
-            hint = near(name, names)
+            hint = suggestion(name, names)
             if hint:
                 self.found.problems.append(f'reads "{name}", which is not there{hint}')
             else:
@@ -251,6 +253,6 @@ class _Reader:
         for name in join.args.get("using") or ():
             scope.merged.add(name.name.casefold())
         if join.args.get("on"):
-            Judge(scope, self.found.problems, beyond).judge(join.args["on"])
+            NameResolver(scope, self.found.problems, beyond).judge(join.args["on"])
         if kind in ("SEMI", "ANTI"):  # only its condition sees the other table
             del scope.tables[before:]

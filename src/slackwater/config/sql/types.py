@@ -8,6 +8,6 @@ SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timest
 NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are no scalars, for certain
 
 
-def base(type_: str) -> str:
+def base_type(type_: str) -> str:
     """Without its parameters."""
     return type_.partition("(")[0].partition("<")[0]

@@ -13,15 +13,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, Change, ChangedFiles, Offsets
-from slackwater.core.offsets.files import FilesRead
+from slackwater.core.offsets.base import NEEDS_FILE, Ask, ChangedFiles, OffsetChange, Offsets
+from slackwater.core.offsets.files import FileOffsets
 from slackwater.core.offsets.kafka import ByTopic, KafkaOffsets, by_topic
-from slackwater.core.offsets.tables import TableRead
+from slackwater.core.offsets.tables import TableOffsets
 
-KINDS: tuple[type[Offsets], ...] = (TableRead, FilesRead, KafkaOffsets)  # Kafka's may have any names, so it is the last
+KINDS: tuple[type[Offsets], ...] = (
+    TableOffsets,
+    FileOffsets,
+    KafkaOffsets,
+)  # Kafka's may have any names, so it is the last
 
 
-def parsed(stored: Any) -> Offsets | None:
+def parse_offsets(stored: Any) -> Offsets | None:
     """Offsets as a commit holds them. Raises ValueError for what no commit holds: a state is not trusted."""
     if stored is None or isinstance(stored, Offsets):
         return stored
@@ -34,12 +38,12 @@ __all__ = [
     "NEEDS_FILE",
     "Ask",
     "ByTopic",
-    "Change",
     "ChangedFiles",
-    "FilesRead",
+    "FileOffsets",
     "KafkaOffsets",
+    "OffsetChange",
     "Offsets",
-    "TableRead",
+    "TableOffsets",
     "by_topic",
-    "parsed",
+    "parse_offsets",
 ]

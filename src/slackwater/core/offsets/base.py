@@ -19,7 +19,7 @@ class ChangedFiles:
         return {"count": self.count, "last": list(self.last)}
 
 
-class Change(NamedTuple):
+class OffsetChange(NamedTuple):
     """What going on elsewhere means for a part of a source, for people. `again`: rows come once more; `skips`: rows never come."""
 
     part: str
@@ -60,7 +60,7 @@ class Offsets(ABC):
         """Where reading goes on, in words: as in `after 3 files`."""
 
     @abstractmethod
-    def changes(self, before: Offsets | None) -> Sequence[Change]:
+    def changes(self, before: Offsets | None) -> Sequence[OffsetChange]:
         """What it means to go on here instead of `before`."""
 
     @abstractmethod

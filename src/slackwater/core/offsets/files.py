@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.offsets.base import Ask, Change, ChangedFiles, Offsets, count_of_files
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
+from slackwater.core.offsets.base import Ask, ChangedFiles, OffsetChange, Offsets, count_of_files
 from slackwater.errors import StartError
 
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class FilesRead(Offsets):
+class FileOffsets(Offsets):
     """`lists`: the names of lists beside the state that hold every file read so far; `count`: how many files these are."""
 
     lists: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class FilesRead(Offsets):
     changed: ChangedFiles | None = None
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> FilesRead | None:
+    def parsed(cls, stored: Mapping[str, Any]) -> FileOffsets | None:
         if not isinstance(stored.get("segments"), list):
             return None
         changed = stored.get("changed")
@@ -43,19 +43,19 @@ class FilesRead(Offsets):
     def told(self) -> str:
         return f"after {plural(self.count, 'file')}"
 
-    def changes(self, before: Offsets | None) -> list[Change]:
-        read = FilesRead.known(before).count
+    def changes(self, before: Offsets | None) -> list[OffsetChange]:
+        read = FileOffsets.known(before).count
         meaning = f"{plural(read, 'file')} again" if read else "as it is"
-        return [Change("files", f"{plural(read, 'file')} read", "none read", meaning, again=read > 0)]
+        return [OffsetChange("files", f"{plural(read, 'file')} read", "none read", meaning, again=read > 0)]
 
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> FilesRead:
+    def moved(self, where: str, wanted: object, ask: Ask | None) -> FileOffsets:
         if wanted != "earliest":
             raise StartError(
                 f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
             )
-        return FilesRead()
+        return FileOffsets()
 
-    def renamed(self, listed: Callable[[str], str]) -> FilesRead:
+    def renamed(self, listed: Callable[[str], str]) -> FileOffsets:
         return replace(self, lists=tuple(map(listed, self.lists)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, Change, Offsets, is_count
+from slackwater.core.offsets.base import NEEDS_FILE, Ask, OffsetChange, Offsets, is_count
 from slackwater.errors import StartError
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
@@ -64,7 +64,7 @@ class KafkaOffsets(Offsets):
         more = len(named) - _PARTITIONS
         return "from offsets " + " ".join(named[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
 
-    def changes(self, before: Offsets | None) -> list[Change]:
+    def changes(self, before: Offsets | None) -> list[OffsetChange]:
         known = KafkaOffsets.known(before)
         moved, replaced = sorted(self.each(), key=lambda to: (to[0], int(to[1]))), known.replaced_topics(self.ids)
         return [
@@ -79,15 +79,15 @@ class KafkaOffsets(Offsets):
         return ask(wanted)
 
 
-def _change(partition: str, was: int | None, offset: int, replaced: bool = False) -> Change:
+def _change(partition: str, was: int | None, offset: int, replaced: bool = False) -> OffsetChange:
     if was is None:
-        return Change(partition, "never read", str(offset))
+        return OffsetChange(partition, "never read", str(offset))
     if replaced:
-        return Change(partition, f"{was} of the deleted topic", str(offset), "another topic of this name")
+        return OffsetChange(partition, f"{was} of the deleted topic", str(offset), "another topic of this name")
     if offset == was:
-        return Change(partition, str(was), str(offset), "as it is")
+        return OffsetChange(partition, str(was), str(offset), "as it is")
     meaning = f"{was - offset:,} again" if offset < was else f"{offset - was:,} skipped"
-    return Change(partition, str(was), str(offset), meaning, again=offset < was, skips=offset > was)
+    return OffsetChange(partition, str(was), str(offset), meaning, again=offset < was, skips=offset > was)
 
 
 def _partitions(topic: Any, parts: Any) -> dict[str, int]:

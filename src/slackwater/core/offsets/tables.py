@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, Change, Offsets, count_of_files
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
+from slackwater.core.offsets.base import NEEDS_FILE, Ask, OffsetChange, Offsets, count_of_files
 from slackwater.errors import StartError
 
 
 @dataclass(frozen=True)
-class TableRead(Offsets):
+class TableOffsets(Offsets):
     """How far a table was read, in the order of its versions. `table`: its own id, "" for one that is to be read from its first row.
 
     `version`: of a Delta table, or the id of an Iceberg snapshot, -1 before the first; `sequence`: the snapshot's number. `files`:
@@ -26,7 +26,7 @@ class TableRead(Offsets):
     content: bool = False
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> TableRead | None:
+    def parsed(cls, stored: Mapping[str, Any]) -> TableOffsets | None:
         if not isinstance(stored.get("table"), str):
             return None
         if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
@@ -45,7 +45,7 @@ class TableRead(Offsets):
         return not self.table
 
     @property
-    def whole(self) -> TableRead:
+    def whole(self) -> TableOffsets:
         """The version, read to its end."""
         return replace(self, files=None, content=False)
 
@@ -59,17 +59,17 @@ class TableRead(Offsets):
     def told(self) -> str:
         return f"after {self}" if self.version >= 0 else f"from {self}"
 
-    def changes(self, before: Offsets | None) -> list[Change]:
-        was = str(before) if isinstance(before, TableRead) else "never read"
+    def changes(self, before: Offsets | None) -> list[OffsetChange]:
+        was = str(before) if isinstance(before, TableOffsets) else "never read"
         if not self.never:
-            return [Change("versions", was, f"after {self}", skips=before != self)]
+            return [OffsetChange("versions", was, f"after {self}", skips=before != self)]
         again = before is not None
-        return [Change("versions", was, "what it holds", "all of it again" if again else "", again=again)]
+        return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", again=again)]
 
     def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
         """To what the table holds when the next run begins, or behind what is there now."""
         if wanted == "earliest":
-            return TableRead(files=0, content=True)
+            return TableOffsets(files=0, content=True)
         if wanted != "latest":
             raise StartError(
                 f'{where}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'

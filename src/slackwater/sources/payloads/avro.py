@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.source import Source
 from slackwater.errors import StartError
-from slackwater.sources import connect
-from slackwater.sources.base import reason
-from slackwater.sources.payloads.base import Payload, Undecoded
+from slackwater.sources import spark_connect
+from slackwater.sources.base import spark_error_reason
+from slackwater.sources.payloads.base import Payload, RawRecords
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ class AvroPayload(Payload):
     FAILED: ClassVar[str] = f"_p IS NULL OR _p.{_MARK} IS NULL"
 
     @classmethod
-    def of(cls, records: Undecoded) -> AvroPayload:
+    def of(cls, records: RawRecords) -> AvroPayload:
         spec = records.spec
         writers: dict[int | None, str] = {}
         if spec.avro_schema_file is not None:
@@ -41,7 +41,7 @@ class AvroPayload(Payload):
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
     def parsed(self, records: DataFrame) -> DataFrame:
-        F, from_avro = connect.functions(records), connect.from_avro(records)  # noqa: N806
+        F, from_avro = spark_connect.sql_functions(records), spark_connect.from_avro(records)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.writers:
             return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
@@ -75,13 +75,15 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
     """The columns that Avro's schema becomes in Spark."""
     from pyspark.sql.types import StructType
 
-    from_avro = connect.from_avro(session)
+    from_avro = spark_connect.from_avro(session)
 
     try:
         frame = session.createDataFrame([], "value BINARY")
         kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
     except Exception as error:
-        raise StartError(f'source "{spec.name}": the Avro schema cannot be used ({reason(error)})') from None
+        raise StartError(
+            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})'
+        ) from None
     if not isinstance(kind, StructType):
         raise StartError(f'source "{spec.name}": the Avro schema is no record; expected fields that become columns')
     return kind

@@ -14,8 +14,8 @@ from slackwater.config.source import Source
 from slackwater.errors import StartError
 from slackwater.sources import registry
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.times import UTC
-from slackwater.windows.aggregations import quote
+from slackwater.sources.timestamp_parsing import UTC
+from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Undecoded:
+class RawRecords:
     """What is known of a source's records before any is read.
 
     `body`: the column of their bytes; `address`: of a registry; `known`: the schema of their first start, in the JSON
@@ -39,7 +39,7 @@ class Undecoded:
     sample: Callable[[], Sequence[str]] = list
     zone: str = UTC
 
-    def versions(self, file: str | None) -> Sequence[registry.Version]:
+    def versions(self, file: str | None) -> Sequence[registry.SchemaVersion]:
         """Every version of the topics' schemas in a registry. `file`: the key that would name a schema instead."""
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
@@ -47,7 +47,7 @@ class Undecoded:
                 f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
                 "schema_registry in the connection and topics by name"
             )
-        return list(registry.versions(self.spec, self.address, self.topics))
+        return list(registry.schema_versions(self.spec, self.address, self.topics))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Payload(ABC):
         """The payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.parsed(records).selectExpr(
-            *(f"_p.{quote(f.name)}" for f in self.schema.fields),
+            *(f"_p.{quote_column(f.name)}" for f in self.schema.fields),
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
         )
@@ -88,7 +88,7 @@ class RawPayload(Payload):
     """The bytes as they are, one BINARY column."""
 
     @classmethod
-    def of(cls, records: Undecoded) -> RawPayload:
+    def of(cls, records: RawRecords) -> RawPayload:
         from pyspark.sql.types import BinaryType, StructField, StructType
 
         return cls(StructType([StructField(records.body, BinaryType())]), records.body)

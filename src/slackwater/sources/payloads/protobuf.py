@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.source import Source
 from slackwater.errors import StartError
-from slackwater.sources import connect
+from slackwater.sources import spark_connect
 from slackwater.sources.payloads import protobuf_schema
-from slackwater.sources.payloads.base import Payload, Undecoded
-from slackwater.sources.payloads.protobuf_rows import Decoder, decoded
-from slackwater.sources.payloads.protobuf_schema import Files
+from slackwater.sources.payloads.base import Payload, RawRecords
+from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder, decode_batches
+from slackwater.sources.payloads.protobuf_schema import ProtoFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProtobufPayload(Payload):
-    decoder: Decoder = field(kw_only=True)
+    decoder: ProtobufDecoder = field(kw_only=True)
 
     @classmethod
-    def of(cls, records: Undecoded) -> ProtobufPayload:
+    def of(cls, records: RawRecords) -> ProtobufPayload:
         path = records.spec.protobuf_schema_file
         decoder, ddl = _of_registry(records) if path is None else _of_file(records, Path(path))
-        return cls(connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
+        return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
 
     def parsed(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StructField, StructType
 
         schema = StructType([*records.schema.fields, StructField("_p", self.schema)])
-        return records.mapInArrow(partial(decoded, self.decoder), schema)
+        return records.mapInArrow(partial(decode_batches, self.decoder), schema)
 
 
-def _of_file(records: Undecoded, path: Path) -> tuple[Decoder, str]:
+def _of_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
     """What decodes records without a frame, and their columns."""
     spec = records.spec
     with _refused(spec, f'protobuf_schema_file "{path}"'):
         files = protobuf_schema.from_file(path)
         decoder = files.decoder(files.named(spec.protobuf_message), None, records.body)
-        return decoder, protobuf_schema.columns(decoder)
+        return decoder, protobuf_schema.message_columns(decoder)
 
 
-def _of_registry(records: Undecoded) -> tuple[Decoder, str]:
+def _of_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
     """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
-    spec, found = records.spec, dict[int, Files]()
+    spec, found = records.spec, dict[int, ProtoFiles]()
     for version in records.versions("protobuf_schema_file"):
         with _refused(spec, f"schema {version.id} of the registry"):
             found[version.id] = protobuf_schema.from_texts(version.text, version.references)
@@ -60,10 +60,10 @@ def _of_registry(records: Undecoded) -> tuple[Decoder, str]:
             head
             for number, files in found.items()
             if files.read_by(newest, name)
-            for head in protobuf_schema.heads(number, files.places[name])
+            for head in protobuf_schema.record_prefixes(number, files.places[name])
         ]
         decoder = newest.decoder(name, heads, records.body)
-        return decoder, protobuf_schema.columns(decoder)
+        return decoder, protobuf_schema.message_columns(decoder)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ _END = 2**31 - 1  # of any value
 
 
 @dataclass(frozen=True)
-class Decoder:
+class ProtobufDecoder:
     """What workers are told.
 
     `files`: a FileDescriptorSet; `message`: its full name; `heads`: what may stand before it, each a frame with an id
@@ -37,7 +37,7 @@ class Decoder:
         import pyarrow as pa
 
         messages = self._messages(body.cast(pa.binary()))
-        pieces = list(_pieces(handler(self.files, self.message), messages, self.type))
+        pieces = list(_pieces(message_decoder(self.files, self.message), messages, self.type))
         return pa.concat_arrays(pieces) if pieces else pa.array([], self.type)
 
     @property
@@ -45,7 +45,7 @@ class Decoder:
         """The payload as Spark takes it. Raises ValueError for a message without fields."""
         import pyarrow as pa
 
-        found = as_spark(pa.struct(list(handler(self.files, self.message).schema())))
+        found = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
         if found is None:
             raise ValueError(f'message "{self.message}" has no fields, which become columns')
         return found
@@ -65,7 +65,7 @@ class Decoder:
         return found
 
 
-def decoded(decoder: Decoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The records, and their payloads as the struct `_p`."""
     import pyarrow as pa
 
@@ -104,7 +104,7 @@ def _is_of_decoder(error: BaseException) -> bool:
 
 
 @lru_cache(maxsize=16)
-def handler(files: bytes, message: str) -> Any:
+def message_decoder(files: bytes, message: str) -> Any:
     """What reads messages of a FileDescriptorSet into Arrow; kept for the batches and tasks to come."""
     try:
         import ptars

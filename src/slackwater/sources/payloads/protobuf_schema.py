@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.spelling import nearest
-from slackwater.sources.payloads.protobuf_known import KNOWN
-from slackwater.sources.payloads.protobuf_rows import Decoder
-from slackwater.windows.aggregations import quote
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.sources.payloads.protobuf_builtin_imports import KNOWN
+from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder
+from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13
 
 
 @dataclass(frozen=True)
-class Files:
+class ProtoFiles:
     """A FileDescriptorSet: a file behind all those that it imports."""
 
     data: bytes
@@ -77,7 +77,7 @@ class Files:
                 raise ValueError("it holds no message")
             return next(iter(self.places))
         if name not in self.messages:
-            raise ValueError(f'there is no message "{name}" in it{nearest(name, self.messages)}')
+            raise ValueError(f'there is no message "{name}" in it{suggestion_or_list(name, self.messages)}')
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
@@ -100,11 +100,11 @@ class Files:
             raise ValueError(f'message "{found}" is in a file that it imports, and records can only be of its own')
         return found
 
-    def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> Decoder:
+    def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
         self.check(name)
-        return Decoder(self.data, name, None if heads is None else tuple(heads), body)
+        return ProtobufDecoder(self.data, name, None if heads is None else tuple(heads), body)
 
-    def read_by(self, newest: Files, name: str) -> bool:
+    def read_by(self, newest: ProtoFiles, name: str) -> bool:
         """Whether records that are written with these files mean the same to the message of others."""
         return name in self.places and _alike(self, name, newest, name, set())
 
@@ -122,7 +122,7 @@ def _within(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     yield from below(file.message_type, f"{file.package}." if file.package else "", ())
 
 
-def _alike(old: Files, was: str, new: Files, name: str, known: set[tuple[str, str]]) -> bool:
+def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, known: set[tuple[str, str]]) -> bool:
     """Whether every field that both messages have is read as it was written."""
     if (was, name) in known:
         return True
@@ -145,11 +145,11 @@ def _alike(old: Files, was: str, new: Files, name: str, known: set[tuple[str, st
 # -- where messages come from ------------------------------------------------------------------------------------------
 
 
-def from_file(path: Path) -> Files:
+def from_file(path: Path) -> ProtoFiles:
     """A .proto file, which finds what it imports beside it, or a descriptor set."""
     if path.suffix == ".proto":
         path.read_bytes()  # a file that is not there is told by its own error
-        return Files(_compiled(path.parent, path.name))
+        return ProtoFiles(_compiled(path.parent, path.name))
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
 
@@ -162,10 +162,10 @@ def from_file(path: Path) -> Files:
             f"{' '.join(str(error).split())}; expected a .proto file, or what protoc --include_imports "
             "--descriptor_set_out writes"
         ) from None
-    return Files(data)
+    return ProtoFiles(data)
 
 
-def from_texts(text: str, others: Mapping[str, str]) -> Files:
+def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
     """A text of a registry, with others by the names under which it imports them."""
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
         for name, content in {**KNOWN, **others, _MAIN: text}.items():
@@ -174,7 +174,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> Files:
                 raise ValueError(f'it refers to "{name}", which is no name of a file')
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content)
-        return Files(_compiled(Path(folder), _MAIN))
+        return ProtoFiles(_compiled(Path(folder), _MAIN))
 
 
 def _compiled(folder: Path, name: str) -> bytes:
@@ -195,16 +195,16 @@ def _compiled(folder: Path, name: str) -> bytes:
 # -- what becomes of them ----------------------------------------------------------------------------------------------
 
 
-def columns(decoder: Decoder) -> str:
+def message_columns(decoder: ProtobufDecoder) -> str:
     """The columns of a message, as DDL."""
-    return ", ".join(f"{quote(field.name)} {_ddl(field.type)}" for field in decoder.type)
+    return ", ".join(f"{quote_column(field.name)} {_ddl(field.type)}" for field in decoder.type)
 
 
 def _ddl(kind: pa.DataType) -> str:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return "STRUCT<" + ", ".join(f"{quote(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
+        return "STRUCT<" + ", ".join(f"{quote_column(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
     if pa.types.is_map(kind):
         return f"MAP<{_ddl(kind.key_type)}, {_ddl(kind.item_type)}>"
     if pa.types.is_list(kind):
@@ -212,7 +212,7 @@ def _ddl(kind: pa.DataType) -> str:
     return _PLAIN[str(kind)]
 
 
-def heads(number: int, place: Sequence[int]) -> list[bytes]:
+def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
     """What stands before records of a message: a zero byte, the id, and its place as varints (zigzag), how many first.
 
     One zero is short for the first message.

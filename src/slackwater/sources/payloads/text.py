@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.sources import connect, json_schema
+from slackwater.sources import json_schema, spark_connect
 from slackwater.sources.base import CORRUPT, declared_schema
-from slackwater.sources.payloads.base import Payload, Undecoded
-from slackwater.sources.times import UTC, TextTimes
+from slackwater.sources.payloads.base import Payload, RawRecords
+from slackwater.sources.timestamp_parsing import UTC, TextTimestampSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,21 +45,21 @@ class JsonPayload(Payload):
     FAILED: ClassVar[str] = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL"
 
     @classmethod
-    def of(cls, records: Undecoded) -> JsonPayload:
+    def of(cls, records: RawRecords) -> JsonPayload:
         """The declared schema, the one stored with the state, or one inferred from a sample."""
         return cls(_schema(records), records.body, records.zone)
 
     @classmethod
-    def of_registry(cls, records: Undecoded) -> JsonPayload:
+    def of_registry(cls, records: RawRecords) -> JsonPayload:
         """The columns of the newest version of the subject `<topic>-value` in a registry."""
         *_, latest = records.versions(file=None)
         try:
-            ddl = json_schema.columns(latest.text, latest.references)
+            ddl = json_schema.schema_columns(latest.text, latest.references)
         except ValueError as error:
             raise StartError(
                 f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
             ) from None
-        return cls(connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
+        return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         return self._times.convert(super().decode(records, meta))
@@ -69,16 +69,16 @@ class JsonPayload(Payload):
 
         wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-        F = connect.functions(records)  # noqa: N806
+        F = spark_connect.sql_functions(records)  # noqa: N806
         rest = F.when(F.expr(f"{self.writer} IS NOT NULL"), F.expr(self.framed)) if self.in_frame else F.col(self.body)
         return records.withColumn("_p", F.from_json(rest.cast("string"), wanted, options))
 
     @property
-    def _times(self) -> TextTimes:
-        return TextTimes(self.schema, "json", self.zone, {})
+    def _times(self) -> TextTimestampSchema:
+        return TextTimestampSchema(self.schema, "json", self.zone, {})
 
 
-def _schema(records: Undecoded) -> StructType:
+def _schema(records: RawRecords) -> StructType:
     from pyspark.sql.types import StructType
 
     session, spec = records.session, records.spec
@@ -92,7 +92,7 @@ def _schema(records: Undecoded) -> StructType:
         raise StartError(
             f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; declare it'
         )
-    fields = [f for f in connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
+    fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
             f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is no JSON object", "records are no JSON objects")}; declare it, '

@@ -21,13 +21,13 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
     Raises EpochError if it cannot be written.
     """
     with _synced(path) as file:
-        counted = _Counted(file)
+        counted = _CountingWriter(file)
         with pa.PythonFile(counted, mode="w") as sink:
             _encode(frame, sink)
         return counted.size, counted.digest.hexdigest()
 
 
-def encoded(frame: pl.DataFrame) -> Any:
+def encode_frame(frame: pl.DataFrame) -> Any:
     """A frame as the bytes of an Arrow file, a buffer."""
     sink = pa.BufferOutputStream()
     _encode(frame, sink)
@@ -35,13 +35,13 @@ def encoded(frame: pl.DataFrame) -> Any:
 
 
 def _encode(frame: pl.DataFrame, sink: Any) -> None:
-    table = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    table = solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     with pa.ipc.new_file(sink, table.schema) as writer:
         for batch in table.to_batches():
             writer.write_batch(batch)
 
 
-class _Counted:
+class _CountingWriter:
     """A file, with the size and the checksum of what was written to it: columns go there from where they lie."""
 
     closed = False
@@ -61,7 +61,7 @@ class _Counted:
         """It is closed by whoever opened it."""
 
 
-def solid(frame: pl.DataFrame) -> pl.DataFrame:
+def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
     """The same rows, with fresh columns for lists that are all empty.
 
     Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns
@@ -109,12 +109,12 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
                 path.unlink()
 
 
-def checksum(content: Any) -> str:
+def file_checksum(content: Any) -> str:
     """Of a file's bytes: xxh3, in hexadecimal."""
     return xxhash.xxh3_64_hexdigest(content)
 
 
-def verify(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
+def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
     """Raise StateError if a file is missing, was cut, or holds other bytes than were written. `shown`: what it is called."""
     if wrong := wrong_in(path, expected, size):
         try:
@@ -134,7 +134,7 @@ def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
             content = source.read_buffer()
             if size is not None and content.size != size:
                 return "is truncated" if content.size < size else "is longer than what was written"
-            return "" if checksum(content) == expected else "does not hold what was written"
+            return "" if file_checksum(content) == expected else "does not hold what was written"
     except (OSError, pa.ArrowException) as error:
         if exhausted := ExhaustedError.of(error):
             raise exhausted from None
@@ -146,11 +146,11 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
     try:  # mapped once: of many shards there are many small files
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
-        if checksum(content) == expected:
+        if file_checksum(content) == expected:
             return frame_of(pa.ipc.open_file(content).read_all())
     except (OSError, pa.ArrowException):
         pass
-    verify(path, expected, shown=shown)
+    verify_file(path, expected, shown=shown)
     return frame_of(open_arrow(path, shown))
 
 

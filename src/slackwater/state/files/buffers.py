@@ -18,14 +18,14 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, heads, member
-from slackwater.joins.buffer import OUTLINE, Change, Changes
-from slackwater.joins.logic import HIDDEN, JoinLogic, Side
-from slackwater.joins.match import Run, bisect, order
+from slackwater.core.arrays import Int64s, in_sorted, run_starts
+from slackwater.joins.buffer import OUTLINE, BufferChange, Changes
+from slackwater.joins.logic import HIDDEN, JoinLogic, JoinSide
+from slackwater.joins.match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of
-from slackwater.state.files.merging import MOST, Merge, merge_plan
-from slackwater.state.files.place import Place, opened, wanted
+from slackwater.state.files.merging import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -33,20 +33,20 @@ from slackwater.watermark import NO_WATERMARK
 class JoinSegment:
     """One file of rows of a side, or of places. It is opened when it is first asked for, and stays readable though it may be removed."""
 
-    place: Place
+    place: Storage
     meta: SegmentMeta
-    side: Side
+    side: JoinSide
 
     @cached_property
     def table(self) -> pa.Table:
-        return opened(self.place, wanted(self.meta))
+        return open_file(self.place, file_ref(self.meta))
 
     def column(self, name: str) -> Int64s:
         return frame_of(self.table.select([name]))[name].to_numpy()
 
     @cached_property
-    def run(self) -> Run:
-        return Run(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
+    def run(self) -> SortedRows:
+        return SortedRows(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
         return self._completed(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
@@ -65,7 +65,7 @@ class JoinSegment:
 class FilesBuffers:
     """The `Buffers` of one shard in files."""
 
-    place: Place
+    place: Storage
     metas: tuple[SegmentMeta, ...]
     logic: JoinLogic
 
@@ -81,7 +81,7 @@ class FilesBuffers:
     def _of(self, which: int, what: str = "") -> list[JoinSegment]:
         return self._segments.get(self.logic.sides[which].name + what, [])
 
-    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self.logic.sides[which]
         first, last = low + side.keep_us + 1, high + side.keep_us + 1
         # a file knows when its first and its last row are due, which tells of their times
@@ -97,7 +97,7 @@ class FilesBuffers:
     def _listed(self, which: int, what: str, ids: Int64s) -> NDArray[np.bool_]:
         found = np.zeros(len(ids), dtype=bool)
         for segment in self._of(which, what):
-            found |= member(ids, segment.column("__id"))
+            found |= in_sorted(ids, segment.column("__id"))
         return found
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
@@ -121,10 +121,10 @@ class FilesBuffers:
             run = segment.run
             begin, end = np.searchsorted(run.kh, hashes, "left"), np.searchsorted(run.kh, hashes, "right")
             expired = np.full(len(hashes), watermark - side.keep_us - 1)
-            counts += end - bisect(run.ts, begin, end, expired, True)
+            counts += end - bisect_ranges(run.ts, begin, end, expired, True)
         for segment in self._of(which, "-"):
             at = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
-            places_, hit = np.searchsorted(hashes, at), member(at, hashes)
+            places_, hit = np.searchsorted(hashes, at), in_sorted(at, hashes)
             np.subtract.at(counts, places_[hit], 1)
         return counts
 
@@ -156,7 +156,7 @@ class FilesBuffers:
 class JoinWriter:
     """Stages the changes of a shard's buffers as files; their names are unique, so a task may run twice."""
 
-    place: Place
+    place: Storage
     shard: int
     epoch: int
     logic: JoinLogic
@@ -165,7 +165,7 @@ class JoinWriter:
         """The segments after these changes, without those that are over, with those merged that nobody merged beside."""
         kept: list[SegmentMeta] = []
         for side in self.logic.sides:
-            change = changes.get(side.which, Change(pl.DataFrame(schema=side.schema)))
+            change = changes.get(side.which, BufferChange(pl.DataFrame(schema=side.schema)))
             for what, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
                 mine = [m for m in metas if m.kind == side.name + what and m.dead > watermark]
                 if frame.height:
@@ -176,7 +176,7 @@ class JoinWriter:
             after = merge.applied(after, watermark)
         return after
 
-    def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[Merge]:
+    def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
         """Of each side and kind the newest segments as one, once `fan` of a size have piled up."""
         found = [
             self._merge(side, what, [m for m in metas if m.kind == side.name + what], watermark, fan)
@@ -185,30 +185,32 @@ class JoinWriter:
         ]
         return [merge for merge in found if merge is not None]
 
-    def write(self, side: Side, what: str, frame: pl.DataFrame) -> SegmentMeta:
+    def write(self, side: JoinSide, what: str, frame: pl.DataFrame) -> SegmentMeta:
         """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, frame)
         return meta_of(side, what, frame, name, size, digest)
 
-    def _merge(self, side: Side, what: str, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> Merge | None:
+    def _merge(
+        self, side: JoinSide, what: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
+    ) -> SegmentMerge | None:
         count = merge_plan(metas, fan)
         if not count:
             return None
         frames = [JoinSegment(self.place, m, side).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
-        frame = frame.sort("__id") if what else frame[order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
-        return Merge(tuple(metas[-count:]), (self.write(side, what, frame),) if frame.height else ())
+        frame = frame.sort("__id") if what else frame[sort_order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
+        return SegmentMerge(tuple(metas[-count:]), (self.write(side, what, frame),) if frame.height else ())
 
 
-def meta_of(side: Side, what: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
+def meta_of(side: JoinSide, what: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
     """What a commit knows of some rows of a side: when they expire, and when the last outer one of them comes out."""
     due = side.due(frame["__ts"].to_numpy())
     first, last = int(due.min()), int(due.max())
     emits = side.outer and not what
     kh = frame["__kh"].to_numpy()
-    most = 0 if what else int(np.diff(heads(kh), append=len(kh)).max())
+    most = 0 if what else int(np.diff(run_starts(kh), append=len(kh)).max())
     return SegmentMeta(
         file=file,
         kind=side.name + what,

@@ -25,7 +25,7 @@ TRIM_EVERY = 64  # files added by a process between two looks at how much there 
 _added = 0
 
 
-class Cache:
+class FileCache:
     """Of one state. `name`: what tells it from other states."""
 
     def __init__(self, name: str) -> None:
@@ -73,7 +73,7 @@ class Cache:
         self._sound.add(file)
         _added += 1
         if _added % TRIM_EVERY == 0:
-            trim(self.home)
+            trim_cache(self.home)
 
     def forget(self, files: Iterable[str]) -> None:
         for file in files:
@@ -83,7 +83,7 @@ class Cache:
             self.path(file).unlink(missing_ok=True)
 
 
-def trim(home: Path) -> None:
+def trim_cache(home: Path) -> None:
     """Remove what was not used for longest, beyond what there may be. What is mapped stays readable."""
     most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
     found = []

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, is_forbidden, unreadable
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
-from slackwater.state.files.arrow import checksum
-from slackwater.state.files.place import Place
-from slackwater.state.protocol import Written
+from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.storage import Storage
+from slackwater.state.protocol import StoredRecord
 from slackwater.state.record_fields import RecordError
 
 
 @dataclass(frozen=True)
-class Log:
+class CommitLog:
     """The commits of a pipeline."""
 
-    place: Place
+    place: Storage
 
     def epochs(self) -> list[int]:
         """Those that are there, in order. Raises ExhaustedError."""
@@ -37,7 +37,7 @@ class Log:
         """The file of a commit, for messages."""
         return self.place.shown(self.file(epoch))
 
-    def written(self, epoch: int) -> Written:
+    def written(self, epoch: int) -> StoredRecord:
         """A manifest as it is, whole, and of a format that can be read."""
         shown = self.shown(epoch)
         try:
@@ -52,10 +52,10 @@ class Log:
                 or unreadable(f"manifest {shown}", error)
                 or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
-        if ending.partition(" ")[0] != checksum(text.encode()):
+        if ending.partition(" ")[0] != file_checksum(text.encode()):
             raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")
-        migrations.route(version, f"state in {self.place.root}")
-        return Written(version, data)
+        migrations.migration_route(version, f"state in {self.place.root}")
+        return StoredRecord(version, data)
 
     def read(self, epoch: int) -> Commit:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
@@ -77,7 +77,7 @@ class Log:
         `writer`: who commits, where a commit whose answer was lost has to be told from another runner's.
         """
         text, place = commit.model_dump_json(), self.place
-        sealed = f"{text}\n{checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
+        sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
         # where each look is a request, the lease says whether another runner went on
         if latest >= 0 and not place.is_remote and not place.has(self.file(latest)):
             raise FencedError(f"epoch {latest} is gone from {place.root}: another runner went on; this one stops")

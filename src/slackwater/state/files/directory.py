@@ -13,13 +13,13 @@ import polars as pl
 
 from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files import arrow, lock
-from slackwater.state.files.place import FOLDERS, Lock, Note, Place, Wanted, opened
+from slackwater.state.files.storage import FOLDERS, FileRef, Storage, StorageLock, VersionedContent, open_file
 
 PENDING = ".commit-"  # how the name of a commit begins that is not yet linked
 
 
 @dataclass(frozen=True)
-class Directory:
+class LocalStorage:
     """A `Place` in a file system."""
 
     root: str
@@ -39,8 +39,8 @@ class Directory:
     def shown(self, file: str) -> str:
         return str(self.path / file)
 
-    def sibling(self, name: str) -> Directory:
-        return Directory(str(self.path.with_name(name)))
+    def sibling(self, name: str) -> LocalStorage:
+        return LocalStorage(str(self.path.with_name(name)))
 
     def names(self) -> list[str]:
         return sorted(p.parent.name for p in self.path.parent.glob("*/manifests"))
@@ -53,23 +53,23 @@ class Directory:
         path.parent.mkdir(exist_ok=True)
         arrow.write_synced(path, content)
 
-    def held(self, file: Wanted) -> Path:
+    def held(self, file: FileRef) -> Path:
         return self.path / file.file
 
-    def fetch(self, files: Sequence[Wanted]) -> None:
+    def fetch(self, files: Sequence[FileRef]) -> None:
         return
 
-    def wrong_in(self, file: Wanted) -> str:
+    def wrong_in(self, file: FileRef) -> str:
         return arrow.wrong_in(self.path / file.file, file.checksum, file.bytes)
 
-    def check(self, files: Sequence[Wanted]) -> None:
+    def check(self, files: Sequence[FileRef]) -> None:
         for file in files:
-            arrow.verify(self.path / file.file, file.checksum, file.bytes)
+            arrow.verify_file(self.path / file.file, file.checksum, file.bytes)
             if file.rows is not None:
-                opened(self, file)
+                open_file(self, file)
 
-    def read(self, file: str) -> Note:
-        return Note((self.path / file).read_bytes())
+    def read(self, file: str) -> VersionedContent:
+        return VersionedContent((self.path / file).read_bytes())
 
     def create(self, file: str, content: bytes) -> bool:
         final = self.path / file
@@ -117,16 +117,16 @@ class Directory:
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
 
-    def lock(self) -> Lock:
-        return lock.take(self.path / "lock")
+    def lock(self) -> StorageLock:
+        return lock.take_lock(self.path / "lock")
 
     def holder(self) -> str | None:
-        return lock.holder(self.path / "lock")
+        return lock.lock_holder(self.path / "lock")
 
     def is_fresh(self) -> bool:
         return not self.path.exists()
 
-    def copy_of(self, origin: Place, file: str) -> None:
+    def copy_of(self, origin: Storage, file: str) -> None:
         _link(Path(origin.root) / file, self.path / file)
 
     def put_aside(self, name: str) -> str:

@@ -7,24 +7,24 @@ from typing import Protocol
 
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.files.place import NAMED, Place
-from slackwater.state.fork import forked, taken
+from slackwater.state.files.storage import NAMED, Storage
+from slackwater.state.fork import forked_commit, name_taken
 from slackwater.state.protocol import Snapshot, not_kept
 
 ATTEMPTS = 5
 FORKING = "forking"  # a file that is there while a fork is made
 
 
-class Origin(Protocol):
+class ForkOrigin(Protocol):
     """A store whose commit is copied."""
 
     @property
-    def place(self) -> Place: ...
+    def place(self) -> Storage: ...
     def epochs(self) -> list[int]: ...
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]: ...
 
 
-class Copy(Origin, Protocol):
+class ForkCopy(ForkOrigin, Protocol):
     """A store that gets it."""
 
     def claim(self) -> None: ...
@@ -33,11 +33,11 @@ class Copy(Origin, Protocol):
     def close(self) -> None: ...
 
 
-def fork(store: Origin, copy: Copy, epoch: int | None, renames: bool = False) -> Commit | None:
+def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bool = False) -> Commit | None:
     """See `StateStore.fork`."""
     to = copy.place
     if there := copy.epochs():
-        raise taken(to.name, there[-1], f"in {to.root}")
+        raise name_taken(to.name, there[-1], f"in {to.root}")
     if not store.epochs():
         raise not_kept(epoch or 0, [], store.place.root)
     fresh = to.is_fresh() or to.has(FORKING)
@@ -46,7 +46,7 @@ def fork(store: Origin, copy: Copy, epoch: int | None, renames: bool = False) ->
     try:
         if there := copy.epochs():  # since we looked
             made, fresh = [], False
-            raise taken(to.name, there[-1], f"in {to.root}")
+            raise name_taken(to.name, there[-1], f"in {to.root}")
         if to.has(FORKING):  # of a fork that was killed: it names nothing, so nobody needs what it left
             to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
             to.delete([FORKING])
@@ -54,7 +54,7 @@ def fork(store: Origin, copy: Copy, epoch: int | None, renames: bool = False) ->
         to.put(FORKING, b"")
         found = _copied(store, to, epoch, made)
         if found is not None:
-            found = forked(found, to.name, renames=renames)
+            found = forked_commit(found, to.name, renames=renames)
             copy.found(found)
             to.delete([FORKING])
             made = []
@@ -68,7 +68,7 @@ def fork(store: Origin, copy: Copy, epoch: int | None, renames: bool = False) ->
         copy.close()
 
 
-def _copied(store: Origin, to: Place, epoch: int | None, made: list[str]) -> Commit | None:
+def _copied(store: ForkOrigin, to: Storage, epoch: int | None, made: list[str]) -> Commit | None:
     """Put the files of a commit there; None while its output waits.
 
     What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.

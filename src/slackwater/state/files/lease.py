@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slackwater.core.time import iso
+from slackwater.core.time import format_iso
 from slackwater.errors import FencedError, LockHeldError, SlackwaterError
-from slackwater.state.files.object_client import Client
+from slackwater.state.files.object_client import ObjectClient
 
 LEASE_S = 30.0  # how long a runner that is not heard of keeps the pipeline
 RENEW_S = 10.0
@@ -41,9 +41,9 @@ _held: set[str] = set()  # tokens of leases of this process
 
 
 class Lease:
-    """A `Lock`, from `take` on. A thread renews it until it is closed, or nobody has it any more."""
+    """A `StorageLock`, from `take` on. A thread renews it until it is closed, or nobody has it any more."""
 
-    def __init__(self, client: Client, file: str) -> None:
+    def __init__(self, client: ObjectClient, file: str) -> None:
         self._client, self._file = client, file
         self.token = uuid.uuid4().hex
         self._version = ""
@@ -89,7 +89,7 @@ class Lease:
             found = self._client.get(self._file)
         except FileNotFoundError:
             return None
-        return parsed(bytes(found.content)), found.version
+        return parse_lease(bytes(found.content)), found.version
 
     def _body(self, held: bool) -> bytes:
         """Never the same twice."""
@@ -151,16 +151,16 @@ def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
         del held
 
 
-def holder(client: Client, file: str) -> str | None:
+def lease_holder(client: ObjectClient, file: str) -> str | None:
     """Who runs; None for nobody. Raises StateError."""
     try:
-        content = parsed(bytes(client.get(file).content))
+        content = parse_lease(bytes(client.get(file).content))
     except FileNotFoundError:
         return None
     return None if _is_over(content) else _name(content)
 
 
-def parsed(content: bytes) -> dict[str, Any]:
+def parse_lease(content: bytes) -> dict[str, Any]:
     """A lease as it lies there; one that is damaged runs out like any other, by being watched."""
     try:
         found = json.loads(content)
@@ -224,7 +224,7 @@ def _name(content: dict[str, Any]) -> str:
 
 def _taken(content: dict[str, Any], shown: str) -> LockHeldError:
     until = content.get("until_us")
-    when = f" until {iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
+    when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
     return LockHeldError(
         f"pipeline is already running: {_name(content)} holds {shown}{when}; stop it first, one runner per pipeline"
     )

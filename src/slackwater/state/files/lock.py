@@ -49,7 +49,7 @@ class Flock:
             self._directory = None
 
 
-def take(path: Path) -> Flock:
+def take_lock(path: Path) -> Flock:
     """Lock this file and its directory until the lock is closed; the file says who holds it. Raises LockHeldError, StateError."""
     file = _opened(path)
     end = time.monotonic() + LOCK_S
@@ -79,7 +79,7 @@ def take(path: Path) -> Flock:
     return Flock(path, file, directory)
 
 
-def holder(path: Path) -> str | None:
+def lock_holder(path: Path) -> str | None:
     """Who holds the lock; None for nobody. Raises StateError."""
     try:
         with path.open(errors="replace") as file:

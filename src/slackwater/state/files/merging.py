@@ -28,7 +28,7 @@ def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
 
 
 @dataclass(frozen=True)
-class Merge:
+class SegmentMerge:
     """Neighbours of one shard that were merged: into one segment, or into none where nothing of them is left."""
 
     of: tuple[SegmentMeta, ...]

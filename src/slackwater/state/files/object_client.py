@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from slackwater.errors import EpochError, SlackwaterError, StartError, StateError
-from slackwater.secrets import masked
+from slackwater.secrets import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
 PATIENCE_S = 60.0  # how long a request is repeated
@@ -28,13 +28,13 @@ PART = 16 << 20  # bytes: larger objects are fetched in ranges, and put in parts
 _AT_ONCE = 500  # objects deleted by one request
 
 
-class Found(NamedTuple):
+class StoredObject(NamedTuple):
     content: Any  # a buffer
     version: str
 
 
 @dataclass
-class Client:
+class ObjectClient:
     """Of everything below one URL. Threads may ask at once; a process that was forked makes its own."""
 
     url: str
@@ -117,13 +117,13 @@ class Client:
                 )
             time.sleep(0.1)
 
-    def _look(self, file: str) -> Found | None:
+    def _look(self, file: str) -> StoredObject | None:
         try:
             return self.get(file)
         except FileNotFoundError:
             return None
 
-    def get(self, file: str, size: int | None = None) -> Found:
+    def get(self, file: str, size: int | None = None) -> StoredObject:
         """An object; in ranges where it is known to be large. Raises FileNotFoundError, StateError."""
         try:
             if size is not None and size > 2 * PART:
@@ -131,10 +131,10 @@ class Client:
                 self.requests["get"] += len(starts)
                 ends = [min(start + PART, size) for start in starts]
                 parts = self._obs.get_ranges(self._store, file, starts=list(starts), ends=ends, coalesce=0)
-                return Found(b"".join(memoryview(p) for p in parts), "")
+                return StoredObject(b"".join(memoryview(p) for p in parts), "")
             self.requests["get"] += 1
             found = self._obs.get(self._store, file)
-            return Found(memoryview(found.bytes()), _version(found.meta))
+            return StoredObject(memoryview(found.bytes()), _version(found.meta))
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
                 raise self._failed(error, f"{file} cannot be read", StateError) from None
@@ -289,4 +289,4 @@ def _short(error: Exception) -> str:
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
     text = " ".join(text.partition("<?xml")[0].split())
     text = re.sub(r"^Generic \w+ error: ", "", text).rstrip(": ")
-    return masked(f"{text}: {code[1]}" if code else text)[:300]
+    return mask_secrets(f"{text}: {code[1]}" if code else text)[:300]

@@ -24,20 +24,20 @@ import xxhash
 
 from slackwater.errors import FencedError, StateError
 from slackwater.state.files import lease
-from slackwater.state.files.arrow import checksum, encoded
-from slackwater.state.files.cache import Cache
-from slackwater.state.files.object_client import Client
-from slackwater.state.files.place import Lock, Note, Place, Wanted
+from slackwater.state.files.arrow import encode_frame, file_checksum
+from slackwater.state.files.cache import FileCache
+from slackwater.state.files.object_client import ObjectClient
+from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent
 
 AT_ONCE = 16  # requests
 MOVED = "moved"  # an object that is there while a state that was put aside is removed from where it was
 
-_clients: dict[tuple[object, ...], tuple[Client, Cache]] = {}
+_clients: dict[tuple[object, ...], tuple[ObjectClient, FileCache]] = {}
 _making = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Objects:
+class ObjectStorage:
     """A `Place` in an object store. Goes to workers with what they need to reach it."""
 
     url: str  # where the states of all pipelines lie
@@ -45,21 +45,21 @@ class Objects:
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
-    def at(cls, url: str, name: str, options: Mapping[str, str]) -> Objects:
+    def at(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
         found = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
         _ = found.client  # a mistake is told where it is made
         return found
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ObjectClient:
         return self._both[0]
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> FileCache:
         return self._both[1]
 
     @property
-    def _both(self) -> tuple[Client, Cache]:
+    def _both(self) -> tuple[ObjectClient, FileCache]:
         """Of this process: what is open does not go along to another."""
         key = (os.getpid(), self.url, self.name, self.options)
         with _making:
@@ -67,7 +67,7 @@ class Objects:
                 return _clients[key]
             endpoint = "".join(v for k, v in self.options if "endpoint" in k) or os.environ.get("AWS_ENDPOINT_URL", "")
             own = xxhash.xxh3_128_hexdigest(f"{endpoint}\0{self.root}".encode())
-            return _clients.setdefault(key, (Client(self.root, dict(self.options)), Cache(own)))
+            return _clients.setdefault(key, (ObjectClient(self.root, dict(self.options)), FileCache(own)))
 
     @property
     def root(self) -> str:
@@ -80,30 +80,30 @@ class Objects:
     def shown(self, file: str) -> str:
         return f"{self.root}/{file}"
 
-    def sibling(self, name: str) -> Objects:
+    def sibling(self, name: str) -> ObjectStorage:
         return replace(self, name=name)
 
     def names(self) -> list[str]:
-        return names(self.url, dict(self.options))
+        return pipeline_names(self.url, dict(self.options))
 
     # -- files that are written once -----------------------------------------------------------------------------
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
-        content = memoryview(encoded(frame)).cast("B")
+        content = memoryview(encode_frame(frame)).cast("B")
         self.client.put(file, content)
         self.cache.add(file, content)
-        return len(content), checksum(content)
+        return len(content), file_checksum(content)
 
     def put(self, file: str, content: bytes) -> None:
         self.client.put(file, content)
         self.cache.add(file, content)
 
-    def held(self, file: Wanted) -> Path:
+    def held(self, file: FileRef) -> Path:
         if not self.cache.holds(file.file, file.checksum):
             self._fetch(file)
         return self.cache.path(file.file)
 
-    def _fetch(self, file: Wanted) -> None:
+    def _fetch(self, file: FileRef) -> None:
         try:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
@@ -112,16 +112,16 @@ class Objects:
             raise self._wrong(file, wrong)
         self.cache.add(file.file, content)
 
-    def _wrong(self, file: Wanted, wrong: str) -> StateError:
+    def _wrong(self, file: FileRef, wrong: str) -> StateError:
         return StateError(
             f"state file {self.shown(file.file)} {wrong}; restore it from a copy of the state; nothing was changed"
         )
 
-    def fetch(self, files: Sequence[Wanted]) -> None:
+    def fetch(self, files: Sequence[FileRef]) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.held, files))
 
-    def wrong_in(self, file: Wanted) -> str:
+    def wrong_in(self, file: FileRef) -> str:
         try:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class Objects:
             self.cache.add(file.file, content)
         return wrong
 
-    def check(self, files: Sequence[Wanted]) -> None:
+    def check(self, files: Sequence[FileRef]) -> None:
         """By a list of what is there: whether an object holds what was written is looked at when it is fetched."""
         there = {
             f"{folder}/{n}": s
@@ -147,9 +147,9 @@ class Objects:
 
     # -- files that say what there is ----------------------------------------------------------------------------
 
-    def read(self, file: str) -> Note:
+    def read(self, file: str) -> VersionedContent:
         found = self.client.get(file)
-        return Note(bytes(found.content), found.version)
+        return VersionedContent(bytes(found.content), found.version)
 
     def create(self, file: str, content: bytes) -> bool:
         return self.client.create(file, content) is not None
@@ -177,9 +177,9 @@ class Objects:
     def prepare(self) -> None:
         return
 
-    def lock(self) -> Lock:
+    def lock(self) -> StorageLock:
         # by a client of its own: a segment may take its time, a lease has little
-        held = lease.Lease(Client(self.root, {"timeout": f"{lease.ANSWER_S:g}s", **dict(self.options)}), "lock")
+        held = lease.Lease(ObjectClient(self.root, {"timeout": f"{lease.ANSWER_S:g}s", **dict(self.options)}), "lock")
         try:
             held.take()
             if self.has(MOVED):  # put aside by a runner that was killed before it was done here
@@ -190,14 +190,14 @@ class Objects:
         return held
 
     def holder(self) -> str | None:
-        return lease.holder(self.client, "lock")
+        return lease.lease_holder(self.client, "lock")
 
     def is_fresh(self) -> bool:
         return not self.client.sizes("")
 
-    def copy_of(self, origin: Place, file: str) -> None:
-        assert isinstance(origin, Objects)
-        whole = Objects(self.url, "", self.options)
+    def copy_of(self, origin: Storage, file: str) -> None:
+        assert isinstance(origin, ObjectStorage)
+        whole = ObjectStorage(self.url, "", self.options)
         whole.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
@@ -221,23 +221,23 @@ class Objects:
         self.delete(list(self.client.sizes("")))
 
 
-def _differs(content: memoryview, file: Wanted) -> str:
+def _differs(content: memoryview, file: FileRef) -> str:
     if file.bytes is not None and len(content) != file.bytes:
         return "is truncated" if len(content) < file.bytes else "is longer than what was written"
-    return "" if checksum(content) == file.checksum else "does not hold what was written"
+    return "" if file_checksum(content) == file.checksum else "does not hold what was written"
 
 
-def names(url: str, options: Mapping[str, str]) -> list[str]:
+def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:
     """The pipelines that have their state below a URL. Raises StartError."""
-    client = Client(url.rstrip("/"), options)
+    client = ObjectClient(url.rstrip("/"), options)
     return [name for name in client.within()[0] if _begun(client, name)]
 
 
 def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
     """Whether a pipeline has its state there. Raises StartError."""
-    return _begun(Client(url, options), name)
+    return _begun(ObjectClient(url, options), name)
 
 
-def _begun(client: Client, name: str) -> bool:
+def _begun(client: ObjectClient, name: str) -> bool:
     folders, files = client.within(name)
     return "manifests" in folders or "lock" in files

@@ -11,18 +11,18 @@ from functools import partial
 
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
-from slackwater.state.files import lists, published
+from slackwater.state.files import offset_lists, publish_markers
 from slackwater.state.files.buffers import FilesBuffers
-from slackwater.state.files.commit import Log
-from slackwater.state.files.place import verify, wanted
-from slackwater.state.files.units import SegmentReader
+from slackwater.state.files.commit import CommitLog
+from slackwater.state.files.segments import SegmentReader
+from slackwater.state.files.storage import file_ref, verify_file
 from slackwater.state.protocol import Snapshot, not_kept
 
 
-class Onlooker:
+class SnapshotReader:
     """Looks at the commits of a log, again and again."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: CommitLog) -> None:
         self._log, self._place = log, log.place
         self._whole: set[str] = set()  # segments that were looked at and found as written
 
@@ -54,14 +54,14 @@ class Onlooker:
     def opened(self, epoch: int) -> Snapshot:
         """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
         commit = self._log.read(epoch)
-        self._place.fetch([wanted(m) for m in commit.metas])
+        self._place.fetch([file_ref(m) for m in commit.metas])
         stages = [
             [SegmentReader(self._place, metas, {}).opened() for metas in stage.segments] for stage in commit.stages
         ]
         named = [m for stage in commit.stages for shard in stage.segments for m in shard]
         for meta in named:
             if meta.file not in self._whole:
-                verify(self._place, wanted(meta))
+                verify_file(self._place, file_ref(meta))
         self._whole = {m.file for m in named}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
@@ -70,9 +70,11 @@ class Onlooker:
 
         return Snapshot(
             commit,
-            published.read(published.OwnNote(self._place, published.PUBLISHED)),
+            publish_markers.read_marker(publish_markers.MarkerFile(self._place, publish_markers.PUBLISHED)),
             lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
-            partial(lists.read, self._place),
+            partial(offset_lists.read_list, self._place),
             buffers,
-            published.reached(published.OwnNote(self._place, published.REACHED), commit.epoch),
+            publish_markers.delivered_targets(
+                publish_markers.MarkerFile(self._place, publish_markers.REACHED), commit.epoch
+            ),
         )

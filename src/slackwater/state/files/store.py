@@ -25,17 +25,17 @@ import polars as pl
 
 from slackwater.errors import FencedError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.files import lists, published
+from slackwater.state.files import offset_lists, publish_markers
 from slackwater.state.files.arrow import read_arrow
-from slackwater.state.files.beside import Beside
-from slackwater.state.files.commit import Log
-from slackwater.state.files.directory import Directory
-from slackwater.state.files.fork import FORKING, fork
-from slackwater.state.files.place import NAMED, Lock, Place, Wanted, wanted
-from slackwater.state.files.places import place_at
-from slackwater.state.files.snapshot import Onlooker
-from slackwater.state.files.units import FilesShard
-from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
+from slackwater.state.files.background_merge import BackgroundMerger
+from slackwater.state.files.commit import CommitLog
+from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.fork import FORKING, fork_state
+from slackwater.state.files.segments import FilesShard
+from slackwater.state.files.snapshot import SnapshotReader
+from slackwater.state.files.storage import NAMED, FileRef, Storage, StorageLock, file_ref
+from slackwater.state.files.storage_factory import place_at
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, StoredRecord
 from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
@@ -50,16 +50,16 @@ class FilesStore:
     `options`: how an object store is reached, see `config.target.StateStore`. Nothing of them is ever part of the state.
     """
 
-    def __init__(self, path: str | Path | Place, pipeline: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: str | Path | Storage, pipeline: str, options: Mapping[str, str] | None = None) -> None:
         self.place = place_at(path, pipeline, options or {}) if isinstance(path, str | Path) else path.sibling(pipeline)
         self.root = self.place.root
-        self._lock: Lock | None = None
-        self._log, self._latest = Log(self.place), -1
-        self._published = published.OwnNote(self.place, published.PUBLISHED)
-        self._reached = published.OwnNote(self.place, published.REACHED)
-        self._runs = published.OwnNote(self.place, published.RUNS)
-        self._onlooker = Onlooker(self._log)
-        self._beside = Beside(self.place)
+        self._lock: StorageLock | None = None
+        self._log, self._latest = CommitLog(self.place), -1
+        self._published = publish_markers.MarkerFile(self.place, publish_markers.PUBLISHED)
+        self._reached = publish_markers.MarkerFile(self.place, publish_markers.REACHED)
+        self._runs = publish_markers.MarkerFile(self.place, publish_markers.RUNS)
+        self._onlooker = SnapshotReader(self._log)
+        self._beside = BackgroundMerger(self.place)
         self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -100,7 +100,7 @@ class FilesStore:
         for folder in NAMED:
             found = [name for name in self.place.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest]
             self.place.delete([f"{folder}/{name}" for name in found if int(name[:9]) not in spared])
-        if isinstance(self.place, Directory):
+        if isinstance(self.place, LocalStorage):
             self.place.clear_pending()
 
     def claim(self) -> None:
@@ -175,17 +175,17 @@ class FilesStore:
 
     def _verify(self, commit: Commit) -> None:
         """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
-        self.place.check([*map(wanted, commit.metas), *map(lists.wanted, commit.offset_lists)])
+        self.place.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
         return self.place.holder()
 
     def runs(self) -> tuple[Run, ...]:
-        return published.runs(published.OwnNote(self.place, published.RUNS))
+        return publish_markers.runs(publish_markers.MarkerFile(self.place, publish_markers.RUNS))
 
     def note_run(self, run: Run) -> None:
         self._confirm("note how this run goes")
-        published.note_run(self._runs, run)
+        publish_markers.note_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return self._onlooker.peek(epoch)
@@ -197,11 +197,11 @@ class FilesStore:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
         return self._log.read(epoch)
 
-    def written(self) -> Written | None:
+    def written(self) -> StoredRecord | None:
         epochs = self.epochs()
         return self._log.written(epochs[-1]) if epochs else None
 
-    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._beside.keeps(stage, logic)
 
     def forget(self, stages: range) -> None:
@@ -211,7 +211,7 @@ class FilesStore:
         return FilesShard(self.place, shard, epoch, self._beside.taken(stage, shard, metas))
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        held = self.place.held(Wanted(meta.file, meta.checksum))
+        held = self.place.held(FileRef(meta.file, meta.checksum))
         return read_arrow(held, meta.checksum, self.place.shown(meta.file))
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
@@ -223,10 +223,10 @@ class FilesStore:
             return list(pool.map(self.output, metas))
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return lists.put(self.place, epoch, lines)
+        return offset_lists.write_list(self.place, epoch, lines)
 
     def read_list(self, name: str) -> list[str]:
-        return lists.read(self.place, name)
+        return offset_lists.read_list(self.place, name)
 
     def shares_transaction(self, target: object) -> bool:
         return False
@@ -260,18 +260,18 @@ class FilesStore:
             self._lock.confirm(doing)
 
     def published(self) -> int:
-        return published.read(self._published, held=self._lock is not None)
+        return publish_markers.read_marker(self._published, held=self._lock is not None)
 
     def note_published(self, epoch: int) -> None:
         self._confirm(f"note that epoch {epoch} is published")
-        published.note(self._published, epoch)
+        publish_markers.write_marker(self._published, epoch)
 
     def reached(self) -> frozenset[str]:
-        return published.reached(self._reached, self._latest, held=self._lock is not None)
+        return publish_markers.delivered_targets(self._reached, self._latest, held=self._lock is not None)
 
     def note_reached(self, epoch: int, target: str) -> None:
         self._confirm(f'note what target "{target}" has')
-        published.note_reached(self._reached, epoch, target)
+        publish_markers.note_reached(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
@@ -290,7 +290,7 @@ class FilesStore:
         self.place.delete([file for file, of in old if of not in spared and file not in used])
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        return fork(self, FilesStore(self.place, name), epoch, renames)
+        return fork_state(self, FilesStore(self.place, name), epoch, renames)
 
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `open`."""

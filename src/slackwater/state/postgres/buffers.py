@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from slackwater.core.arrays import Int64s
 from slackwater.errors import EpochError, StartError
 from slackwater.joins.buffer import OUTLINE, Changes
-from slackwater.joins.logic import JoinLogic, Side
-from slackwater.joins.match import Run
+from slackwater.joins.logic import JoinLogic, JoinSide
+from slackwater.joins.match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import meta_of
 from slackwater.state.postgres import client, validation
-from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.tables import TableNames
 
 PLACE = ("side", "key_hash", "event_time", "row_id")
 _FAR = 2**62
@@ -37,7 +37,7 @@ _FAR = 2**62
 class JoinTable:
     """The table of a join's rows, and how a side's columns are called in it."""
 
-    tables: Tables
+    tables: TableNames
     logic: JoinLogic
 
     @property
@@ -48,7 +48,7 @@ class JoinTable:
     def staged(self) -> str:
         return self.tables.staged
 
-    def names(self, side: Side) -> dict[str, str]:
+    def names(self, side: JoinSide) -> dict[str, str]:
         """Column of a buffered row -> column of the table."""
         own = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **own}
@@ -79,25 +79,25 @@ class JoinTable:
 
     def create(self) -> list[str]:
         """Statements that make the table of the state."""
-        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types().items())
+        columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         name = self.tables.pipeline.replace("'", "''")
         return [
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
             f" DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
-            f" CONSTRAINT {client.quote(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(PLACE)}))",
-            f"CREATE INDEX {client.quote(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
+            f" CONSTRAINT {client.quote_name(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(PLACE)}))",
+            f"CREATE INDEX {client.quote_name(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
     def alter(self, there: Sequence[str]) -> str:
         """Give a table with these columns those that came since it was made, NULL in its rows; empty if it has them."""
-        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in self.types().items() if c not in there]
+        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types().items() if c not in there]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def create_staged(self) -> str:
-        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types().items())
+        columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
-    def frame(self, side: Side, rows: pl.DataFrame, token: str) -> pl.DataFrame:
+    def frame(self, side: JoinSide, rows: pl.DataFrame, token: str) -> pl.DataFrame:
         """Buffered rows as rows of the table. Of a side whose rows come out in pairs only nobody asks who has matched."""
         rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
         if "__matched" in rows.columns and not side.outer:
@@ -106,7 +106,7 @@ class JoinTable:
         return rows.rename(names).select(pl.lit(token).alias("token"), pl.lit(side.name).alias("side"), pl.all())
 
 
-def mine(column: str, shard: int, shards: int) -> str:
+def shard_condition(column: str, shard: int, shards: int) -> str:
     """SQL: whether a hash is of this shard."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
 
@@ -122,16 +122,16 @@ class PostgresBuffers:
     metas: tuple[SegmentMeta, ...]
     snapshot: str | None = None
 
-    def _side(self, which: int) -> Side:
+    def _side(self, which: int) -> JoinSide:
         return self.table.logic.sides[which]
 
-    def _tokens(self, side: Side, what: str) -> str:
+    def _tokens(self, side: JoinSide, what: str) -> str:
         found = ", ".join(f"'{m.file}'" for m in self.metas if m.file and m.kind == side.name + what)
         return f"({found})" if found else ""
 
-    def _fetch(self, side: Side, condition: str) -> pl.DataFrame:
+    def _fetch(self, side: JoinSide, condition: str) -> pl.DataFrame:
         names = self.table.names(side)
-        columns = ", ".join(f"r.{client.quote(n)}" for n in names.values())
+        columns = ", ".join(f"r.{client.quote_name(n)}" for n in names.values())
         parts = [f"SELECT {columns} FROM {self.table.state} r WHERE side = '{side.name}' AND {condition}"]
         if tokens := self._tokens(side, ""):
             parts.append(f"SELECT {columns} FROM {self.table.staged} r WHERE token IN {tokens} AND {condition}")
@@ -143,19 +143,19 @@ class PostgresBuffers:
     def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
         with validation.reading(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
-            frame = client.fetch(cursor, query, times)
+            frame = client.fetch_frame(cursor, query, times)
         return frame.with_columns(frame["__ts"].dt.timestamp("us")) if "__ts" in schema else frame
 
-    def _has(self, side: Side) -> bool:
+    def _has(self, side: JoinSide) -> bool:
         return any(m.rows and m.kind == side.name for m in self.metas)
 
-    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[Run]:
+    def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self._side(which)
         if not self._has(side) or not len(hashes):
             return []
         within = f"event_time BETWEEN {_moment(low)} AND {_moment(high)}"
         frame = self._fetch(side, f"key_hash = ANY({_array(hashes)}) AND {within}")
-        return [Run.of(frame.sort("__kh", "__ts", "__id"))]
+        return [SortedRows.of(frame.sort("__kh", "__ts", "__id"))]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
@@ -172,7 +172,7 @@ class PostgresBuffers:
         after, upto = _moment(since - keeps), _moment(watermark - keeps)
         condition = f"NOT matched AND event_time > {after} AND event_time <= {upto}"
         if self.shards > 1:
-            condition += f" AND {mine('key_hash', self.shard, self.shards)}"
+            condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
         for what in "+-":
             if tokens := self._tokens(side, what):
                 same = " AND ".join(f"x.{c} = r.{c}" for c in PLACE)
@@ -199,19 +199,21 @@ class PostgresBuffers:
         side = self._side(which)
         condition = f"event_time > {_moment(watermark - side.keep_us - 1)}"
         if self.shards > 1:
-            condition += f" AND {mine('key_hash', self.shard, self.shards)}"
+            condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
         return self._fetch(side, condition).sort("__kh", "__ts", "__id")
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         side = self._side(which)
         query = (
             f"SELECT key_hash, event_time, matched FROM {self.table.state} WHERE side = '{side.name}'"
-            f" AND event_time > {_moment(watermark - side.keep_us - 1)} AND {mine('key_hash', self.shard, self.shards)}"
+            f" AND event_time > {_moment(watermark - side.keep_us - 1)} AND {shard_condition('key_hash', self.shard, self.shards)}"
         )
         return self._query(query, OUTLINE).with_columns(pl.col("__matched").fill_null(False))
 
 
-def stage(url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes) -> tuple[SegmentMeta, ...]:
+def stage_changes(
+    url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
+) -> tuple[SegmentMeta, ...]:
     """COPY what an epoch does to the buffers of a shard; each part has a token, which a commit names."""
     found = list(metas)
     try:
@@ -224,14 +226,14 @@ def stage(url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Cha
                     if rows.height:
                         token = uuid.uuid4().hex
                         frame = table.frame(side, rows, token)
-                        client.append(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
+                        client.append_frame(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
                         found.append(meta_of(side, what, rows, token, int(frame.estimated_size())))
     except ConnectionError as error:
         raise EpochError(f"state was not staged: {error}") from None
     return tuple(found)
 
 
-def adopt(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
+def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     """Which shard a row belongs to follows from its hash: the rows are as they were, only figures change."""
     return tuple(
         meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
@@ -240,7 +242,7 @@ def adopt(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     )
 
 
-def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
+def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
     """Make what was staged the state; return how many rows the table gained. Raises EpochError if some of it is gone."""
     staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]
@@ -253,7 +255,7 @@ def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch
     same, gained = " AND ".join(f"s.{c} = t.{c}" for c in PLACE), 0
     for side in table.logic.sides:
         rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + what] for what in ("", "+", "-"))
-        columns = client.quoted(["side", *table.names(side).values()])
+        columns = client.quote_names(["side", *table.names(side).values()])
         if rows:
             gained += db.execute(
                 f"INSERT INTO {table.state} ({columns}, epoch) SELECT {columns}, {epoch} FROM {table.staged}"
@@ -273,7 +275,7 @@ def move(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch
     return gained
 
 
-def forget(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
+def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
     """Delete what has expired; returns how many rows, per side and shard."""
     gone: dict[tuple[str, int], int] = {}
     shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
@@ -288,7 +290,7 @@ def forget(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> 
     return gone
 
 
-def collapsed(
+def collapsed_segments(
     logic: JoinLogic, state: StageState, gone: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The figures per side and shard after the staged rows became part of the table and the expired ones left it."""

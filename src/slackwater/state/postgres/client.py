@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from slackwater.core.json_text import is_nested, json_text
 from slackwater.core.schema import Field
-from slackwater.core.text import json_text, nested
 from slackwater.errors import StartError
-from slackwater.state.files.arrow import solid
+from slackwater.state.files.arrow import solid_frame
 
 if TYPE_CHECKING:
     import psycopg
@@ -86,13 +86,13 @@ def sql_type_of(dtype: pl.DataType) -> str:
     }[type(dtype)]
 
 
-def quote(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def quoted(names: Sequence[str]) -> str:
-    return ", ".join(map(quote, names))
+def quote_names(names: Sequence[str]) -> str:
+    return ", ".join(map(quote_name, names))
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -105,7 +105,7 @@ def check_names(names: Sequence[str], where: str) -> None:
             )
 
 
-def time(us: int | None) -> dt.datetime | None:
+def to_datetime(us: int | None) -> dt.datetime | None:
     """A time in µs for psycopg; None where there is none, or none in Python's calendar."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
@@ -115,7 +115,7 @@ def time(us: int | None) -> dt.datetime | None:
 
 def time_literal(us: int) -> str:
     """A time in µs as SQL; beyond the calendar it is infinite."""
-    at = time(us)
+    at = to_datetime(us)
     if at is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
     return f"'{at.isoformat()}'::timestamptz"
@@ -133,7 +133,7 @@ def _parsed(url: str) -> dict[str, Any] | None:
     return given if plain and re.fullmatch(r"[\d,]*", str(given.get("port", ""))) else None
 
 
-def address(url: str) -> str:
+def server_address(url: str) -> str:
     """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
     given = _parsed(url)
     if given is None:
@@ -162,14 +162,14 @@ def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
     return dict(rows.fetchall())
 
 
-def reason(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """The first line of an error of Postgres or its client."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
 
 
-def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
+def open_connection(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
     """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `what` names its use."""
     import psycopg
 
@@ -194,7 +194,7 @@ def connect(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
         )
     except psycopg.Error as error:
         raise StartError(
-            f"{what}: Postgres at {address(url)} cannot be reached ({reason(error)}); check the url and that it runs"
+            f"{what}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url and that it runs"
         ) from None
     connection.server_cursor_factory = NamedCursor
     return connection
@@ -208,16 +208,16 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
     )
     with (
         connection.cursor() as cursor,
-        cursor.copy(f"COPY {table} ({quoted(frame.columns)}) FROM STDIN WITH (FORMAT csv)") as copy,
+        cursor.copy(f"COPY {table} ({quote_names(frame.columns)}) FROM STDIN WITH (FORMAT csv)") as copy,
     ):
         copy.write(lines.getbuffer())
 
 
 def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     """A value as Postgres reads it from text: `{"a","b"}` for an array of scalars, JSON for what holds a struct."""
-    if not nested(kind):
+    if not is_nested(kind):
         return _scalar(value, kind)
-    if not isinstance(kind, pl.List) or nested(kind.inner):  # type: ignore[arg-type]
+    if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
         return pl.when(value.is_not_null()).then(json_text(value, kind))
     text = _scalar(pl.element(), kind.inner).cast(pl.String)  # type: ignore[arg-type]
     escaped = text.str.replace_all("\\", "\\\\", literal=True).str.replace_all('"', '\\"', literal=True)
@@ -254,18 +254,18 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
             connection.rollback()
         connection = _keep(url, kind, connection)
     except adbc.Error as error:
-        raise ConnectionError(f"Postgres at {address(url)}: {reason(error)}") from None
+        raise ConnectionError(f"Postgres at {server_address(url)}: {error_reason(error)}") from None
     finally:
         if connection is not None:
             connection.close()
 
 
 @contextmanager
-def lent(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
+def borrow_connection(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection as `connect` makes it, that waits for its next use; the caller leaves no transaction open."""
     import psycopg
 
-    connection = _waiting(url, "plain", psycopg.Error) or connect(url, what)
+    connection = _waiting(url, "plain", psycopg.Error) or open_connection(url, what)
     given_back = False
     try:
         yield connection
@@ -328,13 +328,13 @@ def close_kept() -> None:
             connection.close()
 
 
-def append(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
+def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
     """COPY a frame into a table."""
-    arrow = solid(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
+    arrow = solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
     cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
 
 
-def fetch(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+def fetch_frame(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
     """The rows of a query as a frame of these columns."""
     import pyarrow as pa
 

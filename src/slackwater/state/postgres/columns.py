@@ -8,48 +8,48 @@ from slackwater.core.dispatch import unregistered
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import Stateful, Stateless
-from slackwater.windows.kept import Kept
+from slackwater.state.postgres.tables import TableNames
+from slackwater.state.protocol import NoState, StageLogic
+from slackwater.windows.state_rows import KeyedState
 
 
 @singledispatch
-def types(logic: Stateful, tables: Tables) -> dict[str, str]:
+def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
     """Column of the table -> its type, without those that every state has."""
-    unregistered(logic, "slackwater.state.postgres.columns.types")
+    unregistered(logic, "slackwater.state.postgres.columns.column_types")
 
 
-@types.register
-def _(logic: Kept, tables: Tables) -> dict[str, str]:
+@column_types.register
+def _(logic: KeyedState, tables: TableNames) -> dict[str, str]:
     return tables.types(logic)
 
 
-@types.register
-def _(logic: JoinLogic, tables: Tables) -> dict[str, str]:
+@column_types.register
+def _(logic: JoinLogic, tables: TableNames) -> dict[str, str]:
     return JoinTable(tables, logic).types()
 
 
-@types.register
-def _(logic: Stateless, tables: Tables) -> dict[str, str]:
+@column_types.register
+def _(logic: NoState, tables: TableNames) -> dict[str, str]:
     return {}
 
 
 @singledispatch
-def check(logic: Stateful, tables: Tables, where: str) -> None:
+def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
     """Raise StartError for a column that Postgres cannot hold and give back."""
-    unregistered(logic, "slackwater.state.postgres.columns.check")
+    unregistered(logic, "slackwater.state.postgres.columns.check_columns")
 
 
-@check.register
-def _(logic: Kept, tables: Tables, where: str) -> None:
+@check_columns.register
+def _(logic: KeyedState, tables: TableNames, where: str) -> None:
     client.check_names(list(tables.columns(logic).values()), where)
 
 
-@check.register
-def _(logic: JoinLogic, tables: Tables, where: str) -> None:
+@check_columns.register
+def _(logic: JoinLogic, tables: TableNames, where: str) -> None:
     JoinTable(tables, logic).check(where)
 
 
-@check.register
-def _(logic: Stateless, tables: Tables, where: str) -> None:
+@check_columns.register
+def _(logic: NoState, tables: TableNames, where: str) -> None:
     """It has none."""

@@ -20,12 +20,12 @@ from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
-from slackwater.state.postgres import buffers, client, columns, folding
+from slackwater.state.postgres import buffers, client, columns, version_merge
 from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.tables import Tables
-from slackwater.state.protocol import Publish, Stateful, Stateless
+from slackwater.state.postgres.tables import TableNames
+from slackwater.state.protocol import NoState, Publish, StageLogic
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.kept import EMITTED, FLOOR, WHOLE, Kept
+from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedState
 
 # the figures of a stage's shards, and how many rows its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
@@ -35,7 +35,7 @@ class RefusedError(Exception):
     """The target, which is in the same transaction, did not take the rows."""
 
 
-def refusing(publish: Publish) -> Publish:
+def separate_refusals(publish: Publish) -> Publish:
     """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
@@ -44,7 +44,7 @@ def refusing(publish: Publish) -> Publish:
         except psycopg.Error as error:
             if db.closed or isinstance(error, errors.AdminShutdown):
                 raise
-            raise RefusedError(client.reason(error)) from error
+            raise RefusedError(client.error_reason(error)) from error
 
     return publishing
 
@@ -58,8 +58,8 @@ class Transaction:
     """
 
     db: psycopg.Connection[Any]
-    tables: Tables
-    stages: Sequence[Stateful]
+    tables: TableNames
+    stages: Sequence[StageLogic]
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
     named: frozenset[str] = frozenset()  # what of the staged rows the commit before names
@@ -81,7 +81,7 @@ class Transaction:
                 " published_epoch = greatest(published_epoch, %s) WHERE pipeline_name = %s",
                 (
                     done.model_dump_json(),
-                    client.time(done.watermark_us),
+                    client.to_datetime(done.watermark_us),
                     sum(done.stages[0].windows),
                     commit_id,
                     done.epoch if published else -1,
@@ -89,7 +89,7 @@ class Transaction:
                 ),
             )
             self._write_offsets(done)
-            if staged := [t.of(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, Kept)]:
+            if staged := [t.of(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedState)]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
@@ -98,9 +98,9 @@ class Transaction:
         moved = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
             whole = (self.named, bool(self.altering))
-            change = Change(self.db, replace(self.tables, stage=number), logic, commit.epoch, *whole)
+            change = RowChange(self.db, replace(self.tables, stage=number), logic, commit.epoch, *whole)
             segments, gained = change.run(state)
-            table = TableRecord(rows=change.rows(state, gained), columns=columns.types(logic, change.tables))
+            table = TableRecord(rows=change.rows(state, gained), columns=columns.column_types(logic, change.tables))
             moved.append(state.model_copy(update={"segments": segments, "table": table}))
         return commit.model_copy(update={"stages": tuple(moved)})
 
@@ -129,7 +129,7 @@ class Transaction:
         for name, source in commit.sources.items():
             for partition, offset in rows_of(source.offsets).items():
                 heard = clocks[name].partitions.get(partition, clocks[name])
-                newest = client.time(heard.max_event_us)
+                newest = client.to_datetime(heard.max_event_us)
                 rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, commit.epoch))
         with self.db.cursor() as cursor:
             cursor.executemany(
@@ -145,12 +145,12 @@ class Transaction:
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """What a commit does to the state of one stage."""
 
     db: psycopg.Connection[Any]
-    tables: Tables
-    logic: Stateful
+    tables: TableNames
+    logic: StageLogic
     epoch: int
     named: frozenset[str] = frozenset()
     alters: bool = False
@@ -163,32 +163,32 @@ class Change:
         return self._run(self.logic, state)
 
     @singledispatchmethod
-    def _run(self, logic: Stateful, state: StageState) -> Changed:
-        unregistered(logic, "slackwater.state.postgres.commit.Change")
+    def _run(self, logic: StageLogic, state: StageState) -> Changed:
+        unregistered(logic, "slackwater.state.postgres.commit.RowChange")
 
     @_run.register
-    def _(self, logic: Kept, state: StageState) -> Changed:
-        t, fresh = self.tables, [m for m in folding.tokens(state.segments) if m.file not in self.named]
-        folding.must_be_there(self.db, t.staged, fresh, self.epoch)
-        if not self.alters and not folding.is_time(state.segments):
+    def _(self, logic: KeyedState, state: StageState) -> Changed:
+        t, fresh = self.tables, [m for m in version_merge.staged_segments(state.segments) if m.file not in self.named]
+        version_merge.must_be_there(self.db, t.staged, fresh, self.epoch)
+        if not self.alters and not version_merge.is_time(state.segments):
             return state.segments, 0
-        gained = folding.fold(self.db, t.staged, t.state, state.segments)
-        if folding.tokens(state.segments):
+        gained = version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
+        if version_merge.staged_segments(state.segments):
             # what is left of epochs that were not committed, too; not TRUNCATE, which others would see at once
             self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
         gained -= self._forget(logic, state.watermark_us)
         size = self._size()
-        return tuple(folding.collapsed(metas, size // state.shards) for metas in state.segments), gained
+        return tuple(version_merge.collapsed_segments(metas, size // state.shards) for metas in state.segments), gained
 
     @_run.register
     def _(self, logic: JoinLogic, state: StageState) -> Changed:
         table = JoinTable(self.tables, logic)
-        gained = buffers.move(self.db, table, state, self.epoch)
-        gone = buffers.forget(self.db, table, state)
-        return buffers.collapsed(logic, state, gone, self._size()), gained - sum(gone.values())
+        gained = buffers.apply_staged(self.db, table, state, self.epoch)
+        gone = buffers.delete_expired(self.db, table, state)
+        return buffers.collapsed_segments(logic, state, gone, self._size()), gained - sum(gone.values())
 
     @_run.register
-    def _(self, logic: Stateless, state: StageState) -> Changed:
+    def _(self, logic: NoState, state: StageState) -> Changed:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
@@ -202,7 +202,7 @@ class Change:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _forget(self, logic: Kept, watermark: int) -> int:
+    def _forget(self, logic: KeyedState, watermark: int) -> int:
         """Delete the units all of whose rows are over; return how many rows these are."""
         if watermark <= NO_WATERMARK:
             return 0

@@ -14,7 +14,7 @@ import psycopg
 _QUOTED = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'')
 
 
-def doubled(query: Any) -> Any:
+def escape_percents(query: Any) -> Any:
     """A query as psycopg wants it where it has parameters."""
     if not isinstance(query, str) or "%" not in query:
         return query
@@ -23,12 +23,12 @@ def doubled(query: Any) -> Any:
 
 class Cursor(psycopg.Cursor[Any]):
     def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
-        return super().execute(query if params is None else doubled(query), params, **more)
+        return super().execute(query if params is None else escape_percents(query), params, **more)
 
     def executemany(self, query: Any, params_seq: Iterable[Any], **more: Any) -> None:
-        super().executemany(doubled(query), params_seq, **more)
+        super().executemany(escape_percents(query), params_seq, **more)
 
 
 class NamedCursor(psycopg.ServerCursor[Any]):
     def execute(self, query: Any, params: Any = None, **more: Any) -> Self:
-        return super().execute(query if params is None else doubled(query), params, **more)
+        return super().execute(query if params is None else escape_percents(query), params, **more)

@@ -10,19 +10,19 @@ import xxhash
 
 from slackwater.errors import LockHeldError
 from slackwater.state.postgres import client
-from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.tables import TableNames
 
 LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
 
 
-def connect(url: str, tables: Tables, place: str) -> psycopg.Connection[Any]:
+def connect_locked(url: str, tables: TableNames, place: str) -> psycopg.Connection[Any]:
     """A connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
-    db = client.connect(url, "state store")
+    db = client.open_connection(url, "state store")
     try:
         end = time.monotonic() + LOCK_S
-        while not take(db, tables):
+        while not take_lock(db, tables):
             if time.monotonic() > end:
-                who = holder(db, tables) or "another process"
+                who = lock_holder(db, tables) or "another process"
                 raise LockHeldError(
                     f"pipeline is already running: {who} holds its lock {place}; stop it first, one runner per pipeline"
                 )
@@ -33,24 +33,24 @@ def connect(url: str, tables: Tables, place: str) -> psycopg.Connection[Any]:
     return db
 
 
-def take(db: psycopg.Connection[Any], tables: Tables) -> bool:
+def take_lock(db: psycopg.Connection[Any], tables: TableNames) -> bool:
     """Take the lock of a pipeline, until the connection is closed; False if somebody holds it."""
-    row = db.execute("SELECT pg_try_advisory_lock(%s)", (key(tables),)).fetchone()
+    row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(tables),)).fetchone()
     return bool(row and row[0])
 
 
-def key(tables: Tables) -> int:
+def lock_key(tables: TableNames) -> int:
     """The number of a pipeline's advisory lock."""
     return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
 
 
-def holder(db: psycopg.Connection[Any], tables: Tables) -> str | None:
+def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
     """Who holds a pipeline's lock; None for nobody."""
     row = db.execute(
         "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
         " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"
         " datname = current_database())",
-        (key(tables),),
+        (lock_key(tables),),
     ).fetchone()
     if row is None:
         return None

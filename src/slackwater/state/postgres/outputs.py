@@ -8,13 +8,13 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import StateError
 from slackwater.state.commit import OutputMeta
-from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.tables import TableNames
 
 
-def read(db: psycopg.Connection[Any], tables: Tables, place: str, meta: OutputMeta) -> pl.DataFrame:
+def read_output(db: psycopg.Connection[Any], tables: TableNames, place: str, meta: OutputMeta) -> pl.DataFrame:
     """The rows. Raises StateError if they are not there."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:

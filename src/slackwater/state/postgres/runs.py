@@ -8,12 +8,12 @@ import psycopg
 
 from slackwater.errors import StateError
 from slackwater.state.postgres import client
-from slackwater.state.postgres.snapshot import exists
-from slackwater.state.postgres.tables import Tables
+from slackwater.state.postgres.snapshot import table_exists
+from slackwater.state.postgres.tables import TableNames
 from slackwater.state.runs import MOST_RUNS, Run, parse_runs
 
 
-def note(db: psycopg.Connection[Any], tables: Tables, run: Run) -> None:
+def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
     """Insert a run, or replace its former note; the oldest ones go. Raises psycopg's errors."""
     # a text of Postgres has no U+0000
     error = None if run.error is None else run.error.replace("\0", "�")
@@ -33,16 +33,16 @@ def note(db: psycopg.Connection[Any], tables: Tables, run: Run) -> None:
         )
 
 
-def read(url: str, tables: Tables, place: str) -> tuple[Run, ...]:
+def read(url: str, tables: TableNames, place: str) -> tuple[Run, ...]:
     """Return the runs of a pipeline, oldest first; none where no version that notes them has started. Raises StateError."""
     try:
-        with client.lent(url, "state store") as db:
-            return _read(db, tables) if exists(db, tables.runs) else ()
+        with client.borrow_connection(url, "state store") as db:
+            return _read(db, tables) if table_exists(db, tables.runs) else ()
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.reason(error)}") from None
+        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
 
 
-def _read(db: psycopg.Connection[Any], tables: Tables) -> tuple[Run, ...]:
+def _read(db: psycopg.Connection[Any], tables: TableNames) -> tuple[Run, ...]:
     rows = db.execute(
         "SELECT round(extract(epoch FROM started_at) * 1000000)::bigint, runner, epoch,"
         f" round(extract(epoch FROM ended_at) * 1000000)::bigint, outcome, last_epoch, error FROM {tables.runs}"

@@ -17,17 +17,17 @@ from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
-from slackwater.state.postgres import client, lists, owned
+from slackwater.state.postgres import client, offset_lists, table_ownership
 from slackwater.state.postgres.buffers import PostgresBuffers
-from slackwater.state.postgres.check import check_tables
-from slackwater.state.postgres.tables import Tables
-from slackwater.state.postgres.units import PostgresReader, PostgresShard
-from slackwater.state.protocol import Snapshot, Written, not_kept
+from slackwater.state.postgres.shard_rows import PostgresReader, PostgresShard
+from slackwater.state.postgres.table_checks import check_tables
+from slackwater.state.postgres.tables import TableNames
+from slackwater.state.protocol import Snapshot, StoredRecord, not_kept
 from slackwater.state.record_fields import RecordError
-from slackwater.windows.kept import Kept
+from slackwater.windows.state_rows import KeyedState
 
 
-def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Written, int] | None:
+def stored_record(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[StoredRecord, int] | None:
     """The record of a pipeline as it is stored, and the last epoch that was published; None if it has no row.
 
     Raises StateError for a format that cannot be read.
@@ -44,16 +44,16 @@ def written(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Wr
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: found NULL in column '
             f"{', '.join(missing)}, expected a value; restore it from a backup of the database"
         )
-    migrations.route(row[1], _of(tables, place))
-    return Written(row[1], row[2]), row[0]
+    migrations.migration_route(row[1], _of(tables, place))
+    return StoredRecord(row[1], row[2]), row[0]
 
 
-def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Commit, int, int] | None:
+def latest_commit(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[Commit, int, int] | None:
     """The record of a pipeline, the last epoch that was published, and the format it is stored in; None if it has no row.
 
     Raises StateError.
     """
-    found = written(db, tables, place)
+    found = stored_record(db, tables, place)
     if found is None:
         return None
     (version, record), published = found
@@ -66,23 +66,23 @@ def latest(db: psycopg.Connection[Any], tables: Tables, place: str) -> tuple[Com
         ) from None
 
 
-def _of(tables: Tables, place: str) -> str:
+def _of(tables: TableNames, place: str) -> str:
     return f'state of pipeline "{tables.pipeline}" {place}'
 
 
-def exists(db: psycopg.Connection[Any], table: str) -> bool:
+def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
     row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
     return bool(row and row[0])
 
 
 @contextmanager
-def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
+def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
     """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
     try:
-        with client.lent(url, "state store") as db, db.transaction():
+        with client.borrow_connection(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
-            found = latest(db, tables, place) if exists(db, tables.pipelines) else None
+            found = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
             if epoch is not None and (found is None or found[0].epoch != epoch):
                 raise not_kept(epoch, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
             if found is None:
@@ -92,13 +92,13 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
             stages = commit.stages
-            there = owned.located(db, tables, len(stages))
+            there = table_ownership.current_names(db, tables, len(stages))
 
             def part(shard: int, stage: int) -> PostgresShard:
                 of, metas = there.of(stage), stages[stage].segments[shard]
                 return PostgresShard(url, of, shard, commit.shards, commit.epoch, metas, exported[0])
 
-            def reader(shard: int, logic: Kept, stage: int) -> PostgresReader:
+            def reader(shard: int, logic: KeyedState, stage: int) -> PostgresReader:
                 return part(shard, stage).reader(logic)
 
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
@@ -106,18 +106,22 @@ def peek(url: str, tables: Tables, place: str, epoch: int | None = None) -> Iter
 
             named = frozenset(commit.reached)
             check = partial(check_tables, db, tables, commit, place)
-            yield Snapshot(commit, published, reader, partial(lists.read, db, tables, place), buffers, named, check)
+            yield Snapshot(
+                commit, published, reader, partial(offset_lists.read_list, db, tables, place), buffers, named, check
+            )
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.reason(error)}") from None
+        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
 
 
-def pipelines(url: str, schema: str) -> list[str]:
+def pipeline_names(url: str, schema: str) -> list[str]:
     """The pipelines with their state in a schema. Raises StartError, StateError."""
     try:
-        with closing(client.connect(url, "state store")) as db:
-            table = Tables(schema, "").pipelines
-            if not exists(db, table):
+        with closing(client.open_connection(url, "state store")) as db:
+            table = TableNames(schema, "").pipelines
+            if not table_exists(db, table):
                 return []
             return [row[0] for row in db.execute(f"SELECT pipeline_name FROM {table} ORDER BY 1").fetchall()]
     except psycopg.Error as error:
-        raise StateError(f'state store in schema "{schema}" of {client.address(url)}: {client.reason(error)}') from None
+        raise StateError(
+            f'state store in schema "{schema}" of {client.server_address(url)}: {client.error_reason(error)}'
+        ) from None

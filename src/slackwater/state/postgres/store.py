@@ -32,15 +32,24 @@ import polars as pl
 import psycopg
 from psycopg import errors
 
-from slackwater.core.capacity import YEARS, Capacity
+from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.state.commit import FORMAT, Commit, OutputMeta, SegmentMeta
-from slackwater.state.postgres import client, folding, lists, lock, outputs, owned, prepare, runs
-from slackwater.state.postgres.commit import RefusedError, Transaction, refusing
-from slackwater.state.postgres.snapshot import exists, latest, peek, pipelines, written
-from slackwater.state.postgres.tables import Tables
-from slackwater.state.postgres.units import PostgresShard
-from slackwater.state.protocol import ASIDE, Publish, Snapshot, Stateful, Written
+from slackwater.state.postgres import (
+    client,
+    lock,
+    offset_lists,
+    outputs,
+    runs,
+    schema_setup,
+    table_ownership,
+    version_merge,
+)
+from slackwater.state.postgres.commit import RefusedError, Transaction, separate_refusals
+from slackwater.state.postgres.shard_rows import PostgresShard
+from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
+from slackwater.state.postgres.tables import TableNames
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, StoredRecord
 from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
@@ -58,7 +67,7 @@ def _told(method: Callable[..., T]) -> Callable[..., T]:
             return method(self, *given)
         except psycopg.Error as error:
             raise EpochError(
-                f"state store {self._place}: {client.reason(error)}; start again once it is there"
+                f"state store {self._place}: {client.error_reason(error)}; start again once it is there"
             ) from None
 
     return told
@@ -73,9 +82,9 @@ class PostgresStore:
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
         self._url, self._schema, self._pipeline, self._path = str(url), schema, pipeline, path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self.tables = Tables(schema, pipeline)
+        self.tables = TableNames(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._stages: dict[int, Stateful] = {}
+        self._stages: dict[int, StageLogic] = {}
         self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
         self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
@@ -100,12 +109,12 @@ class PostgresStore:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
-            prepare.bootstrap(self._db, self.tables)
+            schema_setup.create_shared_tables(self._db, self.tables)
             latest = self._latest()
-            return latest and folding.at_start(self._db, self.tables, latest, self._place)
+            return latest and version_merge.at_start(self._db, self.tables, latest, self._place)
         except psycopg.Error as error:
             self.close()
-            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
         except (StartError, StateError):
             self.close()
             raise
@@ -115,47 +124,47 @@ class PostgresStore:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
-            prepare.bootstrap(self._db, self.tables)
-            return self.put_aside() if owned.has_record(self._db, self.tables) else None
+            schema_setup.create_shared_tables(self._db, self.tables)
+            return self.put_aside() if table_ownership.has_record(self._db, self.tables) else None
         except psycopg.Error as error:
             self.close()
-            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
 
     def put_aside(self) -> str:
         aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
         with self._db.transaction():
-            owned.put_aside(self._db, self.tables, aside)
+            table_ownership.put_aside(self._db, self.tables, aside)
         return f'"{aside}" {self._place}'
 
     def pipelines(self) -> list[str]:
-        return [name for name in pipelines(self._url, self._schema) if ASIDE not in name]
+        return [name for name in pipeline_names(self._url, self._schema) if ASIDE not in name]
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        return peek(self._url, self.tables, self._place, epoch)
+        return open_snapshot(self._url, self.tables, self._place, epoch)
 
     def epochs(self) -> list[int]:
         with self.peek() as snapshot:
             return [] if snapshot is None else [snapshot.commit.epoch]
 
-    def written(self) -> Written | None:
+    def written(self) -> StoredRecord | None:
         try:
-            with closing(client.connect(self._url, "state store")) as db:
-                found = written(db, self.tables, self._place) if exists(db, self.tables.pipelines) else None
+            with closing(client.open_connection(self._url, "state store")) as db:
+                found = stored_record(db, self.tables, self._place) if table_exists(db, self.tables.pipelines) else None
                 return found[0] if found else None
         except psycopg.Error as error:
-            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        from slackwater.state.postgres.fork import fork
+        from slackwater.state.postgres.fork import fork_tables
 
-        return fork(self._url, self.tables, name, epoch, self._place, renames)
+        return fork_tables(self._url, self.tables, name, epoch, self._place, renames)
 
     def runner(self) -> str | None:
         try:
-            with closing(client.connect(self._url, "state store")) as db:
-                return lock.holder(db, self.tables)
+            with closing(client.open_connection(self._url, "state store")) as db:
+                return lock.lock_holder(db, self.tables)
         except psycopg.Error as error:
-            raise StateError(f"state store {self._place}: {client.reason(error)}") from None
+            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
 
     def runs(self) -> tuple[Run, ...]:
         return runs.read(self._url, self.tables, self._place)
@@ -165,9 +174,9 @@ class PostgresStore:
         runs.note(self._db, self.tables, run)
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> ValueLimits:
         """No U+0000 in text, and times that its clients can read."""
-        return Capacity(False, YEARS, state=True)
+        return ValueLimits(False, YEARS, state=True)
 
     @property
     def url(self) -> str:
@@ -180,10 +189,10 @@ class PostgresStore:
 
     @property
     def _place(self) -> str:
-        return f'in schema "{self._schema}" of {client.address(self._url)}'
+        return f'in schema "{self._schema}" of {client.server_address(self._url)}'
 
     def _latest(self) -> Commit | None:
-        found = latest(self._db, self.tables, self._place)
+        found = latest_commit(self._db, self.tables, self._place)
         commit, self._published, self._version = found or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
@@ -192,24 +201,24 @@ class PostgresStore:
     def _migrate(self) -> None:
         """Before the first epoch, so that a look changes nothing."""
         if self._version != FORMAT:
-            prepare.migrate(self._db, self.tables, self._place)
+            schema_setup.migrate_tables(self._db, self.tables, self._place)
             self._version = FORMAT
 
-    def prepare(self, logic: Stateful, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
-        preparation = prepare.Preparation(self._db, self.tables.of(stage), self._place, self._epoch, begins)
+        preparation = schema_setup.SchemaSetup(self._db, self.tables.of(stage), self._place, self._epoch, begins)
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
 
     def forget(self, stages: range) -> None:
         for stage in stages:
             with self._db.transaction():
-                owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
+                table_ownership.drop_tables(self._db, self.tables.of(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which is gone with this connection."""
         self._disconnect()
-        self._connection = lock.connect(self._url, self.tables, self._place)
+        self._connection = lock.connect_locked(self._url, self.tables, self._place)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -221,8 +230,8 @@ class PostgresStore:
         """Take the state away, and give the lock back; after `prepare`."""
         with self._db.transaction():
             for stage in self._stages:
-                owned.drop(self._db, self.tables.of(stage), "windows", "staged", "state")
-            owned.forget(self._db, self.tables)
+                table_ownership.drop_tables(self._db, self.tables.of(stage), "windows", "staged", "state")
+            table_ownership.forget(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
 
@@ -245,16 +254,16 @@ class PostgresStore:
     @_told
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         beside = self._connection is None  # looked at from beside a runner
-        with client.lent(self._url, "state store") if beside else nullcontext(self._db) as db:
-            return [outputs.read(db, self.tables, self._place, meta) for meta in metas]
+        with client.borrow_connection(self._url, "state store") if beside else nullcontext(self._db) as db:
+            return [outputs.read_output(db, self.tables, self._place, meta) for meta in metas]
 
     @_told
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return lists.put(self._db, self.tables, epoch, lines)
+        return offset_lists.write_list(self._db, self.tables, epoch, lines)
 
     @_told
     def read_list(self, name: str) -> list[str]:
-        return lists.read(self._db, self.tables, self._place, name)
+        return offset_lists.read_list(self._db, self.tables, self._place, name)
 
     def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
@@ -277,12 +286,12 @@ class PostgresStore:
                 done = self._transact(commit, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
-                raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+                raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
             done = self._look(commit, publish, commit_id, error)
         except psycopg.Error as error:
-            raise EpochError(f"epoch {commit.epoch} was not committed: {client.reason(error)}") from None
+            raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
         self._epoch = commit.epoch
-        self._named = folding.clear(self._db, self.tables, self._named, commit, done)
+        self._named = version_merge.clear_merged(self._db, self.tables, self._named, commit, done)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch
@@ -291,7 +300,10 @@ class PostgresStore:
     def _look(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
         log.warning(
-            "%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, client.reason(error)
+            "%s: connection lost while epoch %d was committed: %s",
+            self._pipeline,
+            commit.epoch,
+            client.error_reason(error),
         )
         self._reconnect(commit.epoch)
         row = self._db.execute(
@@ -311,14 +323,14 @@ class PostgresStore:
             return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
             raise EpochError(
-                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.reason(again)}); "
+                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); "
                 "the next start finds out whether it was committed"
             ) from None
 
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        given = None if publish is None else refusing(publish)
+        given = None if publish is None else separate_refusals(publish)
         done = Transaction(self._db, self.tables, stages, self._place, altering, self._named).run(
             commit, given, commit_id
         )
@@ -365,7 +377,10 @@ class PostgresStore:
         except psycopg.Error as error:
             # the target ignores an epoch it has: noting it later does no harm
             log.warning(
-                "%s: epoch %d is published and could not be noted: %s", self._pipeline, epoch, client.reason(error)
+                "%s: epoch %d is published and could not be noted: %s",
+                self._pipeline,
+                epoch,
+                client.error_reason(error),
             )
         self._published = epoch
 
@@ -387,7 +402,7 @@ class PostgresStore:
                 self._pipeline,
                 epoch,
                 target,
-                client.reason(error),
+                client.error_reason(error),
             )
 
     def discard_attempt(self, epoch: int) -> None:
@@ -395,4 +410,4 @@ class PostgresStore:
 
     @_told
     def collect_garbage(self) -> None:
-        lists.collect_garbage(self._db, self.tables, self._epoch)
+        offset_lists.collect_garbage(self._db, self.tables, self._epoch)

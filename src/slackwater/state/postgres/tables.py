@@ -9,7 +9,7 @@ import xxhash
 
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
-from slackwater.windows.kept import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, TOMBSTONE, WHOLE, Kept
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, TOMBSTONE, WHOLE, KeyedState
 
 # the hidden columns of a state row, as people read them
 _READABLE = {
@@ -32,7 +32,7 @@ MARK = "#"  # no pipeline's name holds it: what stands behind it is ours
 
 
 @dataclass(frozen=True)
-class Tables:
+class TableNames:
     """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number.
 
     `former`: the stages whose tables still bear the names that earlier versions gave them; a start renames these.
@@ -44,7 +44,7 @@ class Tables:
     former: frozenset[int] = frozenset()
 
     def _named(self, name: str) -> str:
-        return f"{client.quote(self.schema)}.{client.quote(name)}"
+        return f"{client.quote_name(self.schema)}.{client.quote_name(name)}"
 
     @property
     def pipelines(self) -> str:
@@ -106,14 +106,14 @@ class Tables:
             return name
         return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
 
-    def of(self, stage: int) -> Tables:
+    def of(self, stage: int) -> TableNames:
         return replace(self, stage=stage)
 
     def comment(self, what: str) -> str:
         """What the comment on a table of ours says: whose it is."""
         return f'Slackwater: {what} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
-    def columns(self, logic: Kept) -> dict[str, str]:
+    def columns(self, logic: KeyedState) -> dict[str, str]:
         """Column of a state row -> column of the table."""
         taken = set(_RESERVED)
 
@@ -148,7 +148,7 @@ class Tables:
                 outcome text, last_epoch bigint, error text, PRIMARY KEY (pipeline_name, started_at, runner))""",
         ]
 
-    def types(self, logic: Kept) -> dict[str, str]:
+    def types(self, logic: KeyedState) -> dict[str, str]:
         """Column of the table -> its type, without those that every state has."""
         types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
@@ -159,12 +159,12 @@ class Tables:
         """The pipeline's name in a statement."""
         return "'" + self.pipeline.replace("'", "''") + "'"
 
-    def create_state(self, logic: Kept) -> str:
-        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
+    def create_state(self, logic: KeyedState) -> str:
+        columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return (
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self._literal}, {columns}, ordinal integer NOT NULL,"
             f" state_version integer NOT NULL DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL"
-            f" DEFAULT now(), CONSTRAINT {client.quote(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
+            f" DEFAULT now(), CONSTRAINT {client.quote_name(self.name_of('state', 'pkey'))} PRIMARY KEY (unit, ordinal))"
             " WITH (fillfactor = 80)"
         )
 
@@ -177,23 +177,24 @@ class Tables:
 
     def create_index(self) -> str:
         """What finds the rows that are due."""
-        return f"CREATE INDEX {client.quote(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
+        return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
-    def complete_state(self, logic: Kept) -> str:
+    def complete_state(self, logic: KeyedState) -> str:
         """Give a table that was made for windows without revisions the columns of these."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
         added = [
-            f"ADD COLUMN IF NOT EXISTS {client.quote(_READABLE[c])} {t} DEFAULT {defaults[c]}" for c, t in types.items()
+            f"ADD COLUMN IF NOT EXISTS {client.quote_name(_READABLE[c])} {t} DEFAULT {defaults[c]}"
+            for c, t in types.items()
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
-    def alter_state(self, logic: Kept, there: Sequence[str]) -> list[str]:
+    def alter_state(self, logic: KeyedState, there: Sequence[str]) -> list[str]:
         """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
         types = self.types(logic)
         kept = {*types, *_READABLE.values(), *_OWN}
-        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in types.items() if c not in there]
-        dropped = [f"DROP COLUMN {client.quote(c)}" for c in there if c not in kept]
+        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in there]
+        dropped = [f"DROP COLUMN {client.quote_name(c)}" for c in there if c not in kept]
         if not added and not dropped:
             return []
         alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
@@ -205,18 +206,18 @@ class Tables:
             f"COMMENT ON VIEW {self.windows} IS '{view}'",
         ]
 
-    def create_staged(self, logic: Kept) -> list[str]:
+    def create_staged(self, logic: KeyedState) -> list[str]:
         """Statements that make the table of versions that the table of the state does not have yet."""
-        columns = ", ".join(f"{client.quote(c)} {t}" for c, t in self.types(logic).items())
+        columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
             f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
             " NULL, updated_at timestamptz NOT NULL DEFAULT now())",
-            f"CREATE INDEX {client.quote(self.name_of('staged', 'token'))} ON {self.staged} (token)",
+            f"CREATE INDEX {client.quote_name(self.name_of('staged', 'token'))} ON {self.staged} (token)",
         ]
 
-    def complete_staged(self, logic: Kept, there: Sequence[str]) -> str:
+    def complete_staged(self, logic: KeyedState, there: Sequence[str]) -> str:
         """Give the table of staged rows, with these columns, those of a changed window; empty if it has them."""
-        added = [f"ADD COLUMN {client.quote(c)} {t}" for c, t in self.types(logic).items() if c not in there]
+        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in there]
         return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
 
     def newest(self, columns: str) -> str:
@@ -235,10 +236,10 @@ class Tables:
             f" SELECT {columns} FROM {self.state} s WHERE NOT EXISTS (SELECT 1 FROM latest WHERE latest.unit = s.unit)"
         )
 
-    def create_view(self, logic: Kept) -> str:
+    def create_view(self, logic: KeyedState) -> str:
         """The open windows, for people: without hashes, and only what the watermark has not closed."""
         names = self.columns(logic)
-        shown = client.quoted([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
+        shown = client.quote_names([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
         return (
             f"CREATE OR REPLACE VIEW {self.windows} AS SELECT p.pipeline_name, {shown}, s.epoch, s.updated_at"
             f" FROM ({self.newest(f'{shown}, kind, epoch, updated_at')}) s JOIN {self.pipelines} p ON p.pipeline_name = {self._literal}"

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.words import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, StateError
-from slackwater.windows.kept import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
+from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
 _FAR = 2**62  # µs: what a commit may say of a time

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.maintenance.history import open_windows
-from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast
+from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast_growth
 from slackwater.state.commit import Commit, StageState
 
 
 @dataclass(frozen=True)
-class Weight:
+class SizePoint:
     """A kept commit. `rows`: of the state; `open`: windows, or rows that wait in a join."""
 
     epoch: int
@@ -22,7 +22,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ShardSpread:
     """The rows of a stage in each of its shards, and how many times the mean the fullest one holds."""
 
     stage: str
@@ -31,24 +31,24 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Growth:
+class StateGrowth:
     """The block. `bytes_per_hour`: None where they span less than an hour; `full_us`: when it holds `bound` bytes, if it grows."""
 
-    commits: tuple[Weight, ...]
+    commits: tuple[SizePoint, ...]
     bytes_per_hour: float | None
     bound: int
     full_us: int | None
-    shards: tuple[Spread, ...] = ()
+    shards: tuple[ShardSpread, ...] = ()
 
 
-def growth(kept: Sequence[Commit]) -> Growth:
+def build_growth(kept: Sequence[Commit]) -> StateGrowth:
     """From the kept commits, oldest first."""
-    trend = forecast(kept)
+    trend = forecast_growth(kept)
     full = None
     if trend is not None and trend.hours is not None and trend.hours < 24 * 365 * 100:
         full = kept[-1].committed_us + int(trend.hours * HOUR_US)
-    return Growth(
-        tuple(Weight(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in kept),
+    return StateGrowth(
+        tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in kept),
         None if trend is None else trend.bytes_per_hour,
         LARGE,
         full,
@@ -56,9 +56,9 @@ def growth(kept: Sequence[Commit]) -> Growth:
     )
 
 
-def _spread(stage: StageState) -> Spread:
+def _spread(stage: StageState) -> ShardSpread:
     rows = tuple(sum(m.rows for m in shard if not m.kind.endswith(("+", "-"))) for shard in stage.segments)
-    return Spread(stage.name, rows, max(rows) * len(rows) / sum(rows) if sum(rows) else 1.0)
+    return ShardSpread(stage.name, rows, max(rows) * len(rows) / sum(rows) if sum(rows) else 1.0)
 
 
 def _rows(commit: Commit) -> int:

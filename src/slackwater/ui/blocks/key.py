@@ -11,21 +11,21 @@ import polars as pl
 
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
-from slackwater.evolution.compare_stage import called
-from slackwater.evolution.description import logic_in
+from slackwater.evolution.compare_stage import kind_name
+from slackwater.evolution.operator_from_state import logic_in
 from slackwater.operators.base import Operator
-from slackwater.operators.panes import Panes
-from slackwater.operators.sessions import Sessions
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
 from slackwater.query import inspect
-from slackwater.query.why_values import KeyHistory
-from slackwater.query.windows import standing
+from slackwater.query.why_report import KeyHistory
+from slackwater.query.windows import current_windows
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.kept import FLOOR
+from slackwater.windows.state_rows import FLOOR
 
 
 @dataclass(frozen=True)
-class Bar:
+class KeyWindow:
     """A window or session; µs. `last_us`: a session's last event, behind which its gap lies up to `end_us`.
 
     `cap_us`: where it is cut at the latest; `closes_us`: the watermark that closes it; `revision`: how often it was emitted,
@@ -44,29 +44,29 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class OneKey:
+class KeyView:
     """The block. `told`: the lines of `why --key` about it; `history`: its late rows and last results, where a config says where they are."""
 
     key: Mapping[str, Any]
     of_sessions: bool
     watermark_us: int | None
     epoch: int
-    bars: tuple[Bar, ...]
+    bars: tuple[KeyWindow, ...]
     told: tuple[str, ...]
     history: KeyHistory | None = None
 
 
 def one_key(
     snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = (), history: KeyHistory | None = None
-) -> OneKey:
+) -> KeyView:
     """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
-    if (of := called(last.fingerprint.get("kind"))) != "window":
+    if (of := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: rows of a {of} have no window, so there is no page of a key")
     logic = logic_in(snapshot.commit, -1)
     key = inspect.key_of(logic, given)
     rows = inspect.rows_of(snapshot, logic, key, -1)
-    found = standing(logic, rows, last.watermark_us, snapshot.commit.epoch)
+    found = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
     hidden = {*logic.key_names, start, end, "_status", "_closes_at", "_last_event", "_epoch"}
@@ -77,7 +77,7 @@ def one_key(
     for r in found.iter_rows(named=True):
         cap = None if longest is None else r[start] + longest
         bars.append(
-            Bar(
+            KeyWindow(
                 start_us=r[start],
                 last_us=r.get("_last_event"),
                 end_us=r[end],
@@ -86,11 +86,11 @@ def one_key(
                 status=r["_status"],
                 cut=cap is not None and r["_closes_at"] == cap,
                 revision=_revision(rows, r[start], r[end]) if logic.revises else None,
-                values=inspect.plain(r, values),
+                values=inspect.plain_row(r, values),
             )
         )
-    return OneKey(
-        inspect.plain(key.row(0, named=True), logic.key_names),
+    return KeyView(
+        inspect.plain_row(key.row(0, named=True), logic.key_names),
         longest is not None,
         None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
         snapshot.commit.epoch,
@@ -107,12 +107,12 @@ def _longest(operator: Operator) -> int | None:
 
 
 @_longest.register
-def _(operator: Panes) -> None:
+def _(operator: PaneOperator) -> None:
     return
 
 
 @_longest.register
-def _(operator: Sessions) -> int:
+def _(operator: SessionOperator) -> int:
     return operator.cap_us
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slackwater.query.text import through
-from slackwater.query.why_values import OfStage, Why
+from slackwater.query.text import waiting_text
+from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.state.commit import Commit, StageState
 
 
 @dataclass(frozen=True)
-class StageSeen:
+class StageSummary:
     """One stage. `open`: windows, or rows that wait; `rows`, `bytes`: of its state; `emitted`: over its life.
 
     `waits_for`: what its watermark waits for, in words. `at`: its part of an address. `targets`: those that get what it emits.
@@ -33,27 +33,27 @@ class StageSeen:
     kept: str | None = None  # where nothing waits: what is in its state
 
 
-def stages(commit: Commit, why: Why) -> tuple[StageSeen, ...]:
+def build_stages(commit: Commit, why: WhyReport) -> tuple[StageSummary, ...]:
     """Every stage that `why` tells of, in order."""
     known = {s.name: (n, s) for n, s in enumerate(commit.stages)}
     return tuple(_stage(commit, *known[s.stage], s) for s in why.told)
 
 
-def at(name: str, number: int) -> str:
+def stage_address(name: str, number: int) -> str:
     """What stands for a stage in an address: its name, or its number where that is no part of a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 
-def _stage(commit: Commit, number: int, m: StageState, s: OfStage) -> StageSeen:
+def _stage(commit: Commit, number: int, m: StageState, s: StageReport) -> StageSummary:
     rows = sum(meta.rows for meta in m.metas if not meta.kind.endswith(("+", "-")))
     waiting = rows if s.kind == "join" else sum(m.windows) or sum(sum(groups) for groups in m.panes.values())
-    return StageSeen(
+    return StageSummary(
         name=m.name,
-        at=at(m.name, number),
+        at=stage_address(m.name, number),
         reads=s.reads,
         kind=s.kind,
         watermark_us=s.watermark_us,
-        waits_for=through(s),
+        waits_for=waiting_text(s),
         open=waiting,
         rows=rows,
         bytes=sum(meta.bytes for meta in m.metas),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.query.why_values import Clock, Why
+from slackwater.query.why_report import ClockReport, WhyReport
 from slackwater.state.commit import Commit
 from slackwater.watermark import NO_WATERMARK
 
 
 @dataclass(frozen=True)
-class Lane:
+class WatermarkLane:
     """A source (`partition` is None), one of its partitions, or a stage that is read (`of_stage`); µs.
 
     `since_us`: when its last row was, by the engine's clock.
@@ -30,7 +30,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Behind:
+class LagPoint:
     """A kept commit: the clock at it, and how far the watermark was behind that; None before there is a watermark."""
 
     epoch: int
@@ -39,24 +39,24 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Watermark:
+class WatermarkBlock:
     """The block."""
 
     watermark_us: int | None
-    lanes: tuple[Lane, ...]
-    behind: tuple[Behind, ...]
+    lanes: tuple[WatermarkLane, ...]
+    behind: tuple[LagPoint, ...]
 
 
-def watermark(why: Why, kept: Sequence[Commit]) -> Watermark:
+def build_watermark(why: WhyReport, kept: Sequence[Commit]) -> WatermarkBlock:
     """From the answer of `why`, and the kept commits, oldest first: of one stage, or of all sources."""
-    return Watermark(
+    return WatermarkBlock(
         _watermark(why, kept),
-        tuple(_lane(c, why) for c in clocks(why)),
-        tuple(Behind(m.epoch, m.committed_us, _behind(m)) for m in kept),
+        tuple(_lane(c, why) for c in shown_clocks(why)),
+        tuple(LagPoint(m.epoch, m.committed_us, _behind(m)) for m in kept),
     )
 
 
-def clocks(why: Why) -> tuple[Clock, ...]:
+def shown_clocks(why: WhyReport) -> tuple[ClockReport, ...]:
     """The inputs of the stage that it is about; where it tells of several, the sources, as the first that reads each has it."""
     if not why.stages:
         return why.clocks
@@ -65,21 +65,21 @@ def clocks(why: Why) -> tuple[Clock, ...]:
     return tuple(c for stage, c in every if readers.setdefault(c.source, stage) == stage)
 
 
-def _watermark(why: Why, kept: Sequence[Commit]) -> int | None:
+def _watermark(why: WhyReport, kept: Sequence[Commit]) -> int | None:
     if not why.stages or not kept:
         return why.watermark_us
     return None if kept[-1].watermark_us <= NO_WATERMARK else kept[-1].watermark_us
 
 
-def _holds(c: Clock, why: Why) -> bool:
+def _holds(c: ClockReport, why: WhyReport) -> bool:
     """Whether the watermark waits for it: the stage that is read, or the source; of several stages the source at the end."""
     if c.of_stage:
         return why.through[:1] == (c.source,)
     return c == why.holder and (bool(why.stages) or not why.through)
 
 
-def _lane(c: Clock, why: Why) -> Lane:
-    return Lane(
+def _lane(c: ClockReport, why: WhyReport) -> WatermarkLane:
+    return WatermarkLane(
         c.source,
         c.partition,
         c.max_event_us,

@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from slackwater.ui.axis import Axis
-from slackwater.ui.blocks.growth import Growth
-from slackwater.ui.svg import count_axis, el, path, picture, right, time_axis, title
-from slackwater.ui.words import brief, size
+from slackwater.ui.blocks.growth import StateGrowth
+from slackwater.ui.format import format_brief, format_size
+from slackwater.ui.svg import count_axis, element, path, picture, right, time_axis, title
 
 LEFT, TOP, BOTTOM = 78, 14, 130
 
 
-def weight(block: Growth) -> Markup:
+def draw_size(block: StateGrowth) -> Markup:
     values = [(c.epoch, c.committed_us, c.bytes) for c in block.commits]
-    return _trace(values, size, "Bytes of the state over the kept commits", "trace")
+    return _trace(values, format_size, "Bytes of the state over the kept commits", "trace")
 
 
-def rows(block: Growth) -> Markup:
+def draw_rows(block: StateGrowth) -> Markup:
     values = [(c.epoch, c.committed_us, c.rows) for c in block.commits]
-    return _trace(values, brief, "Rows of the state over the kept commits", "trace second")
+    return _trace(values, format_brief, "Rows of the state over the kept commits", "trace second")
 
 
 def _trace(values: Sequence[tuple[int, int, int]], said: Callable[[float], str], label: str, class_: str) -> Markup:
@@ -33,7 +33,7 @@ def _trace(values: Sequence[tuple[int, int, int]], said: Callable[[float], str],
     points = [(across.at(t), up.at(v)) for _, t, v in values]
     named = [(v, said(v)) for v in sorted({0, max(heights)})]
     dots = [
-        el("circle", title(f"epoch {e}: {said(v)}"), cx=x, cy=y, r=3.5, class_="point")
+        element("circle", title(f"epoch {e}: {said(v)}"), cx=x, cy=y, r=3.5, class_="point")
         for (e, _, v), (x, y) in zip(values, points, strict=True)
     ]
     parts = [*time_axis(across, TOP, BOTTOM), *count_axis(up, LEFT, right(), named), path(points, class_), *dots]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from slackwater.ui.axis import Axis, around
-from slackwater.ui.blocks.key import OneKey
-from slackwater.ui.svg import el, line, note, own, picture, rect, right, time_axis, title
-from slackwater.ui.words import moment
+from slackwater.ui.axis import Axis, padded_range
+from slackwater.ui.blocks.key import KeyView
+from slackwater.ui.format import format_time
+from slackwater.ui.svg import element, line, note, own, picture, rect, right, time_axis, title
 
 LEFT, TOP, LANE = 14, 30, 34
 MOST = 60  # that are drawn
 
 
-def timeline(block: OneKey) -> Markup:
+def draw_key_timeline(block: KeyView) -> Markup:
     bars = block.bars[-MOST:]
     if not bars:
         return Markup("")
@@ -24,12 +24,12 @@ def timeline(block: OneKey) -> Markup:
     near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)
     if block.watermark_us is not None and near:
         low, high = min(low, block.watermark_us), max(high, block.watermark_us)
-    across, bottom = Axis(*around(low, high), LEFT, right()), TOP + LANE * len(bars)
-    hatch = el(
+    across, bottom = Axis(*padded_range(low, high), LEFT, right()), TOP + LANE * len(bars)
+    hatch = element(
         "defs",
-        el(
+        element(
             "pattern",
-            el("path", d="M0 6 L6 0", class_="hatch"),
+            element("path", d="M0 6 L6 0", class_="hatch"),
             id=own("hatch"),
             width=6,
             height=6,
@@ -40,7 +40,7 @@ def timeline(block: OneKey) -> Markup:
     for n, b in enumerate(bars):
         y, x1, x2 = TOP + LANE * n + 8, across.at(b.start_us), across.at(b.end_us)
         about = title(
-            f"{b.status}: {moment(b.start_us)} to {moment(b.end_us)}, closes at watermark {moment(b.closes_us)}"
+            f"{b.status}: {format_time(b.start_us)} to {format_time(b.end_us)}, closes at watermark {format_time(b.closes_us)}"
         )
         last = x2 if b.last_us is None else across.at(b.last_us)
         parts.append(rect(x1, y, max(last - x1, 3), 18, f"session {b.status}", about))
@@ -53,6 +53,6 @@ def timeline(block: OneKey) -> Markup:
         x = across.at(block.watermark_us)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            note(x, TOP - 12, f"watermark {moment(block.watermark_us)}"),
+            note(x, TOP - 12, f"watermark {format_time(block.watermark_us)}"),
         ]
     return picture("Windows of the key in event time", bottom + 26, *parts)

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from slackwater.core.words import plural
-from slackwater.ui.blocks.stages import StageSeen
-from slackwater.ui.svg import WIDTH, el, picture, rect, text, title
-from slackwater.ui.words import brief, moment, number
+from slackwater.core.humanize import plural
+from slackwater.ui.blocks.stages import StageSummary
+from slackwater.ui.format import format_brief, format_number, format_time
+from slackwater.ui.svg import WIDTH, element, picture, rect, text, title
 
 BOX, HIGH, GAP, ROW = 150, 64, 56, 84
 SOURCE = 110  # the width of a source's name
 
 
-def boxes(found: Sequence[StageSeen], base: str | None, chosen: str | None = None) -> Markup:
+def draw_stages(found: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
     """`base`: before the addresses that boxes lead to; None in a file, where they lead to a place on the page."""
     columns = _columns(found)
     sources = list(dict.fromkeys(n for s in found for n in s.reads if n not in columns))
@@ -49,7 +49,7 @@ def boxes(found: Sequence[StageSeen], base: str | None, chosen: str | None = Non
     )
 
 
-def _columns(found: Sequence[StageSeen]) -> Mapping[str, int]:
+def _columns(found: Sequence[StageSummary]) -> Mapping[str, int]:
     """How far behind the sources each stage is."""
     at: dict[str, int] = {}
     for stage in found:
@@ -74,29 +74,29 @@ def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Ma
             f"C{x2 - half:g} {below:g} {x2 - half:g} {y2:g} {x2 - 8:g} {y2:g}"
         )
     head = f"M{x2 - 10:g} {y2 - 4:g} l8 4 l-8 4"
-    return el("g", el("path", d=curve, class_="flow"), el("path", d=head, class_="flow"))
+    return element("g", element("path", d=curve, class_="flow"), element("path", d=head, class_="flow"))
 
 
-def _box(stage: StageSeen, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
+def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
     if stage.kept is not None:
         said = waits = stage.kept
     elif stage.kind == "join":
-        said, waits = f"{plural(stage.open, 'row')} waiting", f"{brief(stage.open)} waiting"
+        said, waits = f"{plural(stage.open, 'row')} waiting", f"{format_brief(stage.open)} waiting"
     else:
-        said, waits = f"{number(stage.open)} open", f"{brief(stage.open)} open"
+        said, waits = f"{format_number(stage.open)} open", f"{format_brief(stage.open)} open"
     about = (
-        f"{stage.name} ({stage.kind}): {said}, {number(stage.emitted)} came out, "
-        f"watermark {moment(stage.watermark_us)}, waits for {stage.waits_for}"
+        f"{stage.name} ({stage.kind}): {said}, {format_number(stage.emitted)} came out, "
+        f"watermark {format_time(stage.watermark_us)}, waits for {stage.waits_for}"
     )
     most = int((width - 24) / 7.6)
     name = stage.name if len(stage.name) <= most else stage.name[: most - 1] + "…"
-    return el(
+    return element(
         "a",
         title(about),
         rect(x, y, width, HIGH, "box chosen" if chosen else "box"),
         text(x + 12, y + 22, name, "lane holds"),
         text(x + 12, y + 39, f"{stage.kind} · {waits}", "tick"),
-        text(x + 12, y + 54, f"{brief(stage.emitted)} came out", "tick"),
+        text(x + 12, y + 54, f"{format_brief(stage.emitted)} came out", "tick"),
         href=f"#stage-{stage.at}" if base is None else f"{base}/stage/{stage.at}/",
         aria_label=about,
         aria_current="page" if chosen else None,

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from slackwater.ui.axis import Axis, around
-from slackwater.ui.blocks.watermark import Behind, Lane, Watermark
+from slackwater.ui.axis import Axis, padded_range
+from slackwater.ui.blocks.watermark import LagPoint, WatermarkBlock, WatermarkLane
+from slackwater.ui.format import format_span, format_time
 from slackwater.ui.svg import (
     count_axis,
-    el,
+    element,
     left,
     line,
     note,
@@ -27,14 +28,13 @@ from slackwater.ui.svg import (
     time_axis,
     title,
 )
-from slackwater.ui.words import moment, span
 
 MOST = 40  # lanes that are drawn
 LEFT = 220
 LANE = 30
 
 
-def shown(lanes: Sequence[Lane]) -> list[Lane]:
+def shown_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
     """Of very many lanes all sources, the holder, and the partitions that are furthest behind."""
     if len(lanes) <= MOST:
         return list(lanes)
@@ -46,13 +46,13 @@ def shown(lanes: Sequence[Lane]) -> list[Lane]:
     return [lane for lane in lanes if id(lane) in chosen]
 
 
-def lanes(block: Watermark) -> Markup:
-    drawn = shown(block.lanes)
+def draw_lanes(block: WatermarkBlock) -> Markup:
+    drawn = shown_lanes(block.lanes)
     times = [t for lane in drawn for t in (lane.newest_us, lane.watermark_us) if t is not None]
     times += [] if block.watermark_us is None else [block.watermark_us]
     if not times:
         return Markup("")
-    axis, top = Axis(*around(min(times), max(times)), left(LEFT), right()), 26
+    axis, top = Axis(*padded_range(min(times), max(times)), left(LEFT), right()), 26
     bottom = top + LANE * len(drawn)
     parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
     for n, lane in enumerate(drawn):
@@ -61,12 +61,12 @@ def lanes(block: Watermark) -> Markup:
         x = axis.at(block.watermark_us)
         parts += [
             line(x, top - 8, x, bottom, "watermark"),
-            note(x, top - 10, f"watermark {moment(block.watermark_us)}"),
+            note(x, top - 10, f"watermark {format_time(block.watermark_us)}"),
         ]
     return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
 
-def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
+def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
     indent = 22 if lane.partition is None else 38
@@ -77,7 +77,7 @@ def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
     ]
     if lane.holds:
         parts.append(
-            el("path", title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark")
+            element("path", title("holds the watermark"), d=f"M{indent - 15} {middle - 5} l9 5 l-9 5 z", class_="mark")
         )
     if lane.newest_us is None:
         if lane.watermark_us is not None:
@@ -88,7 +88,7 @@ def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
         return parts
     newest, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
     about = title(
-        f"{name}: newest event {moment(lane.newest_us)}, lateness {span(lane.lateness_us)}, watermark {moment(lane.watermark_us)}"
+        f"{name}: newest event {format_time(lane.newest_us)}, lateness {format_span(lane.lateness_us)}, watermark {format_time(lane.watermark_us)}"
         + (", idle" if lane.idle else "")
     )
     if lane.watermark_us is not None:
@@ -98,11 +98,11 @@ def _lane(lane: Lane, parted: bool, axis: Axis, y: float) -> list[Markup]:
             rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
             rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
-    parts.append(el("circle", about, cx=newest, cy=middle, r=4.5, class_=f"newest {state}"))
+    parts.append(element("circle", about, cx=newest, cy=middle, r=4.5, class_=f"newest {state}"))
     return parts
 
 
-def behind(found: Sequence[Behind]) -> Markup:
+def draw_lag(found: Sequence[LagPoint]) -> Markup:
     """Clock minus watermark, commit by commit."""
     known = [b for b in found if b.behind_us is not None]
     if len(known) < 2:
@@ -110,12 +110,19 @@ def behind(found: Sequence[Behind]) -> Markup:
     values = [b.behind_us or 0 for b in known]
     height, top, bottom = 150, 12, 120
     across = Axis(min(b.committed_us for b in known), max(b.committed_us for b in known), left(LEFT), right())
-    low, high = around(min(values), max(values), 0.15)
+    low, high = padded_range(min(values), max(values), 0.15)
     up = Axis(low, high, bottom, top)
-    named = [(v, span(v)) for v in sorted({min(values), max(values)})]
+    named = [(v, format_span(v)) for v in sorted({min(values), max(values)})]
     points = [(across.at(b.committed_us), up.at(b.behind_us or 0)) for b in known]
     dots = [
-        el("circle", title(f"epoch {b.epoch}: {span(b.behind_us or 0)} behind"), cx=x, cy=y, r=3.5, class_="point")
+        element(
+            "circle",
+            title(f"epoch {b.epoch}: {format_span(b.behind_us or 0)} behind"),
+            cx=x,
+            cy=y,
+            r=3.5,
+            class_="point",
+        )
         for b, (x, y) in zip(known, points, strict=True)
     ]
     parts = [*time_axis(across, top, bottom), *count_axis(up, left(LEFT), right(), named), path(points, "trace"), *dots]

@@ -36,33 +36,33 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.windows.aggregations.columns import Input, normalised, normalised_sql, quote
-from slackwater.windows.aggregations.custom import custom
-from slackwater.windows.aggregations.extremes import End, Extreme, ValueBy
-from slackwater.windows.aggregations.floats import Moments, total
-from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.columns import AggregationInput, normalised_sql, normalize_columns, quote_column
+from slackwater.windows.aggregations.custom import custom_kind
+from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
+from slackwater.windows.aggregations.floats import Moments, total_kind
+from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.lists import CollectList, TopK
 from slackwater.windows.aggregations.quantiles import Quantile
 from slackwater.windows.aggregations.sets import ApproximateDistinct, CollectSet, ExactDistinct
 from slackwater.windows.aggregations.totals import Count
 
-Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], Kind]
+Make = Callable[[Aggregation, tuple[Field, ...], tuple[str, ...]], AggregationKind]
 
 
-def _distinct(spec: Aggregation, columns: tuple[Field, ...], keys: tuple[str, ...]) -> Kind:
+def _distinct(spec: Aggregation, columns: tuple[Field, ...], keys: tuple[str, ...]) -> AggregationKind:
     return (ExactDistinct if spec.mode == "exact" else ApproximateDistinct)(spec, columns, keys)
 
 
 KINDS: Mapping[str, Make] = {
     "count": Count,
-    "sum": total,
-    "avg": total,
+    "sum": total_kind,
+    "avg": total_kind,
     "var": Moments,
     "stddev": Moments,
     "min": Extreme,
     "max": Extreme,
-    "first": End,
-    "last": End,
+    "first": FirstLast,
+    "last": FirstLast,
     "min_by": ValueBy,
     "max_by": ValueBy,
     "count_distinct": _distinct,
@@ -85,11 +85,11 @@ class Agg:
     more: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
     is_former: bool = False
-    kind: Kind = field(init=False, repr=False, compare=False)
+    kind: AggregationKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         columns = (self.column, *self.more) if self.column is not None else self.more
-        make = KINDS[self.spec.agg] if self.spec.builtin else custom
+        make = KINDS[self.spec.agg] if self.spec.builtin else custom_kind
         try:
             kind = make(self.spec, columns, self.keys)
         except UnfitError as unfit:
@@ -106,7 +106,7 @@ class Agg:
         return self.spec.as_
 
     @property
-    def inputs(self) -> tuple[Input, ...]:
+    def inputs(self) -> tuple[AggregationInput, ...]:
         """The columns that rows must carry for it."""
         return self.kind.inputs
 
@@ -190,4 +190,4 @@ class Agg:
         return self.kind.fingerprint()
 
 
-__all__ = ["KINDS", "Agg", "Input", "Kind", "normalised", "normalised_sql", "quote"]
+__all__ = ["KINDS", "Agg", "AggregationInput", "AggregationKind", "normalised_sql", "normalize_columns", "quote_column"]

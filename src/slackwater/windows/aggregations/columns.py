@@ -13,7 +13,7 @@ _NAN = float("nan")
 
 
 @dataclass(frozen=True)
-class Input:
+class AggregationInput:
     """A column that the rows must carry for an aggregation: its SQL over the output of the pre-stage, and its type.
 
     `hashed` inputs carry the 64-bit hash of the value instead of the value.
@@ -28,23 +28,25 @@ class Input:
         column = normalised_sql(self.source)
         if not self.hashed:
             return column
-        return f"CASE WHEN {quote(self.source.name)} IS NOT NULL THEN xxhash64('{self.source.type}', {column}) END"
+        return (
+            f"CASE WHEN {quote_column(self.source.name)} IS NOT NULL THEN xxhash64('{self.source.type}', {column}) END"
+        )
 
 
-def quote(name: str) -> str:
+def quote_column(name: str) -> str:
     """A column name as a Spark SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def normalised_sql(field: Field) -> str:
     """A column with one zero and one NaN, so that equal values are equal bytes."""
-    column = quote(field.name)
+    column = quote_column(field.name)
     if field.base not in schema.FLOATS:
         return column
     return f"CASE WHEN isnan({column}) THEN CAST('NaN' AS {field.type}) ELSE CAST({column} + 0 AS {field.type}) END"
 
 
-def normalised(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
+def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
     """The same as `normalised_sql`, on a frame. Polars takes `x + 0.0` for x, so zero is put in its place by name."""
     floats = [f.name for f in fields if f.base in schema.FLOATS]
     return frame.with_columns(

@@ -10,22 +10,22 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import Aggregator, UnfitError, check, expressions
+from slackwater.config.aggregator import Aggregator, UnfitError, check_aggregator, expressions
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError
-from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.kind import AggregationKind
 
 
 @dataclass(frozen=True)
-class Custom(Kind):
+class CustomAggregation(AggregationKind):
     """`columns` are in the order of the aggregator's inputs."""
 
     made: Aggregator = field(default_factory=Aggregator)
 
     def problem(self) -> str | None:
         for (name, wanted), column in zip(self.made.inputs.items(), self.columns, strict=True):
-            if not takes(wanted, column):
+            if not accepts_column(wanted, column):
                 return (
                     f'{self._class}.{name} takes {wanted}, column "{column.name}" is {column.type}; cast it in the SQL'
                 )
@@ -116,14 +116,14 @@ class Custom(Kind):
         return f"{self._class}({', '.join(named)}; {', '.join(kept)})" + "".join(f" {a}" for a in arguments)
 
 
-def custom(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> Kind:
+def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
     """The aggregator that a spec names."""
     made = spec.aggregator()
-    check(made)
-    return Custom(spec, columns, keys, made)
+    check_aggregator(made)
+    return CustomAggregation(spec, columns, keys, made)
 
 
-def takes(wanted: str, column: Field) -> bool:
+def accepts_column(wanted: str, column: Field) -> bool:
     """Whether a column can be an input of a type: the same, or a number that fits it."""
     if column.type == wanted:
         return True

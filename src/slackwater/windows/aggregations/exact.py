@@ -21,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.core.arrays import Int64s
-from slackwater.windows.aggregations.columns import quote
+from slackwater.windows.aggregations.columns import quote_column
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
 
@@ -32,7 +32,7 @@ _MASK = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class Total:
+class ExactTotal:
     """The names of the columns of one total."""
 
     sum: str
@@ -54,7 +54,7 @@ class Total:
 
         plain = np.array(values.cast(pl.Float64).fill_null(0.0))
         sums, rests = np.empty(len(plain)), np.empty(len(plain))
-        extreme, limbs, ends = exact_sum.squares(plain, sums, rests)
+        extreme, limbs, ends = exact_sum.add_squares(plain, sums, rests)
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
@@ -141,7 +141,7 @@ class Total:
         return found
 
 
-def rounded(value: Fraction) -> float:
+def round_to_double(value: Fraction) -> float:
     """Return the nearest double, infinite beyond the largest."""
     try:
         return value.numerator / value.denominator
@@ -161,7 +161,7 @@ class GridSql:
     prefix: str
 
     def _name(self, part: str) -> str:
-        return quote(f"{self.prefix}.{part}")
+        return quote_column(f"{self.prefix}.{part}")
 
     @property
     def outside(self) -> str:

@@ -12,11 +12,11 @@ import polars as pl
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.columns import quote
-from slackwater.windows.aggregations.kind import Kind, best
+from slackwater.windows.aggregations.columns import quote_column
+from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
-class Extreme(Kind):
+class Extreme(AggregationKind):
     """`v`: min or max."""
 
     @property
@@ -28,13 +28,13 @@ class Extreme(Kind):
         return {"v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"v": f"{self.spec.agg}({quote(self.column.name)})"}
+        return {"v": f"{self.spec.agg}({quote_column(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         return [pl.col(self.column.name).alias(self.part("v"))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [best(pl.col(self.part("v")), self.spec.agg, self.column)]
+        return [extreme_value(pl.col(self.part("v")), self.spec.agg, self.column)]
 
     @property
     def folds(self) -> Mapping[str, np.ufunc]:
@@ -47,7 +47,7 @@ class Extreme(Kind):
         return frame[self.part("v")]
 
 
-class End(Kind):
+class FirstLast(AggregationKind):
     """first and last: `ts`, `v`, the smallest (largest) pair of event time and value. NULLs are skipped."""
 
     @property
@@ -63,7 +63,7 @@ class End(Kind):
         return {"ts": pl.Int64(), "v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote(self.column.name)
+        v = quote_column(self.column.name)
         pair = f"{self._which}(CASE WHEN {v} IS NOT NULL THEN named_struct('ts', {event_us}, 'v', {v}) END)"
         return {"ts": f"{pair}.ts", "v": f"{pair}.v"}
 
@@ -74,13 +74,13 @@ class End(Kind):
     def merge(self) -> Sequence[pl.Expr]:
         ts, v = pl.col(self.part("ts")), pl.col(self.part("v"))
         at = ts.min() if self._which == "min" else ts.max()
-        return [at, best(v.filter(ts == at), self._which, self.column).alias(self.part("v"))]
+        return [at, extreme_value(v.filter(ts == at), self._which, self.column).alias(self.part("v"))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("v")]
 
 
-class ValueBy(Kind):
+class ValueBy(AggregationKind):
     """min_by and max_by: `by`, `v`, the smallest (largest) pair of `by` and value.
 
     As in Spark, a row whose `by` is NULL is skipped, and a value may be NULL: in a tie NULL is the smallest.
@@ -103,7 +103,7 @@ class ValueBy(Kind):
         return {"by": self._by.polars, "v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v, by = quote(self.column.name), quote(self._by.name)
+        v, by = quote_column(self.column.name), quote_column(self._by.name)
         pair = f"{self._which}(CASE WHEN {by} IS NOT NULL THEN named_struct('by', {by}, 'v', {v}) END)"
         return {"by": f"{pair}.by", "v": f"{pair}.v"}
 
@@ -113,9 +113,9 @@ class ValueBy(Kind):
 
     def merge(self) -> Sequence[pl.Expr]:
         by, v = pl.col(self.part("by")), pl.col(self.part("v"))
-        at = best(by, self._which, self._by)
+        at = extreme_value(by, self._which, self._by)
         tied = v.filter(by == at)
-        value = best(tied, self._which, self.column)
+        value = extreme_value(tied, self._which, self.column)
         if self._which == "min":
             value = pl.when(tied.null_count() == 0).then(value)
         return [at, value.alias(self.part("v"))]

@@ -24,9 +24,9 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
 from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.columns import quote
-from slackwater.windows.aggregations.exact import TYPES, GridSql, Total, rounded
-from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.columns import quote_column
+from slackwater.windows.aggregations.exact import TYPES, ExactTotal, GridSql, round_to_double
+from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, counted_by
 
 
@@ -42,12 +42,12 @@ class FloatTotal(SumKind):
         return {"n": pl.Int64(), **TYPES}
 
     @property
-    def total(self) -> Total:
-        return Total(*map(self.part, TYPES))
+    def total(self) -> ExactTotal:
+        return ExactTotal(*map(self.part, TYPES))
 
     @property
     def _grid(self) -> GridSql:
-        return GridSql(quote(self.column.name), f"__{self.column.name}")
+        return GridSql(quote_column(self.column.name), f"__{self.column.name}")
 
     @property
     def sql_columns(self) -> Sequence[str]:
@@ -62,7 +62,7 @@ class FloatTotal(SumKind):
         return self._grid.sums
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"n": f"count({quote(self.column.name)})"}
+        return {"n": f"count({quote_column(self.column.name)})"}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         n, parts = rows[self.part("n")], [rows[name] for name in self._grid.sums]
@@ -72,7 +72,7 @@ class FloatTotal(SumKind):
         return [counted_by(self.column.name).alias(self.part("n")), *self.total.of_values(rows[self.column.name])]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        return [counts(frame, self.part("n"), heads), *self.total.fold(frame, heads)]
+        return [sum_counts(frame, self.part("n"), heads), *self.total.fold(frame, heads)]
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         found = super()._average(frame, n)
@@ -80,10 +80,10 @@ class FloatTotal(SumKind):
         if not beyond.any():
             return found
         some = frame.filter(beyond)
-        values = [rounded(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
+        values = [round_to_double(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
         return found.scatter(beyond.arg_true(), values)
 
-    def former(self) -> Kind:
+    def former(self) -> AggregationKind:
         return FormerFloatTotal(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -109,7 +109,7 @@ class FormerFloatTotal(SumKind):
         return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
 
-class _Moments(Kind):
+class _Moments(AggregationKind):
     """What var and stddev have in common."""
 
     number = True
@@ -130,19 +130,23 @@ class Moments(_Moments):
         return {"n": pl.Int64(), **TYPES, **{f"square_{part}": dtype for part, dtype in TYPES.items()}}
 
     @property
-    def total(self) -> Total:
-        return Total(*map(self.part, TYPES))
+    def total(self) -> ExactTotal:
+        return ExactTotal(*map(self.part, TYPES))
 
     @property
-    def squares(self) -> Total:
-        return Total(*(self.part(f"square_{part}") for part in TYPES))
+    def squares(self) -> ExactTotal:
+        return ExactTotal(*(self.part(f"square_{part}") for part in TYPES))
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         n, values = counted_by(self.column.name).alias(self.part("n")), rows[self.column.name]
         return [n, *self.total.of_values(values), *self.squares.of_squares(values)]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        return [counts(frame, self.part("n"), heads), *self.total.fold(frame, heads), *self.squares.fold(frame, heads)]
+        return [
+            sum_counts(frame, self.part("n"), heads),
+            *self.total.fold(frame, heads),
+            *self.squares.fold(frame, heads),
+        ]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         from slackwater.core import exact_sum
@@ -152,7 +156,7 @@ class Moments(_Moments):
         sums, rests = np.array(frame[total.sum]), np.array(frame[total.rest])
         square_sums, square_rests = np.array(frame[squares.sum]), np.array(frame[squares.rest])
         found = np.empty(len(n))
-        left = exact_sum.variances(n, sums, rests, square_sums, square_rests, found)
+        left = exact_sum.write_variances(n, sums, rests, square_sums, square_rests, found)
         if frame[squares.limbs].null_count() < len(n):
             some = frame[squares.limbs].is_not_null() & frame[total.limbs].is_null() & pl.Series(n > 1)
             wide = np.array(some.arg_true(), dtype=np.int64)
@@ -170,7 +174,7 @@ class Moments(_Moments):
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
         """`n` and both totals of groups; None for a total that is infinite by its values."""
 
-        def totals(total: Total) -> list[Fraction | None]:
+        def totals(total: ExactTotal) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
             exact = iter(total.fractions(frame.filter(pl.Series(sound, dtype=pl.Boolean))))
             return [next(exact) if is_sound else None for is_sound in sound]
@@ -184,12 +188,14 @@ class Moments(_Moments):
             return float("inf")
         variance = (n * squares - total * total) / (n * (n - 1))
         if self.spec.agg == "var":
-            return rounded(variance)
+            return round_to_double(variance)
         half = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
-        scaled = math.sqrt(rounded(variance / Fraction(4) ** half))  # the variance itself may be beyond the doubles
-        return rounded(Fraction(scaled) * Fraction(2) ** half)
+        scaled = math.sqrt(
+            round_to_double(variance / Fraction(4) ** half)
+        )  # the variance itself may be beyond the doubles
+        return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
-    def former(self) -> Kind:
+    def former(self) -> AggregationKind:
         return FormerMoments(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -229,12 +235,12 @@ class FormerMoments(_Moments):
         return self._of_variance(m2.set(n < 2, None) / (n - 1))
 
 
-def counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
+def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
     """Return the sums of a column of counts for groups that begin at `heads`."""
     return pl.Series(column, np.add.reduceat(frame[column].fill_null(0).to_numpy(), heads))
 
 
-def total(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> Kind:
+def total_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
     """Return sum or avg of a column, by its type."""
-    kinds: dict[str, type[Kind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
+    kinds: dict[str, type[AggregationKind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
     return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)

@@ -19,11 +19,11 @@ from slackwater.core import schema
 from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
-from slackwater.windows.aggregations.columns import Input
+from slackwater.windows.aggregations.columns import AggregationInput
 
 
 @dataclass(frozen=True)
-class Kind(ABC):
+class AggregationKind(ABC):
     """One kind of aggregation, bound to its spec, its input columns and the names of the window's keys."""
 
     spec: Aggregation
@@ -61,8 +61,8 @@ class Kind(ABC):
         return None
 
     @property
-    def inputs(self) -> tuple[Input, ...]:
-        return tuple(Input(c, c, hashed=False) for c in self.columns)
+    def inputs(self) -> tuple[AggregationInput, ...]:
+        return tuple(AggregationInput(c, c, hashed=False) for c in self.columns)
 
     @property
     @abstractmethod
@@ -141,7 +141,7 @@ class Kind(ABC):
         """Which groups of accumulators have a result that does not fit its type; None for none of them."""
         return None
 
-    def former(self) -> Kind | None:
+    def former(self) -> AggregationKind | None:
         """The same aggregation with the accumulators that earlier versions kept; None where they are the same."""
         return None
 
@@ -159,7 +159,7 @@ class Kind(ABC):
         return []
 
 
-def too_many(kind: Kind, pipeline: str, sizes: pl.Series, key: str, what: str, advice: str) -> None:
+def too_many(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, what: str, advice: str) -> None:
     """Raise CapExceededError if the largest of `sizes` is beyond the bound that the config gives as `key`."""
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
@@ -168,14 +168,14 @@ def too_many(kind: Kind, pipeline: str, sizes: pl.Series, key: str, what: str, a
         )
 
 
-def best(value: pl.Expr, which: str, field: Field) -> pl.Expr:
+def extreme_value(value: pl.Expr, which: str, field: Field) -> pl.Expr:
     """min or max in Spark's order; Polars passes over NaN, which only the largest value must not."""
     if which == "min":
         return value.min()
     return value.nan_max() if field.base in schema.FLOATS else value.max()
 
 
-def joined(part: str) -> pl.Expr:
+def concatenate_lists(part: str) -> pl.Expr:
     """In a group: the elements of all its lists, as one list."""
     return pl.col(part).explode().drop_nulls()
 

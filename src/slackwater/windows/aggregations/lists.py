@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.kind import Kind, as_lists, joined, too_many
+from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists, too_many
 
 
-class CollectList(Kind):
+class CollectList(AggregationKind):
     """`ts`, `values`, side by side in any order; comes out in order of (event time, value)."""
 
     @property
@@ -27,19 +27,19 @@ class CollectList(Kind):
         return [as_lists(times.alias(self.part("ts"))), as_lists(values.alias(self.part("values")))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [joined(self.part("ts")), joined(self.part("values"))]
+        return [concatenate_lists(self.part("ts")), concatenate_lists(self.part("values"))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         ts, values = self.part("ts"), self.part("values")
-        long = exploded(frame, ts, values).sort("__row", ts, values)
-        return gathered(frame.height, long.group_by("__row", maintain_order=True).agg(values), values)
+        long = explode_lists(frame, ts, values).sort("__row", ts, values)
+        return gather_lists(frame.height, long.group_by("__row", maintain_order=True).agg(values), values)
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
         too_many(self, pipeline, sizes, "max_values_per_group", "values", "raise it, or use collect_set")
 
 
-class TopK(Kind):
+class TopK(AggregationKind):
     """`values`, `counts`, side by side: how often each value was seen."""
 
     @property
@@ -56,7 +56,7 @@ class TopK(Kind):
         return [as_lists(values.alias(self.part("values"))), as_lists(once.alias(self.part("counts")))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [joined(self.part("values")), joined(self.part("counts"))]
+        return [concatenate_lists(self.part("values")), concatenate_lists(self.part("counts"))]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Each value once, with the sum of its counts."""
@@ -64,28 +64,33 @@ class TopK(Kind):
         sizes = frame[values].list.len()
         if not isinstance(most := sizes.max(), int) or most < 2:
             return frame
-        long = exploded(frame, values, counts).group_by("__row", values).agg(pl.col(counts).sum()).sort("__row", values)
+        long = (
+            explode_lists(frame, values, counts)
+            .group_by("__row", values)
+            .agg(pl.col(counts).sum())
+            .sort("__row", values)
+        )
         lists = long.group_by("__row", maintain_order=True).agg(values, counts)
-        return frame.with_columns(gathered(frame.height, lists, part) for part in (values, counts))
+        return frame.with_columns(gather_lists(frame.height, lists, part) for part in (values, counts))
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         """The k most frequent, those of equal count in ascending order."""
         values, counts = self.part("values"), self.part("counts")
-        long = exploded(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
+        long = explode_lists(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
         pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
-        return gathered(frame.height, long.group_by("__row", maintain_order=True).agg(pair.alias(values)), values)
+        return gather_lists(frame.height, long.group_by("__row", maintain_order=True).agg(pair.alias(values)), values)
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
         too_many(self, pipeline, sizes, "max_distinct_values_per_group", "distinct values", "raise it")
 
 
-def exploded(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
+def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
     """Lists of equal lengths as rows, with the row they came from as `__row`."""
     return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
 
 
-def gathered(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
+def gather_lists(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
     """A column of lists by their `__row`; empty where there is none."""
     rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
     return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

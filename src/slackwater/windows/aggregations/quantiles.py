@@ -18,12 +18,12 @@ import polars as pl
 
 from slackwater.config.aggregation import QUANTILE_K
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.kind import Kind, as_lists, joined
+from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists
 
 _NAN = float("nan")
 
 
-class Quantile(Kind):
+class Quantile(AggregationKind):
     """`nans`: how many values are NaN, which is above all; `values`: the buffer; `sketch`: none or one, serialised."""
 
     number = True
@@ -49,7 +49,11 @@ class Quantile(Kind):
         ]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [pl.col(self.part("nans")).sum(), joined(self.part("values")), joined(self.part("sketch"))]
+        return [
+            pl.col(self.part("nans")).sum(),
+            concatenate_lists(self.part("values")),
+            concatenate_lists(self.part("sketch")),
+        ]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Buffers that overflow, and several sketches, become one sketch. A loop over groups that are large, not over rows."""

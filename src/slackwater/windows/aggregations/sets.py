@@ -8,11 +8,11 @@ import polars as pl
 
 from slackwater.core.schema import Field
 from slackwater.windows import hll
-from slackwater.windows.aggregations.columns import Input, quote
-from slackwater.windows.aggregations.kind import Kind, as_lists, joined, too_many
+from slackwater.windows.aggregations.columns import AggregationInput, quote_column
+from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists, too_many
 
 
-class _Values(Kind):
+class _Values(AggregationKind):
     """`set`: the values themselves."""
 
     @property
@@ -20,13 +20,13 @@ class _Values(Kind):
         return {"set": pl.List(self.column.polars)}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"set": f"collect_set({quote(self.column.name)})"}
+        return {"set": f"collect_set({quote_column(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
         return [as_lists(rows[self.column.name].alias(self.part("set")))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [joined(self.part("set")).unique().sort()]
+        return [concatenate_lists(self.part("set")).unique().sort()]
 
 
 class ExactDistinct(_Values):
@@ -68,12 +68,12 @@ class CollectSet(_Values):
         too_many(self, pipeline, sizes, "max_values_per_group", "distinct values", "raise it, or use count_distinct")
 
 
-class ApproximateDistinct(Kind):
+class ApproximateDistinct(AggregationKind):
     """count_distinct, mode = "approximate": `set` holds HLL coupons."""
 
     @property
-    def inputs(self) -> tuple[Input, ...]:
-        return (Input(Field(f"{self.column.name}#hash", "bigint"), self.column, hashed=True),)
+    def inputs(self) -> tuple[AggregationInput, ...]:
+        return (AggregationInput(Field(f"{self.column.name}#hash", "bigint"), self.column, hashed=True),)
 
     @property
     def output(self) -> Field:
@@ -84,17 +84,19 @@ class ApproximateDistinct(Kind):
         return {"set": pl.List(pl.Int32())}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"set": f"collect_set({hll.coupon_sql(quote(self.inputs[0].field.name), self.spec.hll_precision)})"}
+        return {
+            "set": f"collect_set({hll.coupon_sql(quote_column(self.inputs[0].field.name), self.spec.hll_precision)})"
+        }
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
-        coupons = hll.coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
+        coupons = hll.hash_coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
         return [as_lists(coupons.alias(self.part("set")))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [hll.union(pl.col(self.part("set")))]
+        return [hll.merge_sketches(pl.col(self.part("set")))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return hll.estimate(frame[self.part("set")], self.spec.hll_precision)
+        return hll.estimate_distinct(frame[self.part("set")], self.spec.hll_precision)
 
     def details(self) -> list[str]:
         return [self.spec.mode or "approximate", str(self.spec.hll_precision)]

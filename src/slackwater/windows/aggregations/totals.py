@@ -15,14 +15,14 @@ import polars as pl
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import ValueRangeError
-from slackwater.windows.aggregations.columns import quote
-from slackwater.windows.aggregations.kind import Kind
+from slackwater.windows.aggregations.columns import quote_column
+from slackwater.windows.aggregations.kind import AggregationKind
 
 _LOW = (1 << 32) - 1
 _DIGITS = 38  # of the widest decimal
 
 
-class Count(Kind):
+class Count(AggregationKind):
     """`n`: rows, or values that are not NULL."""
 
     @property
@@ -34,7 +34,7 @@ class Count(Kind):
         return {"n": pl.Int64()}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"n": f"count({quote(self.column.name)})" if self.columns else "count(1)"}
+        return {"n": f"count({quote_column(self.column.name)})" if self.columns else "count(1)"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         counted = counted_by(self.column.name) if self.columns else pl.lit(1, pl.Int64)
@@ -54,7 +54,7 @@ class Count(Kind):
         return frame[self.part("n")]
 
 
-class SumKind(Kind):
+class SumKind(AggregationKind):
     """sum and avg: `n` and a total, which is 0 where there are no values."""
 
     number = True
@@ -115,7 +115,7 @@ class IntegerTotal(SumKind):
         return {"n": pl.Int64(), "hi": pl.Int64(), "lo": pl.Int64()}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote(self.column.name)
+        v = quote_column(self.column.name)
         wide = f"CAST({v} AS BIGINT)"
         return {
             "n": f"count({v})",
@@ -163,12 +163,12 @@ class DecimalTotal(SumKind):
     def output(self) -> Field:
         precision, scale = self.column.decimal
         more, places = (10, 0) if self.spec.agg == "sum" else (4, 4)
-        return Field(self.name, schema.decimal(precision + more, scale + places))
+        return Field(self.name, schema.decimal_type(precision + more, scale + places))
 
     @property
     def _wide(self) -> Field:
         precision, scale = self.column.decimal
-        return Field(self.column.name, schema.decimal(precision + 10, scale))
+        return Field(self.column.name, schema.decimal_type(precision + 10, scale))
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -179,7 +179,7 @@ class DecimalTotal(SumKind):
         return {}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote(self.column.name)
+        v = quote_column(self.column.name)
         # `sum` would raise where 38 digits are not enough; try_sum is NULL then, and for no values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
         return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}

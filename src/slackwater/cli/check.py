@@ -1,0 +1,89 @@
+"""`check` and `explain`: what a config says, without Spark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from slackwater import explain
+from slackwater.cli.format import plural
+from slackwater.config import key_docs, sql_check, toml
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.window import Window
+from slackwater.errors import ConfigError, StartError
+from slackwater.runner import local_paths
+from slackwater.secrets import mask_secrets
+from slackwater.spark import filesystems
+
+
+def check_file(file: Path, connect: bool = False) -> None:
+    """Check a config; what is wrong comes with the places that document its keys. See `_check`."""
+    try:
+        _check(file, connect)
+    except ConfigError as error:
+        places = dict.fromkeys(
+            _place(line.removeprefix(f"{file}: ")) for line in error.problems if _names_key(file, line)
+        )
+        if places:
+            error.further = (f"the keys are documented in {', '.join(places)}",)
+        raise
+
+
+def _names_key(file: Path, line: str) -> bool:
+    return re.match(r"[\w\"-][^ ]*: ", line.removeprefix(f"{file}: ")) is not None
+
+
+def _place(line: str) -> str:
+    return key_docs.find_place(line.partition(": ")[0])
+
+
+def _check(file: Path, connect: bool) -> None:
+    """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
+    pipeline, problems = toml.load_draft(file)
+    checked = sql_check.check_draft(pipeline) if problems else sql_check.check_sql(pipeline)
+    paths = () if problems else local_paths.unwritable_directories(pipeline)
+    problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
+    if problems:
+        raise ConfigError(problems)
+    local_paths.check_former(pipeline)
+    notes = list(explain.build_plan(pipeline).notes)
+    if connect:
+        from slackwater.runner import check_connections as connecting
+
+        found = connecting.find_problems(pipeline)
+        if found:
+            raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
+        notes += connecting.find_notes(pipeline)
+    (before, first), *more = pipeline.alone.items()
+    what = _described(first)
+    for name, own in more:
+        read = [w.name for w in own.ways]
+        over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
+        counted = plural(len(own.sources), "source")
+        what, before = f"{what}, then {_described(own).replace(f'over {counted}', f'over {over}')}", name
+    print(mask_secrets(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
+    for line in notes:
+        print(mask_secrets(f"{file}: note: {line}"))
+    for line in filesystems.unreadable_sources(pipeline):
+        print(mask_secrets(f"{file}: note: {line}; without that a run ends"))
+    if not connect:
+        for line in local_paths.missing_directories(pipeline):
+            print(mask_secrets(f"{file}: note: {line}; a run does not start without it"))
+    for line in checked.unchecked:
+        print(mask_secrets(f"{file}: not checked: {line}"))
+
+
+def _described(pipeline: Pipeline) -> str:
+    step = pipeline.transform.step
+    if isinstance(step, Join):
+        return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+    if not isinstance(step, Window):
+        return f"{step.told().what} over {plural(len(pipeline.sources), 'source')}"
+    aggregations = plural(len(step.aggregations), "aggregation")
+    return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
+
+
+def explain_file(file: Path) -> None:
+    """Print the stages a row passes, the guarantee and the projected state size."""
+    print(explain.build_plan(toml.load(file)))

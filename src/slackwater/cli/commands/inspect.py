@@ -1,0 +1,134 @@
+"""Commands that look at results and states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
+from slackwater.cli.state import Name, Schema, Where
+
+
+def show(
+    file: File,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            max=MOST_ROWS,
+            help="How many rows: those of the newest windows. 20 by default, with --sql all.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Lines of CSV with a header; times in ISO 8601.")] = False,
+    where: Annotated[
+        str | None, typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds, of all rows.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,…", help="Only these columns, in this order; may be repeated.")
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option(metavar="QUERY", help="Print what this SQL selects: SELECT … FROM result.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
+) -> None:
+    """Print what a pipeline has published, from its targets, in the order of the windows; without Spark."""
+    from slackwater.cli.show import ShowOptions, show_file
+
+    show_file(file, ShowOptions(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
+
+
+def why(
+    file: File,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K=V,…", help="Also tell of this key, its late rows and last results; a name alone stands for NULL."
+        ),
+    ] = None,
+    stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
+) -> None:
+    """Why is there no output yet: the watermark, who holds it, and what closes next."""
+    from slackwater.cli.why import why_file
+
+    why_file(file, key or [], as_json, stage)
+
+
+def serve(
+    where: Where,
+    pipeline: Name = None,
+    schema: Schema = "public",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8085,
+    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    allow_host: AllowHost = None,
+) -> None:
+    """Answer questions about the open windows over HTTP, in JSON and Arrow; read only."""
+    from slackwater.cli.serve import serve_until_stopped
+
+    serve_until_stopped(where, pipeline, schema, host, port, allow_host or [])
+
+
+def ui(
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE…", help="The pipelines as TOML; or a state directory, or postgresql://…: all there."
+        ),
+    ],
+    schema: Schema = "public",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8086,
+    host: Annotated[
+        str, typer.Option(help="Address to bind to; another one than this machine's own needs --token.")
+    ] = "127.0.0.1",
+    allow_host: AllowHost = None,
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Answer only those who give it."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write the page as one file instead, as for a ticket.")
+    ] = None,
+) -> None:
+    """A page about pipelines, running or not: who holds the watermark, what closes next, where every row went."""
+    from slackwater.cli.ui import show_ui
+
+    show_ui(places, host, port, allow_host or [], token, save, schema)
+
+
+def diff(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
+        ),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    by: Annotated[
+        str | None, typer.Option(metavar="COL,…", help="The columns that tell rows apart, if neither side tells them.")
+    ] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns that do not count.")] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            parser=parse_amount,
+            metavar="NUMBER",
+            help="Numbers may differ by this times the larger of 1 and their size.",
+        ),
+    ] = 0.0,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="How many examples of each kind.")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
+) -> None:
+    """Compare two outputs or states by key and window. Exit code 0: equal; 1: not; 2: they cannot be compared."""
+    from slackwater.cli.diff import diff_outputs
+
+    diff_outputs(a, b, by, ignore, tolerance, limit, as_json)

@@ -1,0 +1,106 @@
+"""What the command line says about a run, as text."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slackwater.core.humanize import plural as plural
+from slackwater.engine.status import SourceStatus, Status
+from slackwater.runner.results_text import results_lines
+from slackwater.runner.run_log import late_between
+
+
+def program() -> str:
+    """How to call this command: by its name where the shell knows it, else by its path."""
+    own = Path(sys.executable).parent / "slackwater"
+    if shutil.which("slackwater") is not None or not own.exists():
+        return "slackwater"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
+
+
+def format_size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_time(us: int | None) -> str:
+    """A time in microseconds UTC for people; `none yet` for None."""
+    if us is None:
+        return "none yet"
+    try:
+        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us} µs"
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def format_age(us: int) -> str:
+    """A distance in time, in its largest sensible unit."""
+    seconds = us / 1e6
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if abs(seconds) >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def describe_source(source: SourceStatus, status: Status) -> str:
+    """One source: its watermark, how far that is behind the clock, and whether it is idle."""
+    if source.watermark_us is None:
+        behind = "no event yet"
+    else:
+        behind = f"watermark {format_time(source.watermark_us)}, {format_age(status.clock_us - source.watermark_us)} behind the clock"
+    return f"{source.name}: {behind}{', idle' if source.idle else ''}"
+
+
+def describe_state(status: Status) -> tuple[str, str]:
+    """What is in the state: what it is called, and how much of it."""
+    if status.buffered:
+        return "buffered", " + ".join(f"{held.rows:,}" for held in status.buffered.values())
+    return "open windows", f"{status.windows_active:,}"
+
+
+def summary(status: Status | None, pipeline: str, where: str) -> str:
+    """What a finished run says."""
+    if status is None:
+        return f"{pipeline}: nothing new, nothing committed"
+    c = status.counters
+    keyless = sum(side.get("keyless", 0) for side in c.sides.values())
+    lines = [
+        f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",
+        f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+        + (f", {keyless:,} without a key" if keyless else "")
+        + (
+            f", {c.rows_in - c.rows_bad - c.rows_sql:,} filtered by the SQL"
+            if c.rows_in - c.rows_bad != c.rows_sql
+            else ""
+        ),
+    ]
+    *earlier, last = results_lines(status)
+    lines += [*(f"  {line}" for line in earlier), f"  {last}; results in {where}"]
+    if status.stages[1:]:
+        lines.append(f"  {late_between(status)}")
+    if c.letters:
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))
+        lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")
+    if c.rows_sql and c.rows_late > c.rows_sql / 2:
+        lines.append(
+            f"  most rows came late: the newest event time read is {format_time(max(s.max_event_us or 0 for s in status.sources))}; "
+            "a clock in the input may be wrong: bound it with max_future or filter it at the source, or raise lateness"
+        )
+    return "\n".join(lines)
+
+
+def align_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

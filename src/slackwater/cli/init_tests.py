@@ -1,0 +1,167 @@
+"""The test that `slackwater init` writes beside a config: a few rows of the sample, and what comes of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slackwater.cli.format import plural, program
+from slackwater.config import ddl
+from slackwater.config.message_format import show_key
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.schema import INTEGERS
+from slackwater.core.text_times import text_time_us
+from slackwater.errors import SlackwaterError, StartError
+from slackwater.scaffold.sample import Sample
+
+_ROWS = 12  # of each source
+_MOST_TEXT = 200  # characters of a cell
+_BEGINS = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose own time counts
+
+
+def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], force: bool) -> list[str]:
+    """Write tests/NAME.toml and return what to say. Raises StartError for a file that cannot be written."""
+    file = config.parent / "tests" / f"{config.stem}.toml"
+    if file.exists() and not force:
+        return [f"{file}: is there already, and stays as it is"]
+    given = {
+        s.name: _chosen(pipeline, i, sample)
+        for i, (s, sample) in enumerate(zip(pipeline.sources, samples, strict=True))
+    }
+    if pipeline.transform.join is not None:
+        given = _meeting(pipeline, given, samples)
+    try:
+        expected: list[Mapping[str, Any]] | None = _expected(pipeline, given)
+        why = ""
+    except SlackwaterError as error:
+        expected, why = None, str(error).splitlines()[0]
+    content = _content(os.path.relpath(config, file.parent), given, expected)
+    try:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"{file}: cannot be written ({error.strerror})") from None
+    if expected is None:
+        return [f"{file}: what to expect is left open ({why}); fill it in: {program()} test {config} --update"]
+    rows = sum(map(len, given.values()))
+    return [
+        f"{file}: a test with {plural(rows, 'row')} of the sample and the {plural(len(expected), 'result')} of them"
+    ]
+
+
+def _chosen(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
+    """The first rows whose values are of their columns' types as they stand; what a test cannot write is left out of them."""
+    spec, step = pipeline.sources[index], pipeline.transform.step
+    types = ddl.parse_columns(spec.schema_ or "")
+    time = step.event_time_column
+    needed = {time} if time in types else {time.partition(".")[0].strip("`")} & set(types)
+    if pipeline.transform.window is not None:
+        window = pipeline.transform.window
+        needed |= {*window.group_by, *(a.column for a in window.aggregations if a.column is not None)}
+    found = []
+    for row in sample.rows:
+        kept = {c: v for c, t in types.items() if (v := _value(row.get(c), t)) is not None}
+        if needed <= set(kept) | {c for c in needed if row.get(c) is None and c != time}:
+            found.append(kept)
+        if len(found) == _ROWS * (20 if pipeline.transform.join else 1):
+            break
+    connection = resolve_connection(spec.connection, pipeline.connections)
+    if time == "_event_ts" and connection is not None and connection.kind != "files":
+        for n, row in enumerate(found):
+            row[time] = _BEGINS + dt.timedelta(seconds=n)
+    return found
+
+
+def _value(value: Any, kind: str) -> Any:
+    """A value as a test writes it; None for none, and for what a test does not write."""
+    base = kind.partition("(")[0].partition("<")[0]
+    if base == "string" and isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable():
+        return value
+    if base == "boolean" and isinstance(value, bool):
+        return value
+    if isinstance(value, bool):
+        return None
+    if base in INTEGERS and isinstance(value, int) and abs(value) < 2**63:
+        return value
+    if base in ("double", "float") and isinstance(value, int | float) and value == value and abs(value) < 1e300:
+        return value
+    if base == "timestamp" and isinstance(value, str) and text_time_us(value) is not None:
+        return value
+    if base in ("timestamp", "timestamp_ntz") and isinstance(value, dt.datetime):
+        return value
+    if base == "struct" and isinstance(value, dict):
+        fields = {k: v for k, v in value.items() if isinstance(v, str | int | float | bool) and v == v}
+        return fields or None
+    return None
+
+
+def _meeting(
+    pipeline: Pipeline, given: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
+) -> dict[str, list[dict[str, Any]]]:
+    """Of each side the rows whose keys are on the other side too, as far as there are any."""
+    join = pipeline.transform.join
+    assert join is not None
+    sides = [(given[name], keys) for name, keys in zip(join.sources, (join.left_keys, join.right_keys), strict=True)]
+    known = [{tuple(row.get(k) for k in keys) for row in rows} for rows, keys in sides]
+    both = known[0] & known[1]
+    found = {}
+    for name, (rows, keys) in zip(join.sources, sides, strict=True):
+        some = [row for row in rows if tuple(row.get(k) for k in keys) in both]
+        plain = [{c: v for c, v in row.items() if not isinstance(v, dict)} for row in some or rows]
+        found[name] = plain[:_ROWS]
+    return found
+
+
+def _expected(pipeline: Pipeline, given: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """What comes of the rows: without Spark where there is no SQL, else with it."""
+    from slackwater.testing import case_runner
+    from slackwater.testing.pipeline import LocalPipeline
+
+    with case_runner.quiet_logs():
+        try:
+            test = LocalPipeline(pipeline)
+        except StartError as error:
+            if "give session=" not in str(error):
+                raise
+            print("what comes of a few rows is worked out with Spark, which takes some seconds …", flush=True)
+            test = LocalPipeline(pipeline, session=case_runner.spark_session([pipeline]))
+        with test:
+            test.pipe({name: list(rows) for name, rows in given.items()})
+            test.flush()
+            table = test.result().table
+            columns = [c for c in table.columns if c != "session_id"]
+            order = [c for c in columns if not table.schema[c].is_nested()]
+            rows = table.sort(sorted(order, key=lambda c: c != "window_start")).to_dicts()
+    return [case_runner.row_as_toml(row, columns) for row in rows]
+
+
+def _content(
+    pipeline: str, given: Mapping[str, Sequence[Mapping[str, Any]]], expected: Sequence[Mapping[str, Any]] | None
+) -> str:
+    import tomlkit
+
+    from slackwater.testing.update import rows_as_toml
+
+    def rows(some: Sequence[Mapping[str, Any]]) -> str:
+        return rows_as_toml(some).as_string()
+
+    parts = [
+        "# A test of the pipeline: what arrives, and what is expected at the end. Run it with: slackwater test",
+        f"pipeline = {tomlkit.string(pipeline).as_string()}",
+        "",
+        '[[steps]]                 # rows that arrive together; more [[steps]]: further rows, quiet = "1h",',
+        '                          # crash = "commit.before", restart = { shards = 3 }',
+        *(f"rows.{show_key(name)} = {rows(some)}" for name, some in given.items()),
+        "",
+        "[expect]                  # in any order, when all windows are closed; slackwater test --update rewrites it",
+        *([] if expected is None else [f"rows = {rows(expected)}"]),
+        "late = []                 # rows that came too late",
+        "bad = []                  # rows that could not be used",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+__all__ = ["write_test"]

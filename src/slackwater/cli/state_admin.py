@@ -1,0 +1,121 @@
+"""`state migrate`, `fork`, `reset`: states that change their format, their name, or where their sources go on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from slackwater.cli.format import align_rows, format_size, plural
+from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.errors import StartError
+from slackwater.maintenance import reset_offsets
+from slackwater.query.locate_state import store_at
+from slackwater.state import fork, migrations
+from slackwater.state.commit import Commit
+from slackwater.state.maintenance_commit import edit_state, next_of, no_state
+from slackwater.state.migrations import FORMAT, STEPS
+from slackwater.state.protocol import StateStore
+
+
+def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
+    store = store_at(where, pipeline, schema)
+    with closing(store):
+        found = store.written()
+        if found is None:
+            raise no_state()
+        version, record = found
+        name, epoch = record["pipeline"], record["epoch"]
+        if version == FORMAT:
+            print(f"{name}: epoch {epoch} has format {version}, which is this version's; there is nothing to migrate")
+            return
+        print(f"{name}: epoch {epoch} has format {version}, this version writes format {FORMAT}")
+        for number in migrations.migration_route(version, name):
+            after = {**migrations.STEPS[number].change(record), "format": number + 1}
+            print(f"  {number} -> {number + 1}  {STEPS[number].what}")
+            print("\n".join(f"          {line}" for line in _changes(record, after)))
+            record = after
+    if dry_run:
+        print("nothing was changed (--dry-run)")
+        return
+    store = store_at(where, pipeline, schema)
+    with edit_state(store) as commit:
+        done = store.commit(next_of(commit, _now()))
+    print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
+
+
+def _changes(before: Any, after: Any, stage: str = "") -> list[str]:
+    """What a step did to a record, per stage."""
+    told = [k for k in after if k not in ("format", "then")]
+    changed = [k for k in told if before.get(k) != after[k] and (before.get(k) or after[k])]
+    found = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
+    found = found or [f"{stage}changes no field"]
+    return found + (_changes(before["then"], after["then"], "next stage: ") if after.get("then") else [])
+
+
+def _brief(value: Any, most: int = 120) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
+    store = store_at(where, pipeline, schema)
+    with closing(store):
+        made = fork.fork_store(store, name, epoch)
+    rows = sum(s.rows for stage in made.stages for shard in stage.segments for s in shard)
+    print(f'"{name}" begins with epoch {made.epoch}: {plural(rows, "state row")}, {format_size(made.state_bytes)}')
+    print(
+        f'a config with name = "{name}", a target of its own and otherwise the same goes on from there; what was emitted up '
+        f"to epoch {made.epoch} is in the target of the other alone"
+    )
+    for source in fork.checkpoint_sources(made):
+        print(
+            f'warning: source "{source}" goes on by Spark\'s checkpoint only, which is not copied: the fork can be looked at, '
+            "and a run of it is refused"
+        )
+
+
+def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
+    config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
+    store = store_at(config or where, pipeline, schema)
+    if dry_run:
+        with closing(store), store.peek() as snapshot:
+            if snapshot is None:
+                raise no_state()
+            _tell(snapshot.commit, reset_offsets.plan_moves(snapshot.commit, offsets, config))
+        print("nothing was changed (--dry-run)")
+        return
+    print(f"committed as epoch {_reset(store, offsets, config).epoch}")
+
+
+def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
+    with edit_state(store) as commit:
+        made = reset_offsets.plan_moves(commit, offsets, config)
+        _tell(commit, made)
+        if all(m.before == m.after for m in made):
+            raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
+        return store.commit(next_of(commit, _now(), sources=reset_offsets.apply_moves(commit, made)))
+
+
+def _tell(commit: Commit, made: Sequence[reset_offsets.OffsetMove]) -> None:
+    """Before and after, and what it means."""
+    print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
+    lines = [["source", "partition", "goes on at", "will go on at", ""]]
+    changes = [(move.source, change) for move in made for change in move.after.changes(move.before)]
+    lines += [[source, c.part, c.was, c.will, c.meaning] for source, c in changes]
+    print("\n".join(align_rows(lines)))
+    if any(c.again for _, c in changes):
+        print(
+            "warning: rows that come again are late where their windows are closed, and counted twice in windows that are "
+            "open or retained"
+        )
+    if any(c.skips for _, c in changes):
+        print("warning: rows that are skipped are lost: no window will have them")
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,190 @@
+"""`state verify`, `sizes`, `history`, `compact`: looking after a state, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from slackwater.cli.format import align_rows, format_age, format_size, plural
+from slackwater.core.time import format_iso
+from slackwater.errors import StartError
+from slackwater.maintenance.compact import CompactionResult, compact_state
+from slackwater.maintenance.history import commit_history
+from slackwater.maintenance.request_costs import RequestCosts
+from slackwater.maintenance.sizes import HOUR_US, LARGE, Forecast, Sizes, measure_sizes
+from slackwater.maintenance.verify import verify_state
+from slackwater.maintenance.verify_report import VerifyReport
+from slackwater.query.locate_state import store_at
+from slackwater.state.files.store import FilesStore
+from slackwater.watermark import NO_WATERMARK
+
+MOST_SHARDS = 32  # lines of a table for people
+
+
+def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
+    """Returns the exit code."""
+    with closing(store_at(where, pipeline, schema)) as store:
+        report = verify_state(store)
+    if as_json:
+        print(_json(asdict(report)))
+    else:
+        print("\n".join([*map(str, report.problems), _verdict(report)]))
+    return 1 if report.problems else 0
+
+
+def _verdict(report: VerifyReport) -> str:
+    kept = report.epochs
+    epochs = "no commit" if not kept else f"epoch {kept[-1]}" if not kept[1:] else f"epochs {kept[0]} to {kept[-1]}"
+    what = "table" if report.store == "postgres" else "file"
+    seen = f"{epochs}, {plural(report.files, what)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
+    unread = "; the rows were not judged, as the state does not describe its window" if report.unread else ""
+    if not report.problems:
+        return f"{report.pipeline}: sound ({seen}){unread}"
+    sound = "no commit is sound" if report.sound is None else f"epoch {report.sound} is the last sound commit"
+    return f"{report.pipeline}: {plural(len(report.problems), 'problem')}, {sound} ({seen}){unread}"
+
+
+def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
+    with closing(store_at(where, pipeline, schema)) as store:
+        found = measure_sizes(store, hot)
+    print(_json(asdict(found)) if as_json else "\n".join(_sizes(found)))
+
+
+def _hot_shards(found: Sizes, several: bool) -> str:
+    """Those that an epoch waits for, and what to do."""
+    told = []
+    for s in found.hot_shards[:3]:
+        own = [x.rows for x in found.shards if x.stage == s.stage]
+        stage = f" of stage {s.stage + 1}" if several else ""
+        told.append(f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(own) / sum(own):.1f} times the mean)")
+    more = f" and {len(found.hot_shards) - 3} more" if found.hot_shards[3:] else ""
+    return f"{', '.join(told)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
+
+
+def _sizes(found: Sizes) -> list[str]:
+    several = any(s.stage for s in found.shards)
+    in_tables = bool(found.tables)
+    head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
+    rows = [head if in_tables else [*head, "size"]]
+    shown = (
+        found.shards if len(found.shards) <= MOST_SHARDS else sorted(found.shards, key=lambda s: -s.rows)[:MOST_SHARDS]
+    )
+    for s in shown:
+        cells = [*([str(s.stage + 1)] if several else []), str(s.shard)]
+        rows.append(
+            [*cells, f"{s.rows:,}"]
+            if s.bytes is None
+            else [*cells, str(s.segments), f"{s.rows:,}", format_size(s.bytes)]
+        )
+    lines = [
+        f"{found.pipeline}, epoch {found.epoch}: {format_size(found.state_bytes)} of state",
+        "",
+        *align_rows(rows),
+        "",
+    ]
+    if len(shown) < len(found.shards):
+        rest = f"the {len(shown)} with the most rows of {len(found.shards):,} shards; all of them with --json"
+        lines[-1:] = [rest, ""]
+    if in_tables:
+        tables = [["table", "rows", "size", "dead rows"]]
+        tables += [[t.table, f"{t.rows:,}", format_size(t.bytes), f"{t.dead:,}"] for t in found.tables]
+        lines += [*align_rows(tables), ""]
+    facts = [["staged outputs", f"{_pair(found.outputs)}, not published yet: {_pair(found.waiting)}"]]
+    if not in_tables:
+        span = f"{found.kept[0]} to {found.kept[-1]}" if found.kept[1:] else str(found.epoch)
+        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_pair(found.only_kept)}"])
+        removed = "; a runner, or compact, removes it" if found.garbage[0] else ""
+        facts.append(["garbage", f"{_pair(found.garbage)}{removed}"])
+    facts += [["lists", _pair(found.lists)], ["forecast", _forecast(found.forecast, in_tables)]]
+    if found.hot_shards:
+        facts.append(["hot shards", _hot_shards(found, several)])
+    if found.requests is not None:
+        facts.append(["requests", _requests(found.requests)])
+    lines += align_rows(facts)
+    if found.hot:
+        keys = [["key", *(["side"] if any(k.side for k in found.hot) else []), "rows", "events"]]
+        for k in found.hot:
+            name = ", ".join(f"{c}={'NULL' if v is None else v}" for c, v in k.key.items()) or "(no key)"
+            events = "-" if k.events is None else f"{k.events:,}"
+            keys.append([name, *([k.side or "-"] if "side" in keys[0] else []), f"{k.rows:,}", events])
+        lines += ["", *align_rows(keys)]
+    return lines
+
+
+def _requests(found: RequestCosts) -> str:
+    each = f"{found.per_shard:.1f} per shard and {found.per_commit:.1f} per commit (means of {plural(found.epochs, 'kept epoch')})"
+    if found.dollars is None or found.seconds is None:
+        return each
+    low, high = found.dollars
+    cost = f"{low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:,.2f} to {high:,.2f}"
+    return f"{each}; at a commit every {format_age(int(found.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
+
+
+def _pair(pair: tuple[int, int]) -> str:
+    return "none" if not pair[0] else f"{pair[0]:,} ({format_size(pair[1])})"
+
+
+def _forecast(found: Forecast | None, in_tables: bool) -> str:
+    if found is None:
+        return "needs kept commits that span an hour" + (", and a database keeps the latest only" if in_tables else "")
+    over = f"over {plural(found.commits, 'commit')} in {format_age(found.over_us)}"
+    if found.hours is None:
+        return f"shrinks by {format_size(-found.bytes_per_hour)} per hour, or stays ({over})"
+    until = (
+        f"{format_size(LARGE)} in {format_age(int(found.hours * HOUR_US))}"
+        if found.hours < 1e6
+        else f"{format_size(LARGE)} is far off"
+    )
+    return f"grows by {format_size(found.bytes_per_hour)} per hour ({over}): {until}"
+
+
+def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
+    with closing(store_at(where, pipeline, schema)) as store:
+        commits = commit_history(store)
+        latest_only = not isinstance(store, FilesStore)
+    if not commits:
+        raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
+    if as_json:
+        for c in commits:
+            print(_json(asdict(c) | {"committed": format_iso(c.committed_us), "watermark": _time(c.watermark_us)}))
+        return
+    rows = [["epoch", "committed", "watermark", "rows in", "late", "bad", "emitted", "open", "size"]]
+    for c in commits:
+        since = ["-" if n is None else f"{n:,}" for n in (c.rows_in, c.late, c.bad, c.emitted)]
+        times = [format_iso(c.committed_us), _time(c.watermark_us) or "none yet"]
+        rows.append([str(c.epoch), *times, *since, f"{c.open:,}", format_size(c.bytes)])
+    print("\n".join(align_rows(rows)))
+    if latest_only:
+        print("a database keeps the latest commit only, so there is none before it to compare with")
+
+
+def print_compaction(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
+    done = compact_state(store_at(where, pipeline, schema))
+    if as_json:
+        print(_json({"before": asdict(done.before), "after": asdict(done.after)}))
+        return
+    print("\n".join(_compacted(done)))
+
+
+def _compacted(done: CompactionResult) -> list[str]:
+    rows = [["", "epoch", "segments", "rows", "state", "dead rows" if done.after.tables else "only kept epochs"]]
+    for name, s in (("before", done.before), ("after", done.after)):
+        segments = "-" if s.tables else str(sum(x.segments for x in s.shards))
+        last = str(sum(t.dead for t in s.tables)) if s.tables else format_size(s.only_kept[1])
+        rows.append(
+            [name, str(s.epoch), segments, f"{sum(x.rows for x in s.shards):,}", format_size(s.state_bytes), last]
+        )
+    lines = list(align_rows(rows))
+    if not done.after.tables:
+        lines.append("files that only earlier commits need are removed as later ones take their place")
+    return lines
+
+
+def _time(us: int) -> str | None:
+    return None if us <= NO_WATERMARK else format_iso(us)
+
+
+def _json(found: dict[str, Any]) -> str:
+    return json.dumps(found, ensure_ascii=False)

@@ -1,0 +1,21 @@
+"""What a check of a config found, and what it could not check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class CheckResult:
+    """`problems`: lines `key: fact`; `unchecked`: lines `key: why it was not checked`."""
+
+    problems: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def add(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.problems:
+            self.problems.append(f"{key}: {line}")
+
+    def skip(self, key: str, line: str) -> None:
+        if f"{key}: {line}" not in self.unchecked:
+            self.unchecked.append(f"{key}: {line}")

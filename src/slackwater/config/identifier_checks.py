@@ -1,0 +1,124 @@
+"""Names that a target or a store cannot hold, found in a config alone: each system has rules of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connection import Connection
+from slackwater.config.message_format import format_value
+from slackwater.config.spec import Problem, Values
+
+if TYPE_CHECKING:
+    from slackwater.config.target import StateStore, Target
+    from slackwater.config.window import Window
+
+POSTGRES_BYTES = 63  # longer identifiers are cut, and two could become one
+_RESERVED = re.compile(r"slackwater_(state|staged|windows)_.*|slackwater_(pipelines|offsets|outputs|lists|targets)")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DELTA = set(" ,;{}()\n\t=")
+
+
+def check_names_of_state(values: Values) -> Iterator[Problem]:
+    """One line for each name that the state store cannot hold."""
+    stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
+    store: StateStore | None = values.get("state_store")
+    if store is not None and store.kind == "postgres":
+        if "schema" not in store._wrong and store.schema_:
+            yield from _of_postgres("state_store.schema", "the schema", store.schema_)
+        for stage in stages:
+            if stage.window is not None:
+                yield from _columns(stage.window, "the state is in Postgres", state=True)
+
+
+def check_held_names(values: Values, known: Mapping[str, Any], at: str = "target") -> Iterator[Problem]:
+    """One line for each name that the target refuses, cuts, or has a use of its own for; `at`: the key that holds it."""
+    window: Window | None = values["transform"].window if values.get("transform") is not None else None
+    target: Target | None = values.get("target")
+    if target is None or target.connection is None:
+        return
+    found = target.connection if isinstance(target.connection, Connection) else known.get(str(target.connection))
+    if found is None:
+        return
+    if found.kind == "postgres" and target.table and "table" not in target._wrong:
+        schema, _, name = target.table.rpartition(".")
+        for part, what in ((schema, "the schema"), (name, "the table")):
+            if part or part is name:
+                yield from _of_postgres(f"{at}.table", what, part)
+        if _RESERVED.fullmatch(name):
+            yield (
+                f"{at}.table",
+                f"found {format_value(target.table)}, a name that Slackwater gives tables of its own; choose another",
+            )
+    if (
+        found.kind == "kafka"
+        and target.topic
+        and "topic" not in target._wrong
+        and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
+    ):
+        yield (
+            f"{at}.topic",
+            f'found {format_value(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"',
+        )
+    if found.kind == "iceberg" and target.table and "table" not in target._wrong:
+        parts = target.table.split(".")
+        if len(parts) < 2 or not all(parts):
+            yield (
+                f"{at}.table",
+                f'found {format_value(target.table)}, expected a table in a namespace, as in "shop.sessions"',
+            )
+    if target.path and "\0" in target.path:
+        yield f"{at}.path", "holds U+0000, which no file name can"
+    if window is not None:
+        yield from _output(window, found.kind, target)
+
+
+def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
+    if kind == "postgres":
+        yield from _columns(window, "the target is a Postgres table", state=False)
+    for at, name in _names(window):
+        if kind == "delta" and (odd := sorted(_DELTA & set(name))):
+            shown = ", ".join(format_value(c) for c in odd)
+            yield at, f"found {format_value(name)}; a column of a Delta table cannot have {shown}; choose another name"
+        if kind == "kafka" and target.value_format == "avro" and not _AVRO.fullmatch(name):
+            yield (
+                at,
+                f"found {format_value(name)}; a field of Avro is letters, digits and _, not a digit first; choose another name",
+            )
+
+
+def _names(window: Window) -> Iterator[tuple[str, str]]:
+    """The names that become columns, and where they are written."""
+    if not {"group_by", "kind"} & window._wrong:
+        yield from ((f"{window.AT}.group_by", k) for k in window.group_by)
+    for n, agg in enumerate(window.aggregations if "aggregations" not in window._wrong else ()):
+        if isinstance(agg.as_, str):
+            yield f"{window.AT}.aggregations[{n}].as", agg.as_
+
+
+def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
+    for at, name in _names(window):
+        most = POSTGRES_BYTES - (2 if state and at.endswith(".as") else 0)  # its parts have a name behind a dot
+        size = len(name.encode("utf-8", "surrogatepass"))
+        if size > most:
+            yield (
+                at,
+                f"found {format_value(name)} of {size} bytes; {why}, whose columns have names of {most} at most; choose a shorter one",
+            )
+        elif not name:
+            yield at, f"found {format_value(name)}; {why}, whose columns are called by one character at least"
+
+
+def _of_postgres(at: str, what: str, name: str) -> Iterator[Problem]:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if size > POSTGRES_BYTES:
+        yield (
+            at,
+            f"{what} {format_value(name)} has a name of {size} bytes, Postgres holds {POSTGRES_BYTES}; choose a shorter one",
+        )
+    elif not name or "\0" in name:
+        yield at, f"{what} is called {format_value(name)}; Postgres needs one character at least and takes no U+0000"
+    elif what == "the schema" and name.startswith("pg_"):
+        yield at, f"{what} {format_value(name)} begins with pg_, which Postgres keeps for itself; choose another name"

@@ -1,0 +1,37 @@
+"""What steps that see whole rows by key have in common: the columns of the key, event time. Each is a class of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from slackwater.config.spec import Problem, Values
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec
+from slackwater.config.value_parsers import Kind, parse_texts
+
+
+class KeyedStep(StepSpec):
+    """A step by key. A subclass says its `kind`, which is its table in a config, `AT`, its own keys, and `told`."""
+
+    key: tuple[str, ...]
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"key": parse_texts, **TIMES, "crash_recovery": RECOVERY}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("key",)
+    LASTING: ClassVar[tuple[str, ...]] = ("key",)
+    TEXTS: ClassVar[Mapping[str, str]] = {"key": "The columns by which rows belong together."}
+    PLACE: ClassVar[str] = "docs/configuration.md#transform"
+
+    @property
+    def added(self) -> Mapping[str, str]:
+        """Columns that come out beside those of the rows, with their types."""
+        return {}
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return 'name columns, as in ["user"]' if key == "key" else "give it"
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        yield from super().check(values, wrong)
+        if "key" in values and not values["key"]:
+            yield "key", 'empty; rows belong together by at least one column, as in ["user"]'

@@ -1,0 +1,51 @@
+"""Whether a SELECT puts rows together by a bound of their window, as far as it is followed here: a start judges the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.config.sql.columns import Scope
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+def is_by(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
+    """Whether rows are put together by a bound, or may be."""
+    from sqlglot import exp
+
+    if not scope.groups:
+        return False
+    if not expressions or not scope.closed:  # GROUP BY ALL, and the like
+        return True
+    named = [aliases[e.name.casefold()] for e in expressions if e.name.casefold() in aliases]
+    return any(isinstance(e, exp.Literal) or _is_bound(e, scope) for e in (*expressions, *named))
+
+
+def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
+    """Under which names bounds come out of a SELECT."""
+    from sqlglot import exp
+
+    found: set[str] = set()
+    for item in node.expressions:
+        if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+            found |= {name for _, columns in scope.tables for name in columns.bounds}
+        elif _is_bound(item.this if isinstance(item, exp.Alias) else item, scope):
+            found.add(item.alias_or_name.casefold())
+    return frozenset(found)
+
+
+def item_aliases(node: exp.Select) -> dict[str, exp.Expr]:
+    """What the names of a SELECT's items stand for, where GROUP BY may use them."""
+    from sqlglot import exp
+
+    return {item.alias.casefold(): item.this for item in node.expressions if isinstance(item, exp.Alias)}
+
+
+def _is_bound(node: exp.Expr, scope: Scope) -> bool:
+    from sqlglot import exp
+
+    return isinstance(node, exp.Column) and any(
+        node.parts[-1].name.casefold() in columns.bounds for _, columns in scope.tables
+    )

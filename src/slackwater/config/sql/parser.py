@@ -1,0 +1,113 @@
+"""A SQL text as a tree, or why it is none: what Spark refuses for certain, and what cannot be read here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.config.message_format import format_value, suggestion
+from slackwater.config.sql import lexical
+from slackwater.config.sql.builtins import KEYWORDS
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+MOST_WORDS = 20_000  # words, signs and values: more would take seconds to read
+DEEP = "it is nested too deeply to be read here"
+_NO_QUERY = ", expected SELECT … FROM source"
+_QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
+_BEGINS = frozenset(  # words that begin what follows, and are names where nothing does
+    """
+    AND ANTI AS BETWEEN CASE CLUSTER CROSS DISTRIBUTE ELSE EXCEPT FULL GROUP HAVING IN INNER INTERSECT IS JOIN LATERAL LEFT LIKE
+    LIMIT MINUS NATURAL NOT OFFSET ON OR ORDER OUTER OVER PARTITION PIVOT QUALIFY RIGHT SEMI SORT TABLESAMPLE THEN UNION UNPIVOT
+    USING VIEW WHEN WHERE WINDOW WITH
+    """.split()
+)
+STATEMENTS = frozenset(
+    """
+    ADD ALTER ANALYZE BEGIN CACHE CALL CLEAR COMMENT COMMIT CREATE DECLARE DELETE DESC DESCRIBE DFS DROP EXECUTE EXPLAIN EXPORT
+    GRANT IMPORT INSERT LIST LOAD LOCK MERGE MSCK REFRESH REPAIR REPLACE RESET REVOKE ROLLBACK SET SHOW START TRUNCATE UNCACHE
+    UNLOCK UPDATE USE
+    """.split()
+)
+
+
+class SqlSyntaxError(Exception):
+    """A text that is no query of Spark's for certain; as the end of a line."""
+
+
+class UnsupportedSyntax(Exception):  # noqa: N818
+    """A text that cannot be read here, though Spark may."""
+
+
+def parse_query(sql: str) -> exp.Expr:
+    """The tree of a query. Raises SyntaxFault where it is none for certain, else NotUnderstood."""
+    import sqlglot
+    from sqlglot.errors import ParseError, SqlglotError
+
+    words = _words(sql)
+    text = sql[: words[-1].end]
+    try:
+        (tree,) = (found for found in sqlglot.parse(text, read="spark") if found is not None)
+    except RecursionError:
+        raise UnsupportedSyntax(DEEP) from None
+    except SqlglotError as error:
+        place = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
+        at = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
+        meant = _misspelled(text, words)
+        hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
+        raise UnsupportedSyntax(f"it is not understood here{at}{hint}") from None
+    except Exception:  # the parser's own mistakes
+        raise UnsupportedSyntax("it is not understood here") from None
+    return tree
+
+
+def _words(sql: str) -> list[lexical.Token]:
+    """What a query is made of, without the `;` behind it. Raises SyntaxFault where it is no query for certain."""
+    try:
+        words = lexical.tokens(sql)
+    except lexical.UnreadableError as error:
+        raise (SqlSyntaxError if error.open_quote else UnsupportedSyntax)(str(error)) from None
+    while words and words[-1].text == ";":
+        words.pop()
+    if not words:
+        raise SqlSyntaxError("is empty")
+    first = words[0].text
+    if words[0].is_word(*STATEMENTS):
+        raise SqlSyntaxError(f"{first.upper()} is a statement, expected a query: SELECT … FROM source")
+    if not words[0].is_word(*_QUERIES) and first != "(":
+        raise SqlSyntaxError(f'begins with "{first}"{suggestion(first, _QUERIES) or _NO_QUERY}')
+    if len(words) > MOST_WORDS:
+        raise UnsupportedSyntax(f"it has {len(words):,} words, and at most {MOST_WORDS:,} are read here")
+    depth = 0
+    for word in words:
+        depth += (word.text == "(") - (word.text == ")")
+        if depth < 0:
+            line = sql.count("\n", 0, word.start) + 1
+            raise SqlSyntaxError(f'has a ")" too many at line {line}')
+        if word.text == ";":
+            count = 1 + sum(w.text == ";" for w in words)
+            raise SqlSyntaxError(f"holds {count} statements, expected one SELECT")
+    if depth:
+        raise SqlSyntaxError('has a "(" that is not closed')
+    for before, word, behind in zip(words, words[1:], [*words[2:], None], strict=False):
+        ends = behind is None or behind.text.upper() in (",", ")", "FROM")
+        if word.is_word(*_BEGINS) and ends and before.text.upper() not in ("AS", ".", ",", "(", "SELECT"):
+            raise UnsupportedSyntax(f'whether "{word.text}" is a name is not understood here')
+    return words
+
+
+def _misspelled(sql: str, words: Sequence[lexical.Token]) -> tuple[str, str] | None:
+    """A word that is nearly a keyword, and that keyword, if the text can be read with it."""
+    import sqlglot
+
+    for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:
+        hint = suggestion(token.text, KEYWORDS).partition('"')[2].partition('"')[0]
+        if not hint or hint == token.text.upper():
+            continue
+        try:
+            sqlglot.parse_one(f"{sql[: token.start]}{hint}{sql[token.end :]}", read="spark")
+        except Exception:
+            continue
+        return token.text, hint
+    return None

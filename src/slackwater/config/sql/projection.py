@@ -1,0 +1,70 @@
+"""What an expression becomes: its type where that is plain to see, and the columns that an item of a SELECT list makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.config import ddl
+from slackwater.config.sql.builtins import GENERATORS
+from slackwater.config.sql.columns import KnownColumns, Scope
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+def type_of(node: exp.Expr, scope: Scope) -> str | None:
+    """The type of an expression where it is plain to see."""
+    from sqlglot import exp
+
+    if isinstance(node, exp.Paren):
+        return type_of(node.this, scope)
+    if isinstance(node, exp.Cast | exp.TryCast):
+        return ddl.type_of(node.args["to"].sql(dialect="spark"))
+    if isinstance(node, exp.Literal):
+        return "string" if node.is_string else None
+    if isinstance(node, exp.Boolean):
+        return "boolean"
+    if isinstance(node, exp.Column) and not isinstance(node.this, exp.Star):
+        parts = [part.name for part in node.parts]
+        if len(parts) == 1:
+            holders = [columns for _, columns in scope.tables if columns.has(parts[0])]
+            if not holders:
+                return scope.aliases.get(parts[0].casefold()) if scope.closed else None
+            return holders[0].type_of(parts[0]) if scope.closed or len(scope.tables) == 1 else None
+        if len(parts) == 2 and not any(columns.has(parts[0]) for _, columns in scope.tables):
+            found = [columns for alias, columns in scope.tables if alias == parts[0].casefold()]
+            return found[0].type_of(parts[1]) if len(found) == 1 else None
+    return None
+
+
+def comes_out(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
+    """The columns that one item of a SELECT list becomes, and whether these are all."""
+    from sqlglot import exp
+
+    if isinstance(item, exp.Star):
+        return _without(scope.tables, item), scope.closed
+    if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
+        owner = item.parts[0].name.casefold()
+        owners = [(alias, columns) for alias, columns in scope.tables if alias == owner]
+        if len(item.parts) > 2 or len(owners) != 1:
+            return {}, False
+        return _without(owners, item.this), owners[0][1].closed
+    if isinstance(item, exp.Alias):
+        return {item.alias: type_of(item.this, scope)}, True
+    if isinstance(item, exp.Aliases):
+        return {part.name: None for part in item.expressions}, True
+    if isinstance(item, exp.Column):
+        return {item.parts[-1].name: type_of(item, scope)}, True
+    if isinstance(item, exp.Cast | exp.TryCast):  # is called as the column that it casts
+        inner, _ = comes_out(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
+        return dict.fromkeys(inner, type_of(item, scope)), False
+    name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
+    own_name = isinstance(item, exp.Dot) or name in GENERATORS
+    return {}, not own_name  # else it is called as it is written, with its parentheses or operators
+
+
+def _without(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:
+    """What a `*` stands for."""
+    except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
+    return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}

@@ -1,0 +1,154 @@
+"""The names in expressions over the tables of one SELECT: columns and functions that are not there, and what looks beyond the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slackwater.config.groupable_columns import AGGREGATE, WINDOW
+from slackwater.config.message_format import suggestion, suggestion_or_list
+from slackwater.config.sql import group_by, lexical
+from slackwater.config.sql.builtins import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
+from slackwater.config.sql.columns import Scope
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+@dataclass(frozen=True)
+class NameResolver:
+    """Reads expressions over one scope; `problems` gets what is wrong, `beyond` what looks beyond the row."""
+
+    scope: Scope
+    problems: list[str]
+    beyond: set[str]
+
+    def judge(self, node: exp.Expr) -> None:
+        """Note names that are not there, and functions that look beyond the row."""
+        from sqlglot import exp
+
+        if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
+            self.beyond.add("a subquery")
+            return
+        if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
+            self.beyond.add("a subquery (EXISTS)")
+            return
+        if isinstance(node, exp.In) and node.args.get("query"):
+            self.beyond.add("a subquery (IN)")
+            self.judge(node.this)
+            return
+        if isinstance(node, exp.DataType):  # its collation is no column
+            return
+        if isinstance(node, exp.Collate):
+            self.judge(node.this)
+            return
+        if isinstance(node, exp.Window):
+            if not group_by.is_by(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
+                self.beyond.add(WINDOW)
+                return
+            replace(self, scope=replace(self.scope, grouped=True)).judge_parts(node)
+            return
+        if isinstance(node, exp.Column):
+            self._column(node)
+            return
+        if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string:
+            self._time(node.to.this.name, node.this.name)
+        self._function(node)
+        self.judge_parts(node)
+
+    def judge_parts(self, node: exp.Expr) -> None:
+        """The same of what a node is made of."""
+        for child in node.iter_expressions():
+            self.judge(child)
+
+    def _time(self, type_: str, text: str) -> None:
+        """Report a time that depends on the clock."""
+        if type_.startswith(("DATE", "TIMESTAMP")) and lexical.is_of_the_clock(text):
+            self.beyond.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
+
+    def _function(self, node: exp.Expr) -> None:
+        from sqlglot import exp
+
+        name = type(node).__name__
+        if isinstance(node, exp.Anonymous) and isinstance(node.this, str) and not isinstance(node.parent, exp.Dot):
+            name = node.this.lower()
+            if name not in FUNCTIONS:
+                self.problems.append(f'function "{node.this}" is not there{suggestion(name, FUNCTIONS)}')
+        if name in AGGREGATES and not self.scope.grouped:
+            self.beyond.add(AGGREGATE)
+        if name == "aes_encrypt" and len(node.expressions) < 3:
+            self.beyond.add("aes_encrypt() without an initialisation vector")
+        if name in CHANGING:
+            spelled = CHANGING[name]
+            bare = spelled.removesuffix("()")
+            if bare in WITHOUT_PARENTHESES and (not self.scope.closed or bare in map(str.casefold, self.scope.names())):
+                return  # may be a column
+            self.beyond.add(spelled)
+
+    def _column(self, node: exp.Column) -> None:
+        """Report a column that none of the tables has, or that several have."""
+        from sqlglot import exp
+
+        parts = [part.name for part in node.parts]
+        if isinstance(node.this, exp.Star):
+            self._star(node)
+            return
+        first = parts[0].casefold()
+        if first in self.scope.aliases or first in WITHOUT_PARENTHESES or first in _variables(node):
+            return
+        tables = [columns for alias, columns in self.scope.tables if alias == first and alias]
+        if len(parts) > 1 and tables:
+            if any(not columns.closed or columns.has(parts[1]) for columns in tables):
+                return
+            if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.closed:
+                return
+            theirs = dict.fromkeys(name for columns in tables for name in columns.types)
+            self._report(f'column "{parts[0]}.{parts[1]}" is not there{suggestion_or_list(parts[1], theirs)}')
+            return
+        holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
+        if not holders:
+            if self.scope.closed and not isinstance(node.parent, exp.Kwarg | exp.PropertyEQ):
+                names = self.scope.names()
+                if len(parts) > 1 and not suggestion(parts[0], names):
+                    spelled = ".".join(parts[:2])
+                    aliases = [alias for alias, _ in self.scope.tables if alias]
+                    self._report(
+                        f'"{spelled}": there is no table and no column "{parts[0]}"{suggestion_or_list(parts[0], aliases)}'
+                    )
+                    return
+                self._report(f'column "{parts[0]}" is not there{suggestion_or_list(parts[0], names)}')
+        elif (
+            len(holders) > 1
+            and self.scope.closed
+            and first not in self.scope.merged
+            and not self.scope.natural
+            and all(holders)
+        ):
+            places = " and ".join(f"{alias}.{parts[0]}" for alias in holders)
+            self._report(f'column "{parts[0]}" is ambiguous: it may be {places}; write one of them')
+
+    def _star(self, node: exp.Column) -> None:
+        owner = node.parts[0].name
+        if not self.scope.closed or len(node.parts) > 2:
+            return
+        if any(alias == owner.casefold() or columns.has(owner) for alias, columns in self.scope.tables):
+            return
+        self._report(
+            f'"{owner}.*": there is no table "{owner}"{suggestion_or_list(owner, [alias for alias, _ in self.scope.tables if alias])}'
+        )
+
+    def _report(self, line: str) -> None:
+        if line not in self.problems:
+            self.problems.append(line)
+
+
+def _variables(node: exp.Expr) -> Iterator[str]:
+    """The variables of the lambdas around a node."""
+    from sqlglot import exp
+
+    parent = node.parent
+    while parent is not None:
+        if isinstance(parent, exp.Lambda):
+            yield from (variable.name.casefold() for variable in parent.expressions)
+        parent = parent.parent

@@ -1,0 +1,117 @@
+"""What all steps have in common: event time, watermarks, how long late rows are waited for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from slackwater.config.message_format import show_duration
+from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.value_parsers import (
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    duration_parser,
+    parse_text,
+    with_schema,
+)
+
+MOST_STAGES = 16  # of a pipeline
+
+
+@with_schema(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
+def parse_time_zone(value: Any) -> str:
+    """The name of a time zone, as the IANA database has it."""
+    from zoneinfo import available_timezones
+
+    name = parse_text(value)
+    known = available_timezones()
+    if known and name not in known:
+        # of hundreds of names the nearest one helps, a list of all does not
+        close = next((k for k in known if k.casefold() == name.casefold()), None) or next(
+            iter(difflib.get_close_matches(name, known, n=1)), None
+        )
+        hint = f'; did you mean "{close}"?' if close else ""
+        raise InvalidValueError(f'the IANA name of a time zone, as in "Europe/Berlin" or "UTC"{hint}')
+    return name
+
+
+TIMES: Mapping[str, Kind] = {
+    "event_time_column": parse_text,
+    "event_time_unit": choice_parser("s", "ms", "us", "ns"),
+    "event_time_zone": parse_time_zone,
+    "time_mode": choice_parser("event", "processing"),
+    "lateness_ms": duration_parser(0),
+    "source_idleness_ms": duration_parser(1),
+    "idle_close_ms": duration_parser(1),
+    "max_future_ms": duration_parser(0),
+    "max_jump_ms": duration_parser(1),
+}
+RECOVERY = choice_parser("at_least_once", "persisted", "kafka_eos")
+
+
+class StepSummary(NamedTuple):
+    """A step in a few words, for people, which stand in sentences."""
+
+    what: str  # it is: "every 3rd row of 1 key"
+    does: str  # with a row: "each 3rd row of a key, in the epoch that reads it"
+    keeps: str  # in the state: "one number per key, for ever"
+
+
+class StepSpec(Spec):
+    """The stateful step of a pipeline: a `Window`, a `Join`, a step by key (`config.keyed`)."""
+
+    kind: str
+    event_time_column: str = "_event_ts"
+    event_time_unit: str | None = None
+    event_time_zone: str | None = None
+    time_mode: str = "event"
+    lateness_ms: int = 0
+    source_idleness_ms: int = 60_000
+    idle_close_ms: int | None = None
+    max_future_ms: int = 3_600_000
+    max_jump_ms: int | None = None
+    late_data: str = "drop"
+    allowed_lateness_ms: int | None = None
+    on_state_cap: str = "fail"
+    crash_recovery: str | None = None
+
+    AT: ClassVar[str]  # where a config describes it
+    LASTING: ClassVar[tuple[str, ...]] = ()  # keys that what is kept depends on: with others a state cannot go on
+
+    def told(self) -> StepSummary:
+        """What `check` and `explain` say of it."""
+        raise NotImplementedError
+
+    @property
+    def table(self) -> str:
+        """The table of a transform or stage that is it: "window", "join"."""
+        return self.AT.rpartition(".")[2]
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:
+            yield (
+                "allowed_lateness_ms",
+                'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+            )
+        if "max_jump_ms" in values and values.get("time_mode") == "processing":
+            yield (
+                "max_jump_ms",
+                'given with time_mode = "processing", where the clock is the event time; remove one of them',
+            )
+        close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
+        if close is not None and "source_idleness_ms" not in wrong and close < idleness:
+            yield (
+                "idle_close_ms",
+                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
+                "a source that is quiet for less is not idle",
+            )
+
+
+def allowed_ms(step: StepSpec) -> int:
+    """How long after its close a window may still be corrected, and how far behind the watermark a row may still be joined."""
+    if step.late_data != "reopen":
+        return 0
+    return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms

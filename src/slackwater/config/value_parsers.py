@@ -1,0 +1,185 @@
+"""The kinds of values that a key may have: each takes what a user wrote and returns what is meant, or says what was expected.
+
+A kind carries beside it what a JSON Schema says of it (`shaped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from slackwater.config.message_format import (
+    BareMilliseconds,
+    EnvDuration,
+    EnvString,
+    format_value,
+    quote_text,
+    show_key,
+    suggestion,
+)
+from slackwater.core.time import duration_ms
+from slackwater.errors import ConfigError
+
+Duration = int | str  # milliseconds, or as people write them: "30s"
+
+
+class InvalidValueError(Exception):
+    """A value is not of its kind; the text says what was expected."""
+
+
+class InvalidTableError(ConfigError):
+    """Something is wrong inside a nested table; `draft` is what could be read, for the checks that need the rest of it."""
+
+    def __init__(self, problems: list[str], draft: Any) -> None:
+        super().__init__(problems)
+        self.draft = draft
+
+
+Kind = Callable[[Any], Any]
+_K = TypeVar("_K", bound=Kind)
+
+
+def with_schema(**keywords: Any) -> Callable[[_K], _K]:
+    """What a JSON Schema says of a kind, beside the kind; of tables `of`: the spec they are (see `json_schema`)."""
+
+    def mark(kind: _K) -> _K:
+        vars(kind)["shape"] = keywords
+        return kind
+
+    return mark
+
+
+_MOST = 2**63 - 1
+HIDDEN = "__"  # how the names of columns begin that frames have beside those of the user
+_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it still fits 64 bits
+
+
+@with_schema(type="string", minLength=1)
+def parse_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidValueError("a non-empty string")
+    return value
+
+
+def name_problem(name: str) -> str | None:
+    """Why no column may have this name; None if one may."""
+    if "\0" in name:
+        return f"found {format_value(name)}; U+0000 is in no name of a column: rename it in the SQL"
+    if (
+        name.startswith(HIDDEN) and name != HIDDEN
+    ):  # which stands for no aggregation at all in the state of a config with none
+        return f"found {format_value(name)}; names that begin with {HIDDEN} are Slackwater's own: rename the column in the SQL"
+    return None
+
+
+def integer_parser(minimum: int, maximum: int | None = None) -> Kind:
+    @with_schema(type="integer", minimum=minimum, maximum=_MOST if maximum is None else maximum)
+    def check(value: Any) -> int:
+        most = _MOST if maximum is None else maximum
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= most:
+            top = "" if maximum is None else f" and at most {maximum}"
+            raise InvalidValueError(f"a whole number of at least {minimum}{top}")
+        return value
+
+    return check
+
+
+@with_schema(type="boolean")
+def parse_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidValueError("true or false")
+    return value
+
+
+def choice_parser(*options: str) -> Kind:
+    @with_schema(enum=list(options))
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in options:
+            raise InvalidValueError(" or ".join(f'"{o}"' for o in options) + suggestion(str(value), options))
+        return value
+
+    return check
+
+
+def duration_parser(minimum: int | None = None) -> Kind:
+    """`minimum` 1: greater than 0; 0: 0 or more; None: any."""
+
+    wanted = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
+
+    @with_schema(duration=minimum)
+    def check(value: Any) -> int:
+        try:
+            ms = duration_ms(value)
+        except ValueError:
+            raise InvalidValueError(f'{wanted} ("30s", "5m", "2h" or milliseconds)') from None
+        if minimum is not None and ms < minimum:
+            raise InvalidValueError(f'{wanted} ("30s", "5m", "2h" or milliseconds)')
+        if abs(ms) > _TEN_THOUSAND_YEARS_MS:
+            raise InvalidValueError("a duration of at most 10000 years")
+        if isinstance(value, EnvString):
+            return EnvDuration(ms, value.raw)
+        return BareMilliseconds(ms) if isinstance(value, int) and 0 < ms < 1000 else ms
+
+    return check
+
+
+@with_schema(type="array", items={"type": "string", "minLength": 1})
+def parse_texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise InvalidValueError(f"a list; write [{format_value(value)}]")
+    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
+        raise InvalidValueError("a list of non-empty strings")
+    return tuple(value)
+
+
+@with_schema(anyOf=[{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}])
+def parse_names(value: Any) -> tuple[str, ...]:
+    """One name, or several."""
+    if isinstance(value, str) and value:
+        return (value,)
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+        raise InvalidValueError("a name, or a list of names")
+    return tuple(value)
+
+
+def settings_parser(wanted: str) -> Kind:
+    """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
+
+    @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
+    def check(value: Any) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise InvalidValueError(wanted)
+        problems: list[str] = []
+        found: dict[str, str] = {}
+        for key, given in value.items():
+            if isinstance(given, str | int | float):
+                plain = str(given).lower() if isinstance(given, bool) else str(given)
+                found[str(key)] = given if isinstance(given, str) else plain
+                continue
+            advice = ""
+            if isinstance(given, Mapping) and given:
+                advice = f"; a key with dots stands in quotes: {quote_text(_dotted(str(key), given))}"
+            problems.append(
+                f": {show_key(key)}: found {format_value(given)}, expected a string, a number, true or false{advice}"
+            )
+        if problems:
+            raise InvalidTableError(problems, found)
+        return found
+
+    return check
+
+
+def _dotted(key: str, value: Any) -> str:
+    """The key that was meant where TOML read dots as tables, down to the first value."""
+    while isinstance(value, Mapping) and value:
+        inner, value = next(iter(value.items()))
+        key = f"{key}.{inner}"
+    return key
+
+
+reader_options = settings_parser('a table of reader options ({ sep = ",", header = "true" })')
+
+
+@with_schema()
+def accept_anything(value: Any) -> Any:
+    return value

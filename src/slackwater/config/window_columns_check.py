@@ -1,0 +1,128 @@
+"""What a window names, against the columns that come out of the SQL before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from slackwater.config.aggregation import Aggregation
+from slackwater.config.aggregator import UnfitError
+from slackwater.config.check_result import CheckResult
+from slackwater.config.join import EVENT_TIME
+from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.sql.query import resolve_expression
+from slackwater.config.sql.types import NO_KEYS, NUMBERS, base_type
+from slackwater.config.window import Window
+
+_NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
+
+
+@dataclass
+class WindowColumns:
+    """`at`: where the config describes the window."""
+
+    window: Window
+    at: str
+    found: CheckResult
+
+    def gap(self, out: KnownColumns) -> None:
+        if not isinstance(self.window.gap_ms, str):
+            return
+        key, own = f"{self.at}.window.gap_ms", Findings()
+        type_ = resolve_expression(self.window.gap_ms, out, own)
+        shown = format_value(self.window.gap_ms)
+        for line in own.problems:
+            self.found.add(
+                key,
+                f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
+            )
+        if own.unsure or (not own.problems and not out.closed):
+            why = own.unsure[0] if own.unsure else "the columns are known at the start"
+            self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
+        if type_ is not None and not own.problems and base_type(type_) not in (*NUMBERS, "string"):
+            self.found.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
+
+    def _find(self, name: str, out: KnownColumns, key: str) -> str | None:
+        """The type of a column that keys and aggregations name; reported if it is not there or no scalar."""
+        if name not in out.types:
+            if out.closed:
+                self.found.add(
+                    key,
+                    f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}",
+                )
+            return None
+        type_ = out.types[name]
+        if type_ is not None and base_type(type_) in NO_KEYS:
+            self.found.add(
+                key, f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
+            )
+            return None
+        return type_
+
+    def columns(self, out: KnownColumns) -> None:
+        at = f"{self.at}.window"
+        if not out.closed and not any(line.startswith(f"{self.at}.sql:") for line in self.found.problems):
+            named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
+            unknown = [name for name in dict.fromkeys(named) if name not in out.types]
+            if unknown:
+                self.found.skip(
+                    at,
+                    f"whether {', '.join(map(format_value, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL",
+                )
+        for name in self.window.group_by:
+            self._find(name, out, f"{at}.group_by")
+        for i, aggregation in enumerate(self.window.aggregations):
+            for key, name in _read(aggregation):
+                type_ = self._find(name, out, f"{at}.aggregations[{i}].{key}")
+                if (
+                    key == "column"
+                    and aggregation.agg in _NEEDS_NUMBER
+                    and type_ is not None
+                    and base_type(type_) not in NUMBERS
+                ):
+                    self.found.add(
+                        f"{at}.aggregations[{i}].column",
+                        f"{aggregation.agg} needs a number, column {format_value(name)} is {type_}; cast it in the SQL",
+                    )
+
+    def same(self, outputs: Mapping[str, KnownColumns]) -> None:
+        """With several sources, the columns that the window uses must have one type everywhere."""
+        (first, expected), *others = outputs.items()
+        needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
+        for source, columns in others:
+            for name in dict.fromkeys(needed):
+                if not (expected.closed and columns.closed) or name not in expected.types:
+                    continue
+                a, b = expected.types[name], columns.types.get(name)
+                if name not in columns.types or (a is not None and b is not None and a != b):
+                    self.found.add(
+                        f"{self.at}.window",
+                        f'column {format_value(name)} is {a or "there"} in source "{first}" and {b or "missing"} in source "{source}"; '
+                        "expected the same columns from every source: cast or rename in the SQL",
+                    )
+
+    def results(self, out: KnownColumns) -> KnownColumns:
+        """The columns of a window's results as rows of the next stage; types of aggregations are known at the start."""
+        types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
+        types |= dict.fromkeys(
+            (self.window.window_start_column, self.window.window_end_column, EVENT_TIME), "timestamp"
+        )
+        if self.window.kind == "session":
+            types["session_id"] = "bigint"
+        types |= {a.as_: "bigint" if a.agg in ("count", "count_distinct") else None for a in self.window.aggregations}
+        if self.window.emit_metadata:
+            types |= {"_revision": "bigint", "_final_at": "timestamp", "_emit_reason": "string"}
+        return KnownColumns(types, True)
+
+
+def _read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
+    """The columns that an aggregation reads, with the keys that name them."""
+    if aggregation.column:
+        yield "column", aggregation.column
+    try:
+        further = aggregation.further_columns()
+    except UnfitError:
+        return
+    for name in further:
+        yield "by" if aggregation.builtin else "columns", name

@@ -1,0 +1,104 @@
+"""Values as text, for places without their types: JSON of nested values, and nested values of plain parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import polars as pl
+
+TIME = "%Y-%m-%dT%H:%M:%S%.6f"
+
+
+def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
+    """A value as JSON: times in ISO 8601, bytes as `binary` says (hex, base64), decimals and non-finite floats as strings.
+
+    NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings, else an array of
+    entries.
+    """
+    if isinstance(kind, pl.Map):
+        return _map_text(value, kind, binary)
+    if isinstance(kind, pl.List):
+        inner = json_text(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
+        whole = pl.concat_str(pl.lit("["), value.list.eval(inner).list.join(","), pl.lit("]"))
+        return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
+    if isinstance(kind, pl.Struct):
+        parts: list[pl.Expr] = []
+        for field in kind.fields:
+            parts += [pl.lit(("," if parts else "{") + json.dumps(field.name, ensure_ascii=False) + ":")]
+            parts += [json_text(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
+        return pl.when(value.is_null()).then(pl.lit("null")).otherwise(pl.concat_str(*parts, pl.lit("}")))
+    encoded = _encoded(_simple(value, kind, binary))
+    if not kind.is_float():
+        return encoded
+    return (
+        pl.when(value.is_nan())
+        .then(pl.lit('"NaN"'))
+        .when(value.is_infinite())
+        .then(pl.when(value > 0).then(pl.lit('"Infinity"')).otherwise(pl.lit('"-Infinity"')))
+        .otherwise(encoded)
+    )
+
+
+def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
+    """Whole rows, each as a JSON object."""
+    parts: list[pl.Expr] = []
+    for name, kind in schema.items():
+        parts += [
+            pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"),
+            json_text(pl.col(name), kind, binary),
+        ]
+    return pl.concat_str([*parts, pl.lit("}")])
+
+
+def has_map(kind: pl.DataType) -> bool:
+    """Whether there is a map in values of a type."""
+    if isinstance(kind, pl.List):
+        return has_map(kind.inner)  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        return any(has_map(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
+    return isinstance(kind, pl.Map)
+
+
+def map_entries_type(kind: pl.Map) -> pl.List:
+    """The type of a map's entries: a list of structs of `key` and `value`."""
+    return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
+
+
+def _map_text(value: pl.Expr, kind: pl.Map, binary: str) -> pl.Expr:
+    listed = map_entries_type(kind)
+    if kind.key != pl.String:
+        return json_text(value.cast(listed), listed, binary)
+    pair = pl.element().struct.field
+    parts = [_encoded(pair("key")), pl.lit(":"), json_text(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
+    whole = pl.concat_str(pl.lit("{"), value.cast(listed).list.eval(pl.concat_str(parts)).list.join(","), pl.lit("}"))
+    return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
+
+
+def _encoded(value: pl.Expr) -> pl.Expr:
+    return pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
+
+
+def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
+    """A scalar as one that JSON has."""
+    if kind == pl.Binary:
+        return value.bin.encode("base64" if binary == "base64" else "hex")
+    if isinstance(kind, pl.Datetime):
+        return value.dt.strftime(TIME + ("Z" if kind.time_zone else ""))
+    return value.cast(pl.String) if isinstance(kind, pl.Decimal) else value
+
+
+def is_nested(kind: pl.DataType) -> bool:
+    return isinstance(kind, pl.List | pl.Map | pl.Struct)
+
+
+def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
+    """A nested value of the same shape, with `scalar` applied to its parts; a map becomes a list of entries."""
+    if isinstance(kind, pl.Map):
+        return apply_to_scalars(value.cast(map_entries_type(kind)), map_entries_type(kind), scalar)
+    if isinstance(kind, pl.List):
+        return value.list.eval(apply_to_scalars(pl.element(), kind.inner, scalar))  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        fields = [apply_to_scalars(value.struct.field(f.name), f.dtype, scalar).alias(f.name) for f in kind.fields]  # type: ignore[arg-type]
+        return pl.when(value.is_not_null()).then(pl.struct(fields))
+    return scalar(value, kind)

@@ -1,0 +1,121 @@
+"""How late the late rows are: counted by how much more `lateness` would have kept them, in powers of two.
+
+more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
+step                 0        1        2         3        4         a row at step 3 would have been kept with 1 s more
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.humanize import plural
+from slackwater.core.time import duration_text
+
+FIRST_US = 125_000
+STEPS = 46
+EDGES: Int64s = FIRST_US << np.arange(STEPS, dtype=np.int64)
+ENOUGH = 0.9  # of the late rows: what is advised would have kept so many
+NEVER = "never"  # rows that no lateness would have kept
+
+
+def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
+    """Late rows by step. `missed_us`: how much more lateness would have kept each; `rows`: for how many each stands."""
+    weights = np.ones(len(missed_us), dtype=np.int64) if rows is None else rows
+    totals = np.zeros(STEPS + 1, dtype=np.int64)
+    np.add.at(totals, np.searchsorted(EDGES, missed_us, "left"), weights)
+    return {NEVER if step == STEPS else str(step): int(n) for step, n in enumerate(totals) if n}
+
+
+def update_histogram(
+    before: Mapping[str, Any], judged: int, late: Iterable[Mapping[str, int]], of_us: Mapping[str, int]
+) -> dict[str, Any]:
+    """The counts of a commit after an epoch, which begin anew where sources get another lateness.
+
+    `rows`: that were judged since; `late`: those of them that are counted by step; `of_us`: the lateness of each source.
+    """
+    same = before.get("of_us") == of_us
+    totals: Counter[str] = Counter(before.get("late", {}) if same else {})
+    for found in late:
+        totals.update(found)
+    return {"rows": judged + (before.get("rows", 0) if same else 0), "late": dict(totals), "of_us": dict(of_us)}
+
+
+@dataclass(frozen=True)
+class LatenessOption:
+    """With `more_us` more of lateness on every source, `late` rows (or fewer) would still have been late: `share` was kept.
+
+    `lateness_us`: what that makes of the lateness, None where sources have several.
+    """
+
+    more_us: int
+    lateness_us: int | None
+    late: int
+    share: float
+
+
+@dataclass(frozen=True)
+class LatenessStats:
+    """What the counts say. `rows`: that were judged with this lateness; `late`: those of them that were late; `chances`: by
+    step, up to the one that keeps all; `advice`: the first that keeps ENOUGH of the late ones, None where there are none."""
+
+    rows: int
+    late: int
+    share: float
+    chances: tuple[LatenessOption, ...]
+    advice: LatenessOption | None
+
+
+NOTHING = LatenessStats(0, 0, 1.0, (), None)
+
+
+def lateness_stats(found: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
+    """What the counts of a commit say, as `folded` makes them; of nothing where there are none yet.
+
+    `waits_us`: of the lateness of each source, what is not `lateness_ms` (see `next_commit.input_clocks`).
+    """
+    by_step = found.get("late", {})
+    counts = {int(step): n for step, n in by_step.items() if step != NEVER}
+    late = sum(by_step.values())
+    rows = max(int(found.get("rows", 0)), late)
+    chances = tuple(_chances(counts, late, rows, {us - waits_us for us in found.get("of_us", {}).values()}))
+    enough = ENOUGH * sum(counts.values())
+    advice = next((c for c in chances if late - c.late >= enough), None)
+    return LatenessStats(rows, late, 1 - late / rows if rows else 1.0, chances, advice)
+
+
+def _chances(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -> Iterator[LatenessOption]:
+    for step in range(min(counts, default=0), max(counts, default=-1) + 1):
+        late -= counts.get(step, 0)
+        more = int(EDGES[step])
+        yield LatenessOption(more, next(iter(of_us)) + more if len(of_us) == 1 else None, late, 1 - late / rows)
+
+
+def advice_text(found: LatenessStats) -> str | None:
+    """The advice in words; None where no row was late, or none that any lateness would have kept."""
+    chance = found.advice
+    if chance is None:
+        return None
+    if chance.lateness_us is None:
+        way = f"with {duration_text(chance.more_us // 1000)} more of lateness on each source"
+    else:
+        way = f'with lateness = "{duration_text(chance.lateness_us // 1000)}"'
+    return (
+        f"{way} you would have kept at least {format_percent(chance.share)} of the rows, not {format_percent(found.share)} "
+        f"({plural(found.late, 'late row')} of {found.rows:,}); results come out that much later"
+    )
+
+
+def format_percent(share: float) -> str:
+    """A share as a person reads it, never more than it is: `98.2 %`; `99.97 %` rather than all."""
+    for digits in (1, 2, 3, 4):
+        cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
+        if share <= 0.999 or cut > 99.9:
+            break
+    return f"{cut:.{digits}f} %" if cut < 100 else "100 %" if share == 1 else "99.9999 %"

@@ -1,0 +1,91 @@
+"""A wrong clock in the input is told as soon as it shows: rows that a jump holds back, or a newest time that makes the rest late.
+
+Only telling: nothing here changes what becomes of a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slackwater.config.message_format import show_duration
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.time import format_iso
+from slackwater.engine.protocol import IngestOutcome
+from slackwater.state.commit import StageState
+from slackwater.watermark import CONFIRMS, SourceClock, holder
+
+log = logging.getLogger("slackwater")
+
+FEW = 10  # late rows say nothing yet
+APART_US = 3_600_000_000  # newest times that differ by less are one finding
+ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
+
+
+@dataclass
+class ClockSkewWarnings:
+    """What was seen since the watermark last moved, and what was told. Of this process: a restart tells again."""
+
+    pipeline: Pipeline
+    watermark_us: int | None = None
+    rows: int = 0
+    late: int = 0
+    told: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def judged(self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+        """After an epoch's rows were held against the watermark that was committed before: are most of them late?"""
+        if before.watermark_us != self.watermark_us:
+            self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
+        self.rows += sum(r.rows for r in outcome.reports)
+        self.late += sum(r.late - r.late_idle for r in outcome.reports)
+        if self.late < FEW or 2 * self.late <= self.rows:
+            return
+        known = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
+        name = holder(clocks) or max(known, key=lambda n: known[n], default=None)
+        newest = known.get(name or "")
+        if name is None or newest is None or abs(newest - self.told.get(name, newest - APART_US)) < APART_US:
+            return
+        self.told[name] = newest
+        record = before.clocks.get(name)
+        place = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
+        log.warning(
+            '%s: epoch %d: most rows come late, %d of %d since the watermark is at %s: source "%s" has brought %s as its newest '
+            "event time%s; %s",
+            self.pipeline.name,
+            epoch,
+            self.late,
+            self.rows,
+            format_iso(before.watermark_us),
+            name,
+            format_iso(newest),
+            place,
+            ADVICE,
+        )
+
+    def followed(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+        """After the clocks heard an epoch: what do they hold back beyond a jump?"""
+        for source, clock in clocks.items():
+            for name, own in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
+                ahead = own.ahead if own.max_event_us is not None else ()
+                newest = ahead[-1][1] if ahead else None
+                if newest is None or newest == self.held.get(name):
+                    continue
+                self.held[name] = newest
+                stats = outcome.sources.get(source)
+                place = f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
+                jump = self.pipeline.transform.step.max_jump_ms or 0
+                log.warning(
+                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s): held back from its '
+                    "watermark until it is followed by %d, of which %d came; they are used",
+                    self.pipeline.name,
+                    epoch,
+                    name,
+                    format_iso(own.max_event_us or 0),
+                    format_iso(newest),
+                    place,
+                    show_duration(jump),
+                    CONFIRMS,
+                    sum(count for _, _, count in ahead),
+                )

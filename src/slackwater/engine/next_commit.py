@@ -1,0 +1,375 @@
+"""A commit as a pure fold: the one before, what the shards report, the next. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.step_spec import allowed_ms
+from slackwater.core.lateness_histogram import update_histogram
+from slackwater.core.time import format_iso
+from slackwater.engine.protocol import IngestOutcome, SourceStats
+from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
+from slackwater.errors import StateError
+from slackwater.operators.base import SIDES, Operator, StageCounts
+from slackwater.operators.reports import EmitReport
+from slackwater.sources.base import Batch, ReplayRecord
+from slackwater.state.commit import (
+    ClockRecord,
+    Commit,
+    PartitionRecord,
+    SourceRecord,
+    StageState,
+    new_commit_id,
+)
+from slackwater.watermark import NO_WATERMARK, SourceActivity, SourceClock, output_watermark
+
+NOTHING = SourceActivity(0, None)
+
+
+def activity_of(stats: SourceStats | None) -> SourceActivity:
+    return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
+
+
+def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
+    """What was delivered, with more of its event times where a clock asks for them."""
+    found = dict(outcome.sources)
+    for name, stats in outcome.sources.items():
+        jump = clocks[name].jump_us
+        if jump is not None and clocks[name].asks(activity_of(stats)):
+            spans = outcome.spans(name, jump)
+            parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
+            found[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
+    return replace(outcome, sources=found)
+
+
+def total_counters(commit: Commit) -> Counters:
+    """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
+    found: dict[str, Any] = {}
+    for counted in (*(s.counters for s in commit.of_sources), commit.counters):
+        found = _added(found, counted)
+    for name in ("overflows", "late_between_stages"):
+        found[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
+    if commit.sources:
+        of_stages = [s for s in commit.stages if not s.clocks.keys() & commit.sources.keys()]
+        found["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
+    found["emitted"] = {}
+    for stage in commit.published_stages:
+        found["emitted"] = _added(found["emitted"], stage.counters.get("emitted", {}))
+    return _counters(commit, found)
+
+
+def counters_of(commit: Commit, stage: StageState) -> Counters:
+    """Those of one stage."""
+    return _counters(commit, stage.counters)
+
+
+def _counters(commit: Commit, found: Mapping[str, Any]) -> Counters:
+    known = {f.name for f in fields(Counters)}
+    if unknown := found.keys() - known:
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} has a counter that this version does not know: "
+            f"{min(unknown)[:100]}; restore it from a copy, or install the version that wrote it"
+        )
+    return Counters(**found)
+
+
+def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Counters and tables of counters, added up."""
+    total = dict(one)
+    for name, value in other.items():
+        if isinstance(value, Mapping):
+            total[name] = _added(total.get(name, {}), value)
+        else:
+            total[name] = total.get(name, 0) + value
+    return total
+
+
+def waits_us(pipeline: Pipeline) -> int:
+    """What is to be final when it is emitted waits for its late rows: the watermark does."""
+    window = pipeline.transform.window
+    return 1000 * allowed_ms(window) if window and window.emit == "final" else 0
+
+
+def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
+    """The inputs of a stage with their clocks as committed; `pipeline` describes this stage alone."""
+    step, waits = pipeline.transform.step, waits_us(pipeline)
+    return {
+        s.name: state.clocks.get(s.name, ClockRecord()).clock(
+            waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
+            1000 * step.source_idleness_ms,
+            None if step.max_jump_ms is None else 1000 * step.max_jump_ms,
+        )
+        for s in pipeline.sources
+    }
+
+
+def cause_of(state: StageState) -> str:
+    """Why rows are late for a stage whose source was not idle."""
+    return "flush" if state.is_flushed else "lateness"
+
+
+def stage_counts(state: StageState) -> StageCounts:
+    """What a commit counts of the state of a stage."""
+    return StageCounts(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
+
+
+def after_ingest(
+    operator: Operator,
+    before: StageState,
+    batch: Batch,
+    outcome: IngestOutcome,
+    clocks: Mapping[str, SourceClock],
+    watermark: int,
+    late_results: int = 0,
+) -> StageState:
+    """A stage with an epoch's rows folded in, before emission. `late_results`: of other stages, that came late."""
+    segments, after = list(before.segments), operator.ingested(stage_counts(before), outcome.reports)
+    cause, holds = cause_of(before), list(before.holds or ())
+    late: Counter[str] = Counter(before.counters.get("late", {}))
+    letters: Counter[str] = Counter(before.counters.get("letters", {}))
+    totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
+    for r in outcome.reports:
+        segments[r.shard] = r.segments
+        late.update({cause: r.late - r.late_idle, "idle": r.late_idle})
+        if r.holds is not None:
+            holds[r.shard] = r.holds
+        totals.update(
+            rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
+        )
+        totals.update(rows_partly_late=r.partly_late)
+        if r.overflows.count:
+            totals.update(overflows=r.overflows.count)
+    for stats in outcome.sources.values():
+        totals.update(rows_in=stats.rows, rows_bad=stats.bad)
+    totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
+    known = {"lateness": before.counters["lateness"]} if "lateness" in before.counters else {}
+    if outcome.reports and batch.replayed is None:
+        judged = sum(r.used + r.late + r.refused for r in outcome.reports)
+        of_us = {name: c.lateness_us for name, c in clocks.items()}
+        found = [r.late_by for r in outcome.reports]
+        known = {"lateness": update_histogram(known.get("lateness", {}), judged, found, of_us)}
+    reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
+    for r in outcome.reports:
+        reasons.update(r.reasons)
+    for staged in outcome.letters:
+        letters.update(staged.reasons)
+    if late_results:
+        totals.update(late_between_stages=late_results)
+    totals.update(rows_lost=sum(lost for name, lost in batch.lost.items() if name in clocks))
+    return before.model_copy(
+        update={
+            "watermark_us": watermark,
+            "segments": tuple(segments),
+            "groups": after.groups,
+            "windows": after.windows,
+            "panes": after.panes,
+            "holds": None if before.holds is None else tuple(holds),
+            "clocks": {
+                name: _clock(before.clocks.get(name, ClockRecord()), clock, outcome.sources.get(name))
+                for name, clock in clocks.items()
+            },
+            "waiting": before.waiting or any(r.used for r in outcome.reports),
+            "counters": {
+                **totals,
+                **known,
+                "late": {k: v for k, v in late.items() if v},
+                "emitted": dict(reasons),
+                "letters": dict(letters),
+                **({"sides": after.sides} if after.sides else {}),
+            },
+        }
+    )
+
+
+def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
+    """A commit in which dead letters were applied, or tried."""
+    counters = {**commit.counters, "replayed": commit.counters.get("replayed", 0) + replayed.count}
+    if replayed.late:
+        counters["replayed_late"] = counters.get("replayed_late", 0) + replayed.late
+    names = commit.replayed if replayed.record is None else (*commit.replayed, replayed.record)
+    tried = () if replayed.tried is None else (replayed.tried,)
+    return commit.model_copy(update={"replayed": names, "tried": tried, "counters": counters})
+
+
+def next_commit(before: Commit, **changed: Any) -> Commit:
+    """The next epoch's commit: the same state, nothing that waits to be published, but for what is `changed`."""
+    nothing: dict[str, Any] = {
+        "epoch": before.epoch + 1,
+        "commit_id": new_commit_id(),
+        "output": (),
+        "letters": (),
+        "reached": (),
+        "emitted": 0,
+    }
+    return before.model_copy(update={**nothing, **changed})
+
+
+def for_targets(commit: Commit) -> Commit:
+    """With the rows of the epoch added to what each target got so far; of those that are there."""
+    before = commit.counters.get("targets", {})
+    counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
+    return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
+
+
+def with_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
+    """With the time that epochs spent in their phases added up; of the latest one in those that it has behind it."""
+    spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
+    spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
+    return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
+
+
+def read_on(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
+    """Where each source goes on after a batch."""
+    return {
+        name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
+        for name, record in before.sources.items()
+    }
+
+
+def _clock(before: ClockRecord, clock: SourceClock, stats: SourceStats | None) -> ClockRecord:
+    stats = stats or SourceStats()
+    return ClockRecord(
+        max_event_us=clock.max_event_us,
+        quiet_us=clock.quiet_us,
+        idle=clock.idle,
+        partitions={
+            name: PartitionRecord(max_event_us=p.max_event_us, quiet_us=p.quiet_us, idle=p.idle, spans=p.spans)
+            for name, p in clock.partitions.items()
+        },
+        rows=before.rows + stats.rows,
+        usable=before.usable + stats.usable,
+        spans=clock.spans,
+        newest_at=before.newest_at if clock.max_event_us != stats.max_event_us else stats.place or before.newest_at,
+    )
+
+
+def after_emission(
+    state: StageState,
+    reports: Sequence[EmitReport],
+    operator: Operator,
+    clock_us: int,
+    early: bool = False,
+    since: int = NO_WATERMARK,
+) -> StageState:
+    """The stage to commit: without the panes and segments that are over.
+
+    `early`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
+    committed, at which nothing needs what is over any more.
+    """
+    segments, after = list(state.segments), operator.emitted(stage_counts(state), reports, state.watermark_us)
+    watermark, holds = state.watermark_us, list(state.holds or ())
+    reasons: Counter[str] = Counter(state.counters.get("emitted", {}))
+    for r in reports:
+        segments[r.shard] = r.segments
+        reasons.update(r.reasons)
+        if r.holds is not None:
+            holds[r.shard] = r.holds
+    holds = [tuple(h for h in of_shard if h[2] > watermark) for of_shard in holds]
+    hold = operator.hold_us(watermark, (h for of_shard in holds for h in of_shard))
+    counters = {**state.counters, "emitted": dict(reasons)}
+    if beyond := sum(r.overflows.count for r in reports):
+        counters["overflows"] = counters.get("overflows", 0) + beyond
+    if after.sides:
+        counters["sides"] = after.sides
+    return state.model_copy(
+        update={
+            "segments": tuple(operator.living(metas, since) for metas in segments),
+            "groups": after.groups,
+            "windows": after.windows,
+            "panes": after.panes,
+            "holds": None if state.holds is None else tuple(holds),
+            "output_watermark_us": output_watermark(state.promised_us, watermark, hold),
+            "emitted_us": clock_us if early else state.emitted_us,
+            "waiting": operator.updates and not early and state.waiting,
+            "counters": counters,
+        }
+    )
+
+
+def build_status(
+    pipeline: Pipeline,
+    operators: Sequence[Operator],
+    commit: Commit,
+    clocks: Mapping[str, SourceClock],
+    outcomes: Mapping[str, IngestOutcome],
+    phases: Mapping[str, float],
+    seconds: float,
+    clock_us: int,
+    last_end_us: int | None,
+) -> Status:
+    """What the outside is told after a commit. `operators`: of the stages; `clocks`: of the sources; `outcomes`: by stage."""
+    step, last = pipeline.transform.step, operators[-1]
+    stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
+    read = [outcomes[s.name] for s in commit.of_sources if s.name in outcomes]
+    of_sources = commit.clocks
+    return Status(
+        pipeline=pipeline.name,
+        window_kind=last.fingerprint["kind"],
+        reasons=tuple(last.reasons),
+        late_policy=step.late_data,
+        epoch=commit.epoch,
+        rows=sum(s.rows for outcome in read for s in outcome.sources.values()),
+        emitted=commit.emitted,
+        written={name: sum(o.rows for o in commit.output_of(t.stage)) for name, t in commit.targets.items()},
+        late=sum(r.late for outcome in read for r in outcome.reports),
+        seconds=seconds,
+        phases=phases,
+        clock_us=clock_us,
+        watermark_us=None if commit.watermark_us == NO_WATERMARK else commit.watermark_us,
+        sources=tuple(
+            SourceStatus(
+                name,
+                of_sources[name].rows,
+                c.max_event_us,
+                None if c.watermark_us <= NO_WATERMARK else c.watermark_us,
+                c.idle,
+                c.quiet_us,
+            )
+            for name, c in clocks.items()
+        ),
+        windows_active=stages[-1].open,
+        groups=stages[-1].groups,
+        state_bytes=commit.state_bytes,
+        counters=total_counters(commit),
+        buffered=stages[0].buffered,
+        stages=stages,
+        emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,
+    )
+
+
+def _stage(commit: Commit, state: StageState, operator: Operator, outcome: IngestOutcome | None) -> StageStatus:
+    is_join = state.fingerprint.get("kind") == "join"
+    windows, groups = operator.size(stage_counts(state))
+    return StageStatus(
+        name=state.name,
+        kind=str(state.fingerprint.get("kind", "")),
+        watermark_us=None if state.watermark_us == NO_WATERMARK else state.watermark_us,
+        open=windows,
+        groups=groups,
+        rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
+        bytes=sum(m.bytes for m in state.metas),
+        counters=counters_of(commit, state),
+        buffered=_buffered(state, outcome) if is_join else {},
+    )
+
+
+def _buffered(state: StageState, outcome: IngestOutcome | None) -> dict[str, BufferCounts]:
+    found = {}
+    for which, name in enumerate(SIDES):
+        hot_keys = [] if outcome is None else [r.sides[which].hot_key for r in outcome.reports if r.sides]
+        found[name] = BufferCounts(
+            sum(m.rows for m in state.metas if m.kind == name),
+            max((c for c in hot_keys if c is not None), default=None),
+        )
+    return found
+
+
+def late_text(sample: Mapping[str, object]) -> str:
+    """A late row's coordinates for the log."""
+    event = sample["event_us"]
+    keys = " ".join(f"{k}={v}" for k, v in sample.items() if k != "event_us")
+    return f"{keys or '(no key)'} at {format_iso(event if isinstance(event, int) else 0)}"

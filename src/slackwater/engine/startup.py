@@ -1,0 +1,135 @@
+"""How a run begins: what is not published goes out, and the state becomes one of this config.
+
+latest commit ─▶ compare with the config ─▶ publish what waits ─▶ migrate, where it has to be: an epoch of its own
+                 REBUILD: refused                                 else go on as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.engine import next_commit
+from slackwater.engine.callbacks import Callbacks
+from slackwater.engine.publishing import Publisher
+from slackwater.engine.stage import StageOutput, StageRunner
+from slackwater.engine.timer import Timer
+from slackwater.evolution import commit_from_config, compare, migrate
+from slackwater.evolution.stage_matching import StageMatch, match_stages
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.protocol import StateStore
+from slackwater.watermark import NO_WATERMARK
+
+
+@dataclass(frozen=True)
+class Startup:
+    """A start of this pipeline on this store."""
+
+    pipeline: Pipeline
+    store: StateStore
+    publishing: Publisher
+    hooks: Callbacks
+
+    def of(
+        self,
+        stages: Sequence[StageRunner],
+        latest: Commit | None,
+        shards: int,
+        schemas: Mapping[str, str],
+        state_id: str,
+        branches: bool = False,
+    ) -> tuple[list[StageRunner], Commit]:
+        """The stages, with what the state remembers of former configs, and the state to go on from.
+
+        Raises StateError if the state cannot go on by this config, StartError, PublishError.
+        """
+        operators = [s.operator for s in stages]
+        found = None
+        if latest is None:
+            self.publishing.check_here()
+        if latest is not None:
+            next_commit.total_counters(latest)  # told before anything is published
+            found = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
+            found.check()
+            for change in found.changes:
+                self.hooks.on_notice(change.level, change.line)
+            self.publishing.roll_forward(latest)
+        names, clock = [s.name for s in stages], self.hooks.clock_us()
+        state = latest or commit_from_config.first_commit(names, operators, shards, clock, state_id)
+        pairs = match_stages(self.pipeline.former_names, state)
+        state = commit_from_config.with_stages(state, names, operators, pairs.kept)
+        migrates = found is not None and found.migrates
+        remembering = migrate.migrated if migrates else migrate.with_history
+        stages = [
+            replace(s, operator=remembering(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
+        ]
+        for stage, before in zip(stages, pairs.kept, strict=True):
+            self.store.prepare(stage.operator, stage.number, begins=before is None)
+        if migrates:
+            state = self._migrated(stages, state, pairs, shards)
+        else:
+            state = _caught_up(stages, self._with_holds(stages, state), pairs)
+        state = _described(stages, state)
+        if branches and not migrates:
+            commit = next_commit.next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
+            state = self.store.commit(commit)
+        if latest is not None:
+            self.store.forget(range(len(stages), len(latest.stages)))
+        sources = [s.name for s in self.pipeline.sources]
+        return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
+
+    def _with_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
+        """The state with what holds back the results of the stages that are read now: of one that was not so far, by its rows."""
+        found = []
+        for stage, before in zip(stages, state.stages, strict=True):
+            holds = before.holds if stage.is_read else None
+            if holds is None and stage.is_read:
+                holds = tuple(stage.operator.holds_in(task) for task in stage.all_tasks(before, state.epoch))
+            found.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
+        return state.model_copy(update={"stages": tuple(found)})
+
+    def _migrated(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
+        """The state as this config goes on with it, as an epoch of its own."""
+        epoch = state.epoch + 1
+        timer = Timer(self.hooks.faults, epoch)
+        with timer.phase("read"):
+            both = zip(stages, state.stages, strict=True)
+            found = [migrate.read_stage(s.operator, self.store, before, epoch, s.number) for s, before in both]
+        with timer.phase("stage"):
+            after = tuple(one.spread(self.store, shards) for one in found)
+        with timer.phase("commit"):
+            commit = next_commit.next_commit(state, shards=shards, stages=_only_read(stages, after))
+            commit = _described(stages, _caught_up(stages, commit, pairs))
+            return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
+
+
+def _only_read(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
+    """States of stages without the holds of those that no stage reads."""
+    found = zip(stages, after, strict=True)
+    return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in found)
+
+
+def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
+    """Stages that begin know what others heard of their sources, and stand where their inputs are in event time.
+
+    What a stage promises that nobody has read so far follows from what it holds now.
+    """
+    began = {s.name for s, before in zip(stages, pairs.kept, strict=True) if before is None or before.holds is None}
+    results: dict[str, StageOutput] = {}
+    known, found = state.clocks, []
+    for stage, now, before in zip(stages, state.stages, pairs.kept, strict=True):
+        if before is None:
+            now = now.model_copy(update={"clocks": {n: known[n] for n in stage.inputs if n in known}})
+            upstream = {n: results[n] for n in stage.inputs if n in results}
+            watermark = stage.watermark(now.watermark_us, next_commit.input_clocks(stage.pipeline, now), upstream)
+            now = now.model_copy(update={"watermark_us": watermark})
+        if stage.name in began:
+            now = now.model_copy(update={"output_watermark_us": stage.promised(now, now.watermark_us, NO_WATERMARK)})
+        results[stage.name] = StageOutput(None, now.promised_us)
+        found.append(now)
+    return state.model_copy(update={"stages": tuple(found)})
+
+
+def _described(stages: Sequence[StageRunner], state: Commit) -> Commit:
+    return commit_from_config.with_descriptions(state, [(s.name, s.pipeline, s.operator) for s in stages])

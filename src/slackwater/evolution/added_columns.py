@@ -1,0 +1,81 @@
+"""Columns that are new: what of a state and of a target takes them, and what becomes of the rows of before.
+
+    source ──▶ SQL ──▶ join: rows that wait have NULL there ──▶ results ──▶ target: gets the column, NULL in its rows
+    schema_changes = "add" says so for all of it
+
+Columns only come, none goes or changes its type. A target gets those that the latest commit did not write to it, where rows of
+such a source come to it; a table that this state has not written to is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.humanize import plural
+from slackwater.evolution import destinations
+from slackwater.evolution.difference import COMPATIBLE, KeyChange
+from slackwater.state.commit import Commit, StageState
+
+ADD = "add"
+Types = Mapping[str, str | None]  # of columns by name; None: unknown
+
+
+def _shown(columns: Types) -> str:
+    return ", ".join(f'"{name}"' + (f" ({type_})" if type_ else "") for name, type_ in columns.items())
+
+
+# -- state ---------------------------------------------------------------------------------------------------------------
+
+
+def of_sides(before: Any, now: Any) -> list[list[str]] | None:
+    """The columns that are new on each side of a join, as a fingerprint has them; None where one is gone, or of another type."""
+    if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
+        return None
+    return [[column for column in is_ if column not in was] for was, is_ in zip(before, now, strict=True)]
+
+
+def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
+    """Columns that a join carries from the next start on, as they come out of it: nothing is written anew for them."""
+    rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
+    how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL there, and stay as they are stored"
+    has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
+    return KeyChange(f"{prefix}columns", plural(had, "column"), has, COMPATIBLE, how, place="the join")
+
+
+# -- targets -------------------------------------------------------------------------------------------------------------
+
+
+def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
+    """The targets that rows of a source come to whose new columns are taken."""
+    adding = {s.name for s in pipeline.sources if s.schema_changes == ADD}
+    for name, own in pipeline.alone.items():
+        if adding & {s.name for s in own.sources}:
+            adding.add(name)
+    return {name for name, own in pipeline.by_target.items() if own.target.from_ in adding}
+
+
+def of_targets(
+    pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
+) -> dict[str, dict[str, str | None]]:
+    """The columns that a start gives to targets, by name. `results`: the columns of stages, as far as they are known."""
+    if commit is None or not commit.targets:
+        return {}
+    now, found = destinations.configured_targets(pipeline), {}
+    before = destinations.with_current_names(commit, pipeline.former_names, list(now)).targets
+    for name in targets_accepting_columns(pipeline) & now.keys() & before.keys():
+        was, columns = before[name], results.get(now[name].stage, {})
+        if was.columns is not None and was.place == now[name].place:
+            found[name] = {c: t for c, t in columns.items() if c not in was.columns}
+    return {name: found[name] for name in now if found.get(name)}
+
+
+def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
+    """The same, in words."""
+    for name, new in of_targets(pipeline, commit, results).items():
+        what = "target" if len(pipeline.by_target) == 1 else f'target "{name}"'
+        it = "it" if len(new) == 1 else "them"
+        how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"
+        yield KeyChange(f"{what} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, place="the result")

@@ -1,0 +1,180 @@
+"""Starting from what a store holds: does it fit this pipeline, and how does it become this pipeline's state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import xxhash
+
+from slackwater.config.paths import as_written
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.serialization import as_data
+from slackwater.config.step_spec import StepSpec
+from slackwater.config.window import Window
+from slackwater.core.schema import Field
+from slackwater.errors import StartError, StateError
+from slackwater.operators.base import Operator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
+
+
+def emission_of(stage: StageState) -> dict[str, Any]:
+    """How the windows of a state were emitted."""
+    return {"updates": False, "retain_us": 0} | dict(stage.emission)
+
+
+def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
+    """What a commit says of a step; empty for what no text can name.
+
+    Part of every commit, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
+    """
+    data = as_data(step)
+    return {} if data is None else operator.described(data)
+
+
+def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of the SQL of one stage, by where the config has it; "" for none."""
+    transform = pipeline.transform
+    own = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
+    return own | {at: _hash(sql) for w in pipeline.ways for at, sql in pipeline.texts(w)}
+
+
+def query_hashes(pipeline: Pipeline) -> dict[str, str]:
+    """Hashes of what each source of one stage reads; "" for a DataFrame."""
+    return {f'source "{s.name}" query': _hash(s.query and as_written(s.query)) for s in pipeline.sources}
+
+
+def _hash(text: str | None) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
+
+
+def check_described(commit: Commit, stage: StageState, window: Window) -> None:
+    """Raise StateError if a state describes another window than the one that its rows were written for, as far as can be told
+    without the types of its aggregations. `window`: as it is described."""
+    wrote, described = stage.fingerprint, stage.described
+    lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+    wrong = [key for key in lengths if wrote.get(key) != getattr(window, key)]
+    columns = described.get("columns", {})
+    if wrote.get("keys") != [f"{name} {columns.get(name)}" for name in window.group_by]:
+        wrong.append("keys")
+    named = [a.get("as") for a in described["window"].get("aggregations", ())]
+    if set(wrote.get("aggregations", {})) != set(named):
+        wrong.append("aggregations")
+    if wrong:
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: its fingerprint and its description differ in "
+            f"{', '.join(wrong)}; restore it from a copy"
+        )
+
+
+def with_kept_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
+    """The operator with the accumulators that a state holds, where an earlier version kept them in another form."""
+    kept = dict(stage.fingerprint.get("aggregations", {}))
+    return replace(operator, aggs=tuple(a.as_written(kept.get(a.name)) for a in operator.aggs))
+
+
+def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
+    """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
+    if "columns" in stage.described:
+        return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
+    written = stage.fingerprint
+    columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
+    for a in window.aggregations:
+        begin = f"{a.agg} {a.column} "
+        found = str(written.get("aggregations", {}).get(a.as_, ""))
+        if a.column is not None and found.startswith(begin):
+            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+    return columns
+
+
+def first_commit(
+    names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
+) -> Commit:
+    """The state before the first epoch, of all stages; never committed itself."""
+    stages = (first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
+    return Commit(
+        pipeline=operators[0].pipeline,
+        state_id=state_id,
+        epoch=-1,
+        committed_us=clock_us,
+        shards=shards,
+        stages=tuple(stages),
+    )
+
+
+def first_state(name: str, operator: Operator, shards: int) -> StageState:
+    """A stage before its first epoch."""
+    none = (0,) * shards
+    told = {"fingerprint": operator.fingerprint, "emission": operator.emission}
+    return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **told)
+
+
+def with_stages(
+    commit: Commit, names: Sequence[str], operators: Sequence[Operator], kept: Sequence[StageState | None]
+) -> Commit:
+    """The state with the stages of this config: those that are kept, and those that begin. See `pairing`."""
+    stages = (
+        before or first_state(name, operator, commit.shards)
+        for name, operator, before in zip(names, operators, kept, strict=True)
+    )
+    return commit.model_copy(update={"stages": tuple(stages)})
+
+
+def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
+    """The state with what its stages are, as this config has them: name, the step alone, its operator."""
+    found = []
+    for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
+        told = {
+            "name": name,
+            "described": step_description(pipeline.transform.step, operator),
+            "fingerprint": operator.fingerprint,
+            "texts": sql_hashes(pipeline) | query_hashes(pipeline),
+        }
+        found.append(state.model_copy(update=told))
+    return commit.model_copy(update={"stages": tuple(found)})
+
+
+def with_sources(
+    commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
+) -> Commit:
+    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset).
+
+    `names`: of the sources; `inputs`: of each stage; `schemas`: of the sources that have one.
+    """
+    sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
+    known = {
+        n: clock for n, clock in commit.clocks.items() if n in names
+    }  # a stage that begins hears what others heard
+    stages = (
+        s.model_copy(update={"clocks": {n: s.clocks.get(n) or known.get(n, ClockRecord()) for n in inputs[s.name]}})
+        for s in commit.stages
+    )
+    return commit.model_copy(update={"sources": sources, "stages": tuple(stages)})
+
+
+def check_schema(source: str, before: str | None, now: str) -> list[str]:
+    """Compare a source's columns (Spark's JSON) with those it was first read with.
+
+    Raises StartError for a missing or changed column, by name; returns warnings about new ones.
+    """
+    if before is None:
+        return []
+    old, new = types_of(before), types_of(now)
+    wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
+    if wrong:
+        raise StartError(
+            f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
+        )
+    added = [c for c in new if c not in old]
+    return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
+
+
+def types_of(schema: str) -> dict[str, str]:
+    """The columns of a source, by name, as Spark writes them in JSON."""
+    return {
+        f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
+        for f in json.loads(schema)["fields"]
+    }

@@ -1,0 +1,67 @@
+"""The operator of a state as the state itself tells it: of windows from their description, of others as they say themselves."""
+
+from __future__ import annotations
+
+from slackwater.config.aggregator import without_imports
+from slackwater.config.serialization import from_data
+from slackwater.config.window import Window
+from slackwater.errors import StateError
+from slackwater.evolution import commit_from_config, migrate
+from slackwater.operators.base import Operator
+from slackwater.operators.compile import bind_window
+from slackwater.operators.registry import of_kind
+from slackwater.operators.window_base import WindowOperator
+from slackwater.state.commit import Commit, StageState
+
+
+def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
+    """What one stage is. Raises StateError where the state does not tell it, or contradicts itself.
+
+    Of a join only what its buffers depend on: it can be read and rewritten by it, not run. `trusting`: contradictions pass.
+    """
+    stage = commit.stages[number]
+    known = of_kind(stage.fingerprint.get("kind"))
+    if known is None or known.of_state is None:
+        return logic_in(commit, number, trusting=trusting)
+    try:
+        return known.of_state(commit.pipeline, stage)
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which {known.name} it is of"
+        ) from None
+
+
+def as_emitted(logic: Operator, stage: StageState) -> bool:
+    """Whether the rows of a stage are as its description has them: not in the commit that rewrote them for another."""
+    return bool(commit_from_config.emission_of(stage) == logic.emission)
+
+
+def find_contradiction(operator: Operator, state: StageState) -> str:
+    """How the fingerprint of a stage contradicts its description; empty for nothing. `operator`: as it is described."""
+    wrote, described = dict(state.fingerprint), operator.fingerprint
+    wrong = [key for key in described if wrote.get(key) != described[key]]
+    return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
+
+
+def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
+    """The window of a state as the state itself describes it. Raises StateError where it does not, or contradicts itself.
+
+    It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
+    """
+    stage = commit.stages[number]
+    if "window" not in stage.described:
+        known = of_kind(stage.fingerprint.get("kind"))
+        what = None if known is None or known.of_state is None else f"a {known.name}"
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {what or 'a window that the state does not describe'}; "
+            + ("only windows can be looked into" if what else "name the config's file instead")
+        )
+    with without_imports():
+        window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
+        bound = bind_window(commit.pipeline, window, commit_from_config.columns_of(stage, window))
+    logic = commit_from_config.with_kept_accumulators(bound, stage)
+    if not trusting and (wrong := find_contradiction(logic, stage)):
+        raise StateError(
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
+        )
+    return logic.remembering(migrate.memory_of(stage))

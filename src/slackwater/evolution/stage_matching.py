@@ -1,0 +1,94 @@
+"""Which stage of a state each stage of a config goes on with: the one of its name, or of the name in its `formerly`.
+
+config                               state       goes on with
+name = "visits"                      visits      visits
+name = "calls", formerly = "rings"   rings       rings, and is a stage "calls" from then on
+name = "calls", formerly = "rings"   calls       calls: the rename was carried out by an earlier start
+name = "logins"                                  nothing: it begins empty
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.pipeline import TRANSFORM
+from slackwater.state.commit import Commit, StageState
+from slackwater.state.migrations import UNNAMED
+
+
+@dataclass(frozen=True)
+class StageMatch:
+    """`kept`: per stage of the config the one that it goes on with, None for one that begins; `removed`: those that nobody does.
+
+    `renamed`: former names, by the name of today. `problems`: per stage, why a start cannot tell what it goes on with.
+    """
+
+    kept: tuple[StageState | None, ...]
+    removed: tuple[StageState, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
+    """Pair the stages of a config with those of a commit. `former_names`: `formerly` of each stage that runs, by its name, in order."""
+    state = {s.name: s for s in commit.stages}
+    origins: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for name, former in former_names.items():
+        if name in state:
+            origins[name] = name
+            if former in state and former not in former_names:
+                problems[name] = (
+                    f'the state has both "{name}" and "{former}", and only one of them can go on as "{name}"; remove formerly to go on '
+                    f'with "{name}", or rename one of them in a start of its own'
+                )
+        elif former in state and former not in former_names:
+            origins[name] = str(former)
+        elif former is not None:
+            problems[name] = (
+                f'formerly = "{former}": the state has no such stage; correct or remove it{suggestion_or_list(former, state)}'
+            )
+    _pair_unnamed(list(former_names), commit, origins)
+    kept = tuple(None if (origin := origins.get(name)) is None else state[origin] for name in former_names)
+    removed = tuple(s for s in commit.stages if s.name not in origins.values())
+    problems |= _problems_of_unnamed(former_names, commit, removed, problems)
+    renamed = {name: origin for name, origin in origins.items() if name != origin}
+    today = {origin: name for name, origin in renamed.items()}
+    reading = (None if s is None else _with_inputs(s, today, commit) for s in kept)
+    return StageMatch(tuple(reading), removed, renamed, problems)
+
+
+def _pair_unnamed(names: list[str], commit: Commit, origins: dict[str, str]) -> None:
+    """Pair the stages whose names a state of format 2 did not hold: by their place, as configs did then."""
+    if len(names) != len(commit.stages):
+        return
+    for name, state in zip(names, commit.stages, strict=True):
+        if state.name in UNNAMED and name not in origins:
+            origins[name] = state.name
+
+
+def _problems_of_unnamed(
+    former_names: Mapping[str, str | None],
+    commit: Commit,
+    removed: tuple[StageState, ...],
+    problems: Mapping[str, str],
+) -> dict[str, str]:
+    """Refuse to forget a [transform], or to begin one next to the stages of a state: a name that nobody gave identifies nothing."""
+    before = [s.name for s in commit.stages]
+    if before == [TRANSFORM] and removed and not problems:
+        how = f'the state is that of [transform], and no stage goes on with it; give formerly = "{TRANSFORM}" to the one that does'
+        return {TRANSFORM: how}
+    if list(former_names) == [TRANSFORM] and TRANSFORM not in before and len(removed) == len(before) and not problems:
+        listed = ", ".join(f'"{n}"' for n in before)
+        return {
+            TRANSFORM: f"the state has the stages {listed}; name the one that [transform] goes on with: formerly = …"
+        }
+    return {}
+
+
+def _with_inputs(state: StageState, today: Mapping[str, str], commit: Commit) -> StageState:
+    """The stage, with the clocks of the stages that it reads under their names of today."""
+    clocks = {n if n in commit.sources else today.get(n, n): clock for n, clock in state.clocks.items()}
+    return state if clocks.keys() == state.clocks.keys() else state.model_copy(update={"clocks": clocks})

@@ -1,0 +1,293 @@
+"""One epoch of a join in one shard: late? match, buffer; and the rows that expire without a partner.
+
+new left  ─┬─ late, NULL keys ─▶ counted; outer rows without a key come out at once
+           ├─▶ buffered right, new right ─▶ pairs ─┐
+new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; who found a partner
+                                                   ─▶ changes of both buffers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s, distinct_values, in_sorted, run_starts
+from slackwater.core.humanize import plural
+from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_places
+from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
+from slackwater.joins.match import SortedRows, flags_at, matching_pairs, matching_ranges, sort_order
+
+MOST = 500_000  # pairs made at a time
+NUMBERS = 1 << 32  # ids of an epoch
+
+Sink = Callable[[pl.DataFrame], None]
+
+
+@dataclass
+class SideCounts:
+    """What became of the rows of one side in one epoch."""
+
+    rows: int = 0
+    buffered: int = 0
+    late: int = 0
+    late_idle: int = 0
+    null_keys: int = 0
+    matched: int = 0  # rows that found their first partner
+    unmatched: int = 0
+    evicted: int = 0
+
+
+@dataclass
+class JoinResult:
+    """The outcome of an epoch's rows. `late`: late rows per side, with the columns they came with.
+
+    `hot_key`: for each side with a key of more rows than it asked to be told of, the largest: (rows, key in words).
+    """
+
+    changes: Changes
+    tallies: Mapping[int, SideCounts]
+    late: Mapping[int, pl.DataFrame]
+    matches: int = 0
+    hot_key: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+
+
+@dataclass
+class NewRows:
+    """The new rows of a side that are not late and have a key, sorted; who of them found a partner."""
+
+    side: JoinSide
+    rows: pl.DataFrame
+    run: SortedRows
+    found: NDArray[np.bool_]
+
+
+class RowsPerKeyExceededError(Exception):
+    """A key has more rows than allowed: (side, rows, key in words)."""
+
+    def __init__(self, side: JoinSide, rows: int, key: str) -> None:
+        super().__init__(f"{plural(rows, 'row')} of {key}")
+        self.side, self.rows, self.key = side, rows, key
+
+
+def ingest(
+    logic: JoinLogic, new: Mapping[int, pl.DataFrame], buffers: Buffers, watermark: int, epoch: int, sink: Sink
+) -> JoinResult:
+    """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
+
+    `watermark` is that of the epoch before. `sink` takes the output, frame by frame. Raises TooManyError.
+    """
+    tallies = {which: SideCounts(rows=rows.height) for which, rows in new.items()}
+    late: dict[int, pl.DataFrame] = {}
+    fresh: dict[int, NewRows] = {}
+    for which, rows in new.items():
+        late[which], usable = _judged(logic, rows, watermark, tallies[which])
+        keyless, usable = _without_key(logic.sides[which], usable)
+        tallies[which].null_keys = keyless.height
+        if keyless.height and logic.sides[which].outer:
+            tallies[which].unmatched += keyless.height
+            sink(logic.alone(which, keyless))
+        fresh[which] = _sorted(logic.sides[which], usable, epoch * NUMBERS)
+    firsts: dict[int, list[pl.DataFrame]] = {LEFT: [], RIGHT: []}
+    matches = 0
+    for mine, its in ((LEFT, RIGHT), (RIGHT, LEFT)):
+        query = fresh.get(mine)
+        if query is None or not query.rows.height:
+            continue
+        side, other = query.side, fresh.get(its)
+        low, high = query.run.ts + side.low_us, query.run.ts + side.high_us
+        hashes = distinct_values(query.run.kh, is_sorted=True)
+        for run in buffers.runs(its, hashes, int(low.min()), int(high.max())):
+            matches += _match(logic, query, run, low, high, buffers, watermark, sink, firsts[its])
+        if mine == LEFT and other is not None and other.rows.height:
+            matches += _match(logic, query, other.run, low, high, None, watermark, sink, firsts[its], other.found)
+    changes: dict[int, BufferChange] = {}
+    hot_key: dict[int, tuple[int, str]] = {}
+    for which, side in enumerate(logic.sides):
+        f = fresh.get(which)
+        rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.found))
+        change = BufferChange(rows.select(list(side.schema)), _first_matches(side, firsts[which], buffers))
+        tally = tallies.setdefault(which, SideCounts())
+        tally.buffered = change.rows.height
+        tally.matched = change.matched.height + int(rows["__matched"].sum() or 0)
+        if logic.max_rows_per_key is not None and rows.height:
+            change = _bounded(logic, side, change, buffers, watermark, sink, tally, hot_key)
+        changes[which] = change
+    return JoinResult(changes, tallies, late, matches, hot_key)
+
+
+def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
+    """Outer rows that expire between two watermarks without a partner; how many per side."""
+    counts: dict[int, int] = {}
+    for side in logic.sides:
+        if side.outer:
+            rows = buffers.due(side.which, since, watermark)
+            if rows.height:
+                counts[side.which] = rows.height
+                sink(logic.alone(side.which, rows))
+    return counts
+
+
+# -- rows in -----------------------------------------------------------------------------------------------------------
+
+
+def _judged(
+    logic: JoinLogic, rows: pl.DataFrame, watermark: int, tally: SideCounts
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    is_late = rows["__ts"].to_numpy() < watermark - logic.allowed_us
+    if not is_late.any():
+        return rows.clear(), rows
+    late = rows.filter(pl.Series(is_late))
+    tally.late = late.height
+    tally.late_idle = int(late["__idle"].sum()) if "__idle" in late.columns else 0
+    return late, rows.filter(pl.Series(~is_late))
+
+
+def _without_key(side: JoinSide, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    names = [k.name for k in side.keys]
+    if not any(rows[n].null_count() for n in names):
+        return rows.clear(), rows
+    missing = rows.select(pl.any_horizontal(pl.col(names).is_null())).to_series()
+    return rows.filter(missing), rows.filter(~missing)
+
+
+def _sorted(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows:
+    rows = rows[sort_order(rows["__kh"].to_numpy(), rows["__ts"].to_numpy())]
+    rows = rows.with_columns(pl.int_range(first_id, first_id + pl.len(), dtype=pl.Int64).alias("__id"))
+    return NewRows(side, rows, SortedRows.of(rows), np.zeros(rows.height, dtype=bool))
+
+
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+
+def _match(
+    logic: JoinLogic,
+    query: NewRows,
+    run: SortedRows,
+    low: Int64s,
+    high: Int64s,
+    buffers: Buffers | None,
+    watermark: int,
+    sink: Sink,
+    firsts: list[pl.DataFrame],
+    found: NDArray[np.bool_] | None = None,
+) -> int:
+    """Emit the pairs of new rows with a run; returns how many. `buffers`: None where the run is new, too."""
+    its = logic.sides[1 - query.side.which]
+    begin, end = matching_ranges(run, query.run.kh, low, high)
+    count = 0
+    for which, place in matching_pairs(begin, end, MOST):
+        mine, partner = query.rows[which], run.take(place)
+        good = _equal_keys(query.side, its, mine, partner)
+        if buffers is not None:
+            good &= its.due(partner["__ts"].to_numpy()) > watermark
+            good &= ~buffers.evicted(its.which, partner["__kh"].to_numpy(), partner["__id"].to_numpy())
+        if not good.all():
+            kept = np.flatnonzero(good)
+            which, place, mine, partner = which[kept], place[kept], mine[kept], partner[kept]
+        if not mine.height:
+            continue
+        count += mine.height
+        sink(logic.paired(mine, partner) if query.side.which == LEFT else logic.paired(partner, mine))
+        query.found[which] = True
+        if found is not None:
+            found[place] = True
+        elif its.outer:
+            firsts.append(partner.unique("__id", keep="first").select("__kh", "__ts", "__id", "__matched"))
+    return count
+
+
+def _equal_keys(mine: JoinSide, its: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
+    """Rows with one hash may still have different keys. NaN equals NaN here, and 0.0 equals -0.0."""
+    good = np.ones(rows.height, dtype=bool)
+    for a, b in zip(mine.keys, its.keys, strict=True):
+        good &= (rows[a.name] == partners[b.name]).to_numpy()
+    return good
+
+
+def _first_matches(side: JoinSide, found: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
+    """Of the buffered rows that found partners: those that had none before."""
+    if not found:
+        return row_places()
+    rows = pl.concat(found).unique(["__kh", "__id"], keep="first", maintain_order=True)
+    fresh = rows.filter(pl.Series(~buffers.matched(side.which, rows)))
+    return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+def _bounded(
+    logic: JoinLogic,
+    side: JoinSide,
+    change: BufferChange,
+    buffers: Buffers,
+    watermark: int,
+    sink: Sink,
+    tally: SideCounts,
+    hot_key: dict[int, tuple[int, str]],
+) -> BufferChange:
+    """Hold the rows per key within their bound: refuse the epoch, or let the oldest go before their time."""
+    most = logic.max_rows_per_key or 0
+    kh = change.rows["__kh"].to_numpy()
+    begins = run_starts(kh)
+    hashes, own = kh[begins], np.diff(begins, append=len(kh))
+    if 2 * (int(own.max()) + buffers.bound(side.which)) <= most:
+        return change
+    counts = own + buffers.counts(side.which, hashes, watermark)
+    largest = int(counts.argmax())
+    if 2 * counts[largest] > most:
+        hot_key[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
+    if counts[largest] <= most:
+        return change
+    if not logic.drop_oldest:
+        raise RowsPerKeyExceededError(side, *hot_key[side.which])
+    return _evicted(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
+
+
+def _words(side: JoinSide, rows: pl.DataFrame, place: int) -> str:
+    return ", ".join(f"{k.name} = {rows[k.name][place]!r}" for k in side.keys)
+
+
+def _evicted(
+    logic: JoinLogic,
+    side: JoinSide,
+    change: BufferChange,
+    buffers: Buffers,
+    watermark: int,
+    hashes: Int64s,
+    sink: Sink,
+    tally: SideCounts,
+) -> BufferChange:
+    """Let the oldest rows of these hashes go. Outer ones that found no partner yet come out: they will find none."""
+    fields = list(side.schema)
+    held = []
+    for run in buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):
+        rows = run.take(np.flatnonzero(in_sorted(run.kh, hashes) & (side.due(run.ts) > watermark)))
+        gone = buffers.evicted(side.which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
+        held.append(rows.select(fields).filter(pl.Series(~gone)))
+    old = pl.concat(held) if held else change.rows.clear()
+    old = old.with_columns(pl.Series("__matched", buffers.matched(side.which, old)))
+    if change.matched.height:
+        now = pl.Series(in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
+        old = old.with_columns(pl.col("__matched") | now)
+    mine = pl.Series(in_sorted(change.rows["__kh"].to_numpy(), hashes))
+    every = pl.concat([old, change.rows.filter(mine)]).sort("__kh", "__ts", "__id")
+    rank = pl.int_range(pl.len()).over("__kh")
+    over = every.filter(rank < pl.len().over("__kh") - logic.max_rows_per_key)
+    tally.evicted = over.height
+    if side.outer:
+        lonely = over.filter(~pl.col("__matched"))
+        tally.unmatched += lonely.height
+        if lonely.height:
+            sink(logic.alone(side.which, lonely))
+    ids = np.sort(over["__id"].to_numpy())
+    rows = change.rows.filter(pl.Series(~in_sorted(change.rows["__id"].to_numpy(), ids)))
+    buffered = over.filter(pl.Series(in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
+    return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
+
+
+__all__ = ["MOST", "JoinResult", "RowsPerKeyExceededError", "SideCounts", "emit", "flags_at", "ingest"]

@@ -1,0 +1,48 @@
+"""Rows of both sides in one frame, for one shuffle: columns of one type share a place.
+
+left   user STRING, amount BIGINT, note STRING        c0 STRING   c1 BIGINT   c2 STRING
+right  id STRING, paid BIGINT                         id          paid        NULL
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.joins.logic import JoinLogic
+
+
+@dataclass(frozen=True)
+class SharedColumns:
+    """`columns`: the shared columns. `of`: per side, which of its columns is where."""
+
+    columns: tuple[Field, ...]
+    of: tuple[tuple[tuple[str, Field], ...], ...]
+
+    @classmethod
+    def between(cls, logic: JoinLogic) -> SharedColumns:
+        columns: list[Field] = []
+        of = []
+        for side in logic.sides:
+            free = list(columns)
+            mine = []
+            for field in side.fields:
+                slot = next((s for s in free if s.type == field.type), None)
+                if slot is None:
+                    slot = Field(f"c{len(columns)}", field.type)
+                    columns.append(slot)
+                else:
+                    free.remove(slot)
+                mine.append((slot.name, field))
+            of.append(tuple(mine))
+        return cls(tuple(columns), tuple(of))
+
+    def apart(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
+        """The rows of one side (`__side`), with its own columns and `more`."""
+        mine = rows.filter(rows["__side"] == which)
+        return pl.DataFrame(
+            [*(mine[c] for c in more), *(mine[slot].cast(f.polars).alias(f.name) for slot, f in self.of[which])]
+        )

@@ -1,0 +1,272 @@
+"""Whether state rows are what their window or join makes of them. Each check says what is wrong, with a count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatch
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.dispatch import unregistered
+from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.humanize import plural
+from slackwater.core.schema import Field
+from slackwater.joins.buffer import row_places
+from slackwater.joins.logic import JoinSide
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.state.commit import SegmentMeta, StageState
+from slackwater.state.files.buffers import meta_of
+from slackwater.state.protocol import ShardState
+from slackwater.windows import panes, sessions
+from slackwater.windows.state_rows import (
+    CLEAN,
+    DIRTY,
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FLOOR,
+    FRAGMENT,
+    HIDDEN,
+    REVISED,
+    TOMBSTONE,
+    WHOLE,
+)
+
+_OF_SESSIONS = (WHOLE, FRAGMENT, FLOOR, TOMBSTONE, EMITTED, EMITTED_FRAGMENT)
+_OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
+
+
+@singledispatch
+def of_segment(
+    operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    """What is wrong with rows of one shard, in the order of their file. `kind`: of the segment.
+
+    `exact`: they were written for this way to emit; else only what does not depend on it is looked at.
+    """
+    unregistered(operator, "slackwater.maintenance.row_checks.of_segment")
+
+
+@of_segment.register(WindowOperator)
+def _(
+    operator: WindowOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    wanted = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
+    misfits = list(_misfits(rows, wanted))
+    yield from misfits
+    if misfits:
+        return
+    h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
+    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
+    yield from _counted(h[1:] < h[:-1], "not in the order of their units")
+    yield from _counted((what != TOMBSTONE) & (start > last), "that end before they start")
+    yield from _of_kind(operator, rows, exact)
+
+
+@singledispatch
+def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    """What is wrong with the units, kinds and times of a window's state rows."""
+    unregistered(operator, "slackwater.maintenance.row_checks.of_segment")
+
+
+@_of_kind.register
+def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
+    known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
+    yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
+    yield from _counted(~known, "of an unknown kind")
+    yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
+    if exact:
+        late = known & alive & (due != panes.pane_due_times(operator, start))
+        yield from _counted(late, "that are due when their pane is not")
+
+
+@_of_kind.register
+def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+    h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
+    known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
+    yield from _counted(h != kh, "in the unit of another key or pane")
+    yield from _counted(~known, "of an unknown kind")
+    end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
+    yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
+    whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
+    fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
+    late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
+    yield from _counted(late, "that are due when their gap is not over")
+
+
+@singledispatch
+def visible_rows(operator: Operator, state: ShardState) -> pl.DataFrame | None:
+    """The rows of a shard that a commit has figures of; None where it has those of its segments alone."""
+    unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
+
+
+@visible_rows.register(WindowOperator)
+@visible_rows.register(KeyedOperator)
+def _(operator: WindowOperator | KeyedOperator, state: ShardState) -> pl.DataFrame:
+    return state.reader(operator).scan()
+
+
+@visible_rows.register(IntervalJoinOperator)
+@visible_rows.register(StatelessOperator)
+def _(operator: Operator, state: ShardState) -> None:
+    return
+
+
+@singledispatch
+def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    """What is wrong with the figures that a commit has of the `visible` rows of a shard."""
+    unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
+
+
+@check_counts.register
+def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    there = dict(rows["__start"].value_counts().iter_rows())
+    for start, groups in state.panes.items():
+        if there.get(start, 0) != groups[shard]:
+            yield f"{plural(there.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
+
+
+@check_counts.register
+def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    found = sessions.open_groups(operator, rows, state.watermark_us)
+    wanted = (state.groups[shard], state.windows[shard])
+    if found != wanted:
+        yield (
+            f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
+        )
+
+
+@of_segment.register
+def _(
+    operator: KeyedOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    misfits = list(_misfits(rows, operator.state_schema))
+    yield from misfits
+    if misfits:
+        return
+    h, kh = (rows[c].to_numpy() for c in ("__h", "__kh"))
+    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
+    yield from _counted(h != kh, "in the unit of another key")
+    yield from _counted(h[1:] < h[:-1], "not in the order of their units")
+
+
+@check_counts.register
+def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+    if rows.height != state.groups[shard]:
+        yield f"{plural(rows.height, 'key')}, the commit says {state.groups[shard]:,}"
+
+
+@of_segment.register
+def _(
+    operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    """Buffered rows of one side, or a list of places (`left+`, `left-`)."""
+    side, what = side_of(operator, kind)
+    if side is None:
+        yield f"rows of a kind that no join has: {kind!r}"
+        return
+    rows = rows if what else side.completed(rows)
+    misfits = list(_misfits(rows, dict(row_places().schema) if what else side.schema))
+    yield from misfits
+    if misfits:
+        return
+    kh, ts, id_ = (rows[c].to_numpy() for c in ("__kh", "__ts", "__id"))
+    if what:
+        yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+        yield from _counted(id_[1:] < id_[:-1], "not in the order of their numbers")
+        return
+    yield from _hashed(rows, side.keys, shared_keys(operator), shard, shards)
+    yield from _counted(
+        (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1])), "not in the order of key and time"
+    )
+
+
+@of_segment.register
+def _(
+    operator: StatelessOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
+) -> Iterator[str]:
+    yield f"{plural(rows.height, 'row')}, and this stage keeps none"
+
+
+def side_of(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
+    """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
+    name, what = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
+    return next((s for s in operator.sides if s.name == name and what in ("", "+", "-")), None), what
+
+
+def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
+    """The keys of both sides in the types they are hashed in."""
+    pairs = zip(operator.left.keys, operator.right.keys, strict=True)
+    return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
+
+
+def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
+    """What is wrong with what a commit says of the times in a segment."""
+    for name, value in _figures(operator, rows, meta).items():
+        if getattr(meta, name) != value:
+            yield f"its rows have {name} {value}, the commit says {getattr(meta, name)}"
+
+
+@singledispatch
+def _figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    unregistered(operator, "slackwater.maintenance.row_checks.check_segment_times")
+
+
+@_figures.register(WindowOperator)
+@_figures.register(KeyedOperator)
+def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    return operator.stats(rows)._asdict()
+
+
+@_figures.register
+def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    side, what = side_of(operator, meta.kind)
+    assert side is not None
+    found = meta_of(side, what, rows, meta.file, meta.bytes)
+    return found.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
+
+
+@_figures.register
+def _(operator: StatelessOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+    return {}
+
+
+def _misfits(rows: pl.DataFrame, wanted: Mapping[str, pl.DataType]) -> Iterator[str]:
+    missing = [c for c in wanted if c not in rows.columns]
+    if missing:
+        yield f"columns are missing: {', '.join(missing)}"
+    for name, dtype in wanted.items():
+        if name not in missing and rows.schema[name] != dtype:
+            yield f'column "{name}" is {rows.schema[name]}, expected {dtype}'
+    nulls = [c for c in wanted if c in (*HIDDEN, "__ts", "__id") and c not in missing and rows[c].null_count()]
+    if nulls:
+        yield f"NULL in the columns {', '.join(nulls)}"
+
+
+def _hashed(
+    rows: pl.DataFrame, keys: Sequence[Field], shared: Sequence[Field], shard: int, shards: int
+) -> Iterator[str]:
+    kh = rows["__kh"].to_numpy()
+    named = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
+    yield from _counted(kh != _hashes(named, shared), "whose hash is not that of their key")
+    yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+
+
+def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
+    """The hash of each row's key; equal neighbours are hashed once."""
+    return key_hash(rows, list(keys)).to_numpy()
+
+
+def _counted(wrong: NDArray[np.bool_], what: str) -> Iterator[str]:
+    if count := int(wrong.sum()):
+        first = int(np.flatnonzero(wrong)[0])
+        yield f"{count:,} row{'s' if count > 1 else ''} {what}, first row {first}"

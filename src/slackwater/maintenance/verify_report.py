@@ -1,0 +1,51 @@
+"""What a check of a state found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. `place`: a file or table; `epochs`: the kept commits that it touches; `remedy`: what to do."""
+
+    place: str
+    what: str
+    epochs: tuple[int, ...] = ()
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.what}; {self.remedy}"
+
+
+@dataclass
+class VerifyReport:
+    """What was looked at, and what is wrong with it. `sound`: the last commit with which nothing is wrong."""
+
+    pipeline: str
+    store: str
+    problems: list[Problem] = field(default_factory=list)
+    epochs: tuple[int, ...] = ()
+    sound: int | None = None
+    files: int = 0  # tables, of a database
+    rows: int = 0
+    bytes: int = 0
+    unread: int = 0  # stages whose window the state does not describe: their rows were not judged
+    seconds: float = 0.0
+
+
+def advice_text(problem: Problem, kept: Sequence[int], sound: int | None, copy: str) -> str:
+    """What can be done: `copy` says where from."""
+    if problem.epochs and kept and kept[-1] not in problem.epochs:
+        which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
+        return f"only {which} of the kept ones need it, a run goes on without; restore it from {copy}, or leave it"
+    if sound is None:
+        return f"restore it from {copy}; no kept commit is sound"
+    if kept and sound == kept[-1]:
+        return f"restore it from {copy}"
+    return f"restore it from {copy}, or start from epoch {sound}, the last sound commit: slackwater state fork NEW --at {sound}"
+
+
+def _span(epochs: Sequence[int]) -> str:
+    return f"{epochs[0]} to {epochs[-1]}"

@@ -1,0 +1,56 @@
+"""A shard that is read as ever and in which nothing is put aside: for a rehearsal of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.protocol import ShardState, StateReader
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.joins.buffer import Buffers
+    from slackwater.joins.logic import JoinLogic
+    from slackwater.windows.state_rows import KeyedState
+
+
+@dataclass(frozen=True)
+class DryRunShard:
+    """`ShardState` over another one; what a step would stage is counted and dropped."""
+
+    state: ShardState
+
+    @property
+    def metas(self) -> tuple[SegmentMeta, ...]:
+        return self.state.metas
+
+    @property
+    def epoch(self) -> int:
+        return self.state.epoch
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
+        return DryRunShard(self.state.at(metas))
+
+    def reader(self, logic: KeyedState) -> StateReader:
+        return self.state.reader(logic)
+
+    def stage(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        return OutputMeta(file="", rows=frame.height, checksum="")
+
+    def buffers(self, logic: JoinLogic) -> Buffers:
+        return self.state.buffers(logic)
+
+    def write_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+        return self.metas
+
+    def adopt(self, *given: object) -> NoReturn:
+        raise NotImplementedError("a rehearsal spreads no state over other shards")
+
+    adopt_buffers = adopt

@@ -1,0 +1,54 @@
+"""What is alike of operators whose rows come out in the epoch that reads them: nothing waits for a time, so no row is late.
+
+Rooms register what follows from that once, for `ImmediateOperator`, as they do for `NonWindowOperator`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slackwater.operators.dead_letters import late_letters
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.reports import EmitReport
+from slackwater.watermark import NO_WATERMARK
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.operators.base import ShardTask, StageCounts
+    from slackwater.state.commit import SegmentMeta
+
+
+class ImmediateOperator(NonWindowOperator):
+    """An operator whose work is done when it has taken its rows."""
+
+    @abstractmethod
+    def kept_text(self, figures: StageCounts) -> str:
+        """What is kept while nothing waits, for people."""
+
+    def late_before(self, watermark: int) -> int:
+        return NO_WATERMARK
+
+    @property
+    def passes_late(self) -> bool:
+        return True
+
+    def input_of(self, source: str) -> int:
+        return 0
+
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        return False
+
+    def is_due(self, task: ShardTask) -> bool:
+        return False
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        return EmitReport(shard=task.shard, segments=task.state.metas)
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return late_letters(task, rows)
+
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+        return before

@@ -1,0 +1,27 @@
+"""A shard's part of an epoch in one pass: rows in, and what is due out, where the watermark is known before the rows.
+
+That is so where rows are results of other stages, whose watermark is known, or of files whose footers tell how new they are.
+
+    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver folds the clocks between the two, and asks a second time
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from slackwater.operators.base import ShardTask
+from slackwater.operators.reports import EmitReport, IngestReport
+
+
+def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
+    """`Operator.ingest`, and behind it `Operator.emit` if the task says where the watermark goes."""
+    found = task.operator.ingest(task, rows, origins)
+    if task.onward is None:
+        return found
+    onward, state = task.onward, task.state.at(found.segments)
+    out = EmitReport(shard=task.shard, segments=found.segments)
+    if task.operator.touched(found.segments, task.since, onward.watermark, onward.early):
+        holds = task.holds if found.holds is None else found.holds
+        due = ShardTask(task.operator, state, task.shard, onward.watermark, task.since, early=onward.early, holds=holds)
+        out = task.operator.emit(due)
+    return found.model_copy(update={"emitted": out})

@@ -1,0 +1,77 @@
+"""All operators there are: what each is made of, and how a state tells which it is of. Whoever adds one adds a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slackwater.config.join import Join
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.stateless_step import StatelessStep as RowsSpec
+from slackwater.config.step_spec import StepSpec
+from slackwater.config.window import KINDS_OF_WINDOW, Window
+from slackwater.core.dispatch import unregistered
+from slackwater.core.schema import Field
+from slackwater.operators.base import Operator
+from slackwater.operators.compile import compile_join, compile_rows, compile_window
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.state.commit import StageState
+
+Columns = Mapping[str, Mapping[str, Field]]  # what comes out of the SQL of each source of a step, in order
+
+
+@dataclass(frozen=True)
+class OperatorType:
+    """What a step of a config becomes.
+
+    `of_state`: the operator as far as a state tells it, from a pipeline's name and a stage; it may raise KeyError, TypeError,
+    ValueError or IndexError. None for windows, which take more (`evolution.description`).
+    """
+
+    name: str  # what people call it
+    kinds: tuple[str, ...]  # of its fingerprints
+    step: type[StepSpec]
+    operators: tuple[type[Operator], ...]
+    compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, one line per misfit
+    of_state: Callable[[str, StageState], Operator] | None = None
+
+
+def _window(pipeline: Pipeline, columns: Columns) -> Operator:
+    return compile_window(pipeline, next(iter(columns.values())))
+
+
+def _join(pipeline: Pipeline, columns: Columns) -> Operator:
+    assert pipeline.transform.join is not None
+    return compile_join(pipeline, [columns[source] for source in pipeline.transform.join.sources])
+
+
+def _rows(pipeline: Pipeline, columns: Columns) -> Operator:
+    return compile_rows(pipeline, list(next(iter(columns.values())).values()))
+
+
+KNOWN: list[OperatorType] = [
+    OperatorType("window", KINDS_OF_WINDOW, Window, (PaneOperator, SessionOperator), _window),
+    OperatorType("join", ("join",), Join, (IntervalJoinOperator,), _join, IntervalJoinOperator.of_state),
+    OperatorType("stage without state", ("rows",), RowsSpec, (StatelessOperator,), _rows, StatelessOperator.of_state),
+]
+
+
+def of_kind(kind: object) -> OperatorType | None:
+    """What has fingerprints of this kind."""
+    return next((known for known in KNOWN if kind in known.kinds), None)
+
+
+def of_step(step: StepSpec) -> OperatorType:
+    """What a step of a config becomes."""
+    known = next((known for known in KNOWN if isinstance(step, known.step)), None)
+    if known is None:
+        unregistered(step, "slackwater.operators.registry")
+    return known
+
+
+def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
+    """What the step of a pipeline is over these columns. Raises StartError, one line per misfit."""
+    return of_step(pipeline.transform.step).compile(pipeline, columns)

@@ -1,0 +1,208 @@
+"""Rows that could be counted, but never written: which of them come out of the SQL, for the target and the state that there are.
+
+    SQL ─▶ fits? ─┬─ yes ─▶ shards
+                  └─ no  ─▶ a bad row, with its reason: never part of a commit that nobody could publish
+
+Each test has two forms, for Spark and for frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce, singledispatch
+from typing import NamedTuple
+
+import polars as pl
+
+from slackwater.core.capacity import YEARS, ValueLimits
+from slackwater.core.dispatch import unregistered
+from slackwater.core.schema import Field
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.windows.aggregations import quote_column
+
+ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
+REASONS = {
+    ZERO: "a text holds U+0000 or is no UTF-8, which Postgres cannot hold",
+    RANGE: "a time is outside the years 1 to 9999",
+    KEY: "its keys are larger than a unique index of Postgres can hold",
+}
+UNFIT = "__unfit"  # hidden: why a row cannot be held; NULL for one that can
+_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes of an index entry, of a column of fixed size, beside one of any size
+# a U+0000 in JSON, and not the text \\u0000, whose backslash is a pair
+_ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
+
+
+class StorabilityCheck(NamedTuple):
+    """Whether a row does not fit: over the output of the SQL, and over a frame with `ts`."""
+
+    reason: str
+    sql: str
+    frame: pl.Expr
+
+
+def unfit_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
+    """Spark SQL: why a row does not fit; None if all do. `which`: the side of a join."""
+    tests = list(_tests(operator, which, capacity))
+    cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
+    return f"CASE {cases} END" if tests else None
+
+
+def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
+    """The same over a frame of rows with `ts`."""
+    tests = list(_tests(operator, which, capacity))
+    if not tests:
+        return None
+    found = pl.lit(None, pl.String)
+    for test in reversed(tests):
+        found = pl.when(test.frame).then(pl.lit(test.reason)).otherwise(found)
+    return rows.select(found.alias(UNFIT))[UNFIT]
+
+
+def _tests(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
+    kept = _kept(operator, which, capacity)
+    if not capacity.zero:
+        for field in kept.fields:
+            if test := _zero(field):
+                yield test
+    if capacity.times is not None:
+        first, last = capacity.times
+        low, high = first + kept.reach_us, last - kept.reach_us
+        if kept.is_timed:
+            sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
+            yield StorabilityCheck(RANGE, sql, ~pl.col("ts").is_between(low, high))
+        for field in kept.fields:
+            if test := _range(field, first, last):
+                yield test
+    if capacity.key_bytes is not None:
+        sized = [f for f in kept.unique if f.type in ("string", "binary")]
+        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(kept.unique) - len(sized)) - _VARIABLE * len(sized)
+        if sized:
+            length = " + ".join(f"coalesce(octet_length({quote_column(f.name)}), 0)" for f in sized)
+            bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
+            yield StorabilityCheck(KEY, f"{length} > {room}", bytes_ > room)
+
+
+# -- what depends on the operator --------------------------------------------------------------------------------------
+
+
+class _StoredFields(NamedTuple):
+    """What becomes of a row's values. `fields`: those that are written or kept as they are; `unique`: those that are part of a
+    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it; `is_timed`: its time
+    comes out, too."""
+
+    fields: Sequence[Field]
+    unique: Sequence[Field]
+    reach_us: int
+    is_timed: bool = True
+
+
+@singledispatch
+def _kept(operator: Operator, which: int, capacity: ValueLimits) -> _StoredFields:
+    unregistered(operator, "slackwater.operators.storability.unstorable_reason")
+
+
+@_kept.register
+def _(operator: WindowOperator, which: int, capacity: ValueLimits) -> _StoredFields:
+    found = {f.name: f for f in operator.keys}
+    for agg in operator.aggs:
+        written = not agg.spec.builtin or _plain(agg.output.type)
+        kept = capacity.state and any(_textual(t) for t in agg.accumulators.values())
+        if written or kept:
+            found |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
+    window = operator.window
+    lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
+    return _StoredFields(list(found.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
+
+
+@_kept.register
+def _(operator: IntervalJoinOperator, which: int, capacity: ValueLimits) -> _StoredFields:
+    return _StoredFields(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
+
+
+@_kept.register
+def _(operator: KeyedOperator, which: int, capacity: ValueLimits) -> _StoredFields:
+    return _StoredFields(operator.fields, (), 0)
+
+
+@_kept.register
+def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _StoredFields:
+    return _StoredFields(operator.fields, (), 0, is_timed=False)  # if it selects its time, that is one of its fields
+
+
+@singledispatch
+def usable_times(operator: Operator) -> tuple[int, int]:
+    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
+    unregistered(operator, "slackwater.operators.storability.usable_times")
+
+
+@usable_times.register
+def _(operator: PaneOperator) -> tuple[int, int]:
+    return YEARS[0] + operator.duration_us, YEARS[1] - operator.duration_us - operator.allowed_us
+
+
+@usable_times.register
+def _(operator: SessionOperator) -> tuple[int, int]:
+    return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
+
+
+@usable_times.register(NonWindowOperator)
+def _(operator: Operator) -> tuple[int, int]:
+    return YEARS
+
+
+# -- one column --------------------------------------------------------------------------------------------------------
+
+
+def _plain(type_: str) -> bool:
+    """Whether a result may hold values of its input: text and times do, numbers are worked out."""
+    return any(name in type_ for name in ("string", "timestamp", "date"))
+
+
+def _textual(kind: pl.DataType) -> bool:
+    if isinstance(kind, pl.List):
+        return _textual(kind.inner)  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct):
+        return any(_textual(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
+    return kind == pl.String or kind.is_temporal()
+
+
+def _zero(field: Field) -> StorabilityCheck | None:
+    name, column = quote_column(field.name), pl.col(field.name)
+    if field.type == "string":
+        sql = f"(contains({name}, chr(0)) OR NOT is_valid_utf8({name}))"
+        return StorabilityCheck(ZERO, sql, column.str.contains("\0", literal=True).fill_null(False))
+    if "string" not in field.type:
+        return None
+    sql = f"coalesce(to_json(named_struct('v', {name})) RLIKE {_ZERO_IN_JSON}, false)"
+    text = pl.struct(column).struct.json_encode()
+    return StorabilityCheck(ZERO, sql, text.str.contains(r"(^|[^\\])(\\\\)*\\u0000").fill_null(False))
+
+
+def _range(field: Field, first: int, last: int) -> StorabilityCheck | None:
+    name, column = quote_column(field.name), pl.col(field.name)
+    if field.type == "timestamp":
+        sql = f"unix_micros({name}) NOT BETWEEN {first}L AND {last}L"
+        return StorabilityCheck(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
+    if field.type == "timestamp_ntz":
+        sql = f"unix_micros(CAST({name} AS TIMESTAMP)) NOT BETWEEN {first}L AND {last}L"
+        return StorabilityCheck(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))
+    if field.type == "date":
+        low, high = first // 86_400_000_000, last // 86_400_000_000
+        return StorabilityCheck(
+            RANGE,
+            f"unix_date({name}) NOT BETWEEN {low} AND {high}",
+            ~column.to_physical().is_between(low, high).fill_null(True),
+        )
+    return None
+
+
+def _length(field: Field) -> pl.Expr:
+    column = pl.col(field.name)
+    return column.str.len_bytes() if field.type == "string" else column.bin.size()

@@ -1,0 +1,230 @@
+"""What tumbling, hopping and session windows have in common on a shard: what is due, what a shard reports, bounds.
+
+A task is deterministic and may run twice: it reads files that a commit named and writes files with fresh names, which
+count for nothing until the driver commits a record that names them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import dropwhile
+from typing import Any
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.operators.base import Recount, ShardTask, StageCounts, is_over
+from slackwater.operators.late_row_histogram import late_by
+from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, plain_value
+from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.windows.logic import WindowLogic
+from slackwater.windows.results import EmitResult, IngestResult
+
+EVENT_TIME = "_event_ts"
+Report = dict[str, Any]  # fields of an `IngestReport`
+
+
+@dataclass(frozen=True)
+class WindowOperator(WindowLogic):
+    """A window as an operator, but for what each kind does in its own way."""
+
+    @abstractmethod
+    def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
+
+    @abstractmethod
+    def emit(self, task: ShardTask) -> EmitReport: ...
+
+    @abstractmethod
+    def late_before(self, watermark: int) -> int: ...
+
+    @abstractmethod
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame: ...
+
+    @abstractmethod
+    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts: ...
+
+    @abstractmethod
+    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts: ...
+
+    @abstractmethod
+    def size(self, figures: StageCounts) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None: ...
+
+    @property
+    def is_folded(self) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def last_instant_us(self) -> int:
+        """How long before its end a window is open for the last time."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        return ("close", "flush")
+
+    @property
+    def row_columns(self) -> list[Field]:
+        return [*self.output, Field(EVENT_TIME, "timestamp")]
+
+    def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
+        """With `_event_ts`, the last instant of each window: what is open at a watermark does not end before it."""
+        end = results[self.window.window_end_column]
+        return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
+
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return watermark  # what is open at a watermark does not end before it
+
+    @property
+    def passes_late(self) -> bool:
+        return False
+
+    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+        return ()
+
+    def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+        """Return the holds of a shard that has these state rows."""
+        return ()
+
+    def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+        """Return the holds of a shard whose units were replaced by `state`; None where they are as they were."""
+        return None
+
+    @property
+    def early_us(self) -> int:
+        return 1000 * self.window.emit_interval_ms
+
+    @property
+    def admits(self) -> int | None:
+        return self.window.max_groups_per_window if self.window.on_state_cap == "drop_new_groups" else None
+
+    @property
+    def fails_above(self) -> int | None:
+        """The bound of groups beyond which an epoch fails; None where it does not."""
+        return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
+
+    def input_of(self, source: str) -> int:
+        return 0
+
+    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        due = self.due_between(since, watermark, early)
+        return any(due.touches(m.first_due, m.last_due) for m in metas)
+
+    def is_due(self, task: ShardTask) -> bool:
+        return not self.due(task).is_empty()
+
+    def due(self, task: ShardTask) -> pl.DataFrame:
+        """All rows of the units of a shard that want a visit between two watermarks."""
+        return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
+
+    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+        """Only the oldest may go: else they would uncover older versions of what they hold."""
+        return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
+
+    # -- what a commit says of it --------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        lengths = ("duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
+        values = {key: getattr(self.window, key) for key in lengths}
+        return {
+            "kind": self.window.kind,
+            **{key: int(value) if isinstance(value, int) else value for key, value in values.items()},
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order: it is part of the hash
+            "aggregations": {a.name: a.fingerprint() for a in self.aggs},
+        }
+
+    @property
+    def emission(self) -> dict[str, Any]:
+        return {"updates": self.updates, "retain_us": self.retain_us}
+
+    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The window with the types of its columns, from which `bind_window` makes the same logic."""
+        columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
+        return {"window": data, "columns": columns}
+
+    # -- what a shard reports ------------------------------------------------------------------------------------
+
+    def ingest_report(
+        self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
+    ) -> Report:
+        """Stage what came of an epoch's rows. `before`: all rows of the units; `alone`: results that late rows form."""
+        counts = done.counts
+        return {
+            "shard": task.shard,
+            "segments": task.state.stage(self, done.state, before, task.since),
+            "holds": self.holds_after(task, done.state),
+            **(self._alone(task, alone) if alone is not None else {}),
+            "used": counts.used,
+            "late": counts.late,
+            "late_idle": counts.late_idle,
+            "late_windows": counts.late_windows,
+            "late_by": late_by(self, done.late, task.watermark),
+            "refused": counts.refused,
+            "groups": counts.groups,
+            "windows": counts.windows,
+            "new_groups": done.new_groups,
+            "late_sample": self.sample(done.late, "__start"),
+        }
+
+    def _alone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
+        """`late_data = "standalone"`."""
+        if rows.is_empty():
+            return {}
+        frame = self.output_frame(EmitResult(rows, self.empty_state(), rows.clear()))
+        return {
+            "outputs": (task.state.write_output(frame),),
+            "reasons": {"standalone": rows.height},
+            "overflows": self.overflows(rows),
+        }
+
+    def emit_report(self, task: ShardTask, done: EmitResult, before: pl.DataFrame) -> EmitReport:
+        """Stage what an epoch emits. `before`: all rows of the units."""
+        if task.flush:
+            done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
+        outputs: tuple[OutputMeta, ...] = ()
+        if done.rows.height or done.superseded.height:
+            outputs = (task.state.write_output(self.output_frame(done)),)
+        last_end = done.rows["__end"].filter(done.rows["__reason"] != "update").max()
+        reasons = Counter(dict(done.rows["__reason"].value_counts().iter_rows()))
+        reasons.update(supersede=done.superseded.height)
+        return EmitReport(
+            shard=task.shard,
+            segments=(
+                task.state.stage(self, done.state, before, task.since) if done.state.height else task.state.metas
+            ),
+            outputs=outputs,
+            holds=self.holds_after(task, done.state),
+            reasons={k: n for k, n in reasons.items() if n},
+            groups=done.groups,
+            windows=done.windows,
+            last_end_us=last_end if isinstance(last_end, int) else None,
+            overflows=self.overflows(done.rows),
+        )
+
+    def overflows(self, rows: pl.DataFrame) -> OverflowCounts:
+        """The results of windows that did not fit their type."""
+        count, sample = 0, list[dict[str, object]]()
+        for agg in self.aggs:
+            beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
+            if beyond is not None:
+                count += int(beyond.sum())
+                sample += [{"aggregation": agg.name, **s} for s in self.sample(rows.filter(beyond), "__start")]
+        return OverflowCounts(count=count, sample=tuple(sample[:3]))
+
+    def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
+        """A few rows for the log: keys and event time in microseconds."""
+        return tuple(
+            {**{k: plain_value(r[k]) for k in self.key_names}, "event_us": plain_value(r[time])}
+            for r in rows.head(limit).iter_rows(named=True)
+        )
+
+
+def empty_report(task: ShardTask) -> IngestReport:
+    """Of a shard that got no row."""
+    return IngestReport(shard=task.shard, segments=task.state.metas)

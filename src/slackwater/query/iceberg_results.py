@@ -1,0 +1,72 @@
+"""The results in an Iceberg table: its current snapshot, and the rows of files that came since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.errors import StartError
+from slackwater.query.new_rows import subtract_rows
+from slackwater.query.row_count import RowCount
+from slackwater.targets import iceberg_tables as iceberg
+
+if TYPE_CHECKING:
+    from pyiceberg.table import FileScanTask
+
+
+@dataclass
+class IcebergResults:
+    connection: IcebergConnection
+    name: str
+    _files: dict[str, FileScanTask] | None = None
+
+    @property
+    def place(self) -> str:
+        return f"Iceberg table {self.name}"
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        table, now = self._now()
+        self._files = now
+        return None if table is None else self._rows(table, now.values())
+
+    def total(self, given: int) -> RowCount:
+        return RowCount(given)
+
+    def fresh(self) -> pl.DataFrame | None:
+        """A merge writes whole files anew: what the removed ones held is not new."""
+        before = self._files or {}
+        table, now = self._now()
+        self._files = now
+        if table is None or now.keys() <= before.keys():
+            return None
+        added = self._rows(table, (now[f] for f in now.keys() - before.keys()))
+        removed = self._rows(table, (before[f] for f in before.keys() - now.keys()))
+        found = None if added is None else subtract_rows(added, removed)
+        return None if found is None or found.is_empty() else found
+
+    def _now(self) -> tuple[Any, dict[str, FileScanTask]]:
+        try:
+            table = iceberg.tables_at(self.connection).load(self.name)
+            return table, {} if table is None else {t.file.file_path: t for t in table.scan().plan_files()}
+        except Exception as error:  # catalogs raise what their clients do
+            raise self._unreadable(error) from None
+
+    def _rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:
+        try:
+            frames = [iceberg.rows_of(table, task) for task in tasks]
+        except Exception as error:
+            raise self._unreadable(error) from None
+        found = pl.concat(frames) if frames else None
+        return None if found is None or found.is_empty() else found
+
+    def _unreadable(self, error: Exception) -> StartError:
+        return StartError(
+            f"{self.place} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
+        )
+
+    def close(self) -> None:
+        return

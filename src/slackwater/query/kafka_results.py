@@ -1,0 +1,126 @@
+"""The results in a Kafka topic: its end as a table, the latest record of each key, and the records that follow."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.errors import StartError
+from slackwater.query.row_count import RowCount
+from slackwater.sources.kafka_broker import KafkaBroker, make_client
+
+TAIL = 10_000  # records of each partition that are looked at, from its end
+_SECONDS = 30.0
+
+
+@dataclass
+class KafkaResults:
+    """The records that a pipeline wrote, as far as they are committed."""
+
+    pipeline: Pipeline
+    connection: KafkaConnection
+    _consumer: Any = None
+    _broker: KafkaBroker = field(init=False)
+    _parts: set[int] = field(default_factory=set)
+    _ended: bool = False  # the end was reached once
+    _cut: bool = False  # there are records before those that are looked at
+
+    def __post_init__(self) -> None:
+        if self.pipeline.target.value_format == "avro":
+            raise StartError(
+                f'{self.pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
+                "with a consumer that knows Avro"
+            )
+        self._broker = KafkaBroker(self.connection)
+
+    @property
+    def topic(self) -> str:
+        return self.pipeline.target.topic or ""
+
+    @property
+    def place(self) -> str:
+        return f'topic "{self.topic}" at {self.connection.bootstrap_servers}'
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        if not self._opened(max(limit, TAIL)):
+            return None
+        window = self.pipeline.last.transform.window
+        latest: dict[Any, bytes | None] = {}
+        records = self._read_on()
+        if window is None or not self.pipeline.target.upserts(self.connection.kind, window):
+            return _frame([value for _, value in records if value is not None])
+        for key, value in records:
+            latest.pop(key, None)
+            latest[key] = value  # NULL: the row is gone
+        return _frame([value for value in latest.values() if value is not None])
+
+    def total(self, given: int) -> RowCount | None:
+        return None if self._cut else RowCount(given)
+
+    def fresh(self) -> pl.DataFrame | None:
+        if not self._opened(TAIL):
+            return None
+        return _frame([value for _, value in self._read_on() if value is not None])
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _opened(self, tail: int) -> bool:
+        """Whether there is a topic; its consumer then stands so many records before the end of each partition."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        if self._consumer is not None:
+            return True
+        parts = self._broker.partitions(f"pattern:{re.escape(self.topic)}", "target").get(self.topic)
+        if not parts:
+            return False
+        settings = {"group.id": f"slackwater-{self.pipeline.name}-show", "enable.auto.commit": False}
+        settings |= {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        consumer: Any = make_client(Consumer, {**self._broker.settings(), **settings})
+        places = []
+        for part in parts:
+            low, high = consumer.get_watermark_offsets(TopicPartition(self.topic, part), timeout=_SECONDS)
+            places.append(TopicPartition(self.topic, part, max(low, high - tail)))
+            self._cut = self._cut or low < high - tail
+        consumer.assign(places)
+        self._consumer, self._parts = consumer, set(parts)
+        return True
+
+    def _read_on(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Keys and values of the records up to where each partition ends now."""
+        from confluent_kafka import KafkaError
+
+        found: list[tuple[int, bytes | None, bytes | None]] = []
+        ended: set[int] = set()
+        end = time.monotonic() + _SECONDS
+        while ended != self._parts:
+            messages = self._consumer.consume(TAIL, timeout=0.5)
+            for message in messages:
+                end = time.monotonic() + _SECONDS
+                if message.error() is None:
+                    headers = dict(message.headers() or [])
+                    if headers.get("slackwater-pipeline", b"").decode() in self.pipeline.writers:
+                        found.append((message.timestamp()[1], message.key(), message.value()))
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
+            if not messages and self._ended:  # the end of a partition is told once, until more comes
+                break
+            if time.monotonic() > end:
+                raise StartError(
+                    f"{self.place} gave nothing for {_SECONDS:g} s "
+                    f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers run"
+                )
+        self._ended = True
+        return [(key, value) for _, key, value in sorted(found, key=lambda record: record[0])]
+
+
+def _frame(values: list[bytes]) -> pl.DataFrame | None:
+    return pl.read_ndjson(io.BytesIO(b"\n".join(values)), infer_schema_length=None) if values else None

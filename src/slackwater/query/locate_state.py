@@ -1,0 +1,153 @@
+"""Finding a state: by a config, by the directory it is in, or by the database."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from slackwater.config import toml
+from slackwater.config.message_format import suggestion
+from slackwater.config.paths import is_local
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import OBJECTS
+from slackwater.errors import StartError
+from slackwater.state.files.store import FilesStore
+from slackwater.state.protocol import ASIDE, StateStore
+
+_URL = re.compile(r"postgres(ql)?://")
+
+
+def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
+    """The store of a state; nothing is opened or created yet.
+
+    `where`: a pipeline or its TOML file, a state directory, or the URL of a database (with its `schema`). `pipeline`: its
+    name, needed where several have their state there. Raises StartError, ConfigError.
+    """
+    if isinstance(where, Pipeline):
+        return _configured(where)
+    if _URL.match(str(where)):
+        return _in_database(str(where), schema, pipeline)
+    if is_url(where):
+        return _in_objects(str(where), pipeline)
+    path = Path(where)
+    if path.suffix == ".toml" and not path.is_dir():
+        return _configured(toml.load(path))
+    return _in_directory(path, pipeline)
+
+
+def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
+    """The pipelines that have their state in a place. Raises StartError, ConfigError."""
+    if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
+        where = toml.load(where)
+    if isinstance(where, Pipeline):
+        store = where.state_store
+        if store is None or not store.durable:
+            raise _in_memory(where)
+        if store.kind == "postgres":
+            return _in_tables(store.url or "", store.schema_)
+        where = store.path or ""
+        if is_url(where):
+            return objects_at(where, store.options)
+    elif _URL.match(str(where)):
+        return _in_tables(str(where), schema)
+    if is_url(where):
+        above, last = _split(str(where))
+        own = above and _reaching(str(where)).is_state(above, last, {})
+        return [last] if own else objects_at(str(where))
+    path = Path(where)
+    return [path.name] if (path / "manifests").is_dir() else _below(path)
+
+
+def _configured(pipeline: Pipeline) -> StateStore:
+    from slackwater.runner.components import store_of
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        raise _in_memory(pipeline)
+    return store_of(pipeline)
+
+
+def _in_memory(pipeline: Pipeline) -> StartError:
+    return StartError(
+        f"{pipeline.name}: its state is in memory, where only the runner can look; "
+        'set [state_store] kind = "files" or "postgres"'
+    )
+
+
+def _in_directory(path: Path, name: str | None) -> FilesStore:
+    if (path / "manifests").is_dir():
+        if name not in (None, path.name):
+            raise StartError(f'{path}: this is the state of "{path.name}", not of "{name}"')
+        return FilesStore(path.parent, path.name)
+    return FilesStore(path, _chosen(str(path), name, _below(path)))
+
+
+def _below(path: Path) -> list[str]:
+    if not path.is_dir():
+        raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
+    return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
+
+
+def is_url(where: str | Path) -> bool:
+    """Whether that names a place in an object store."""
+    return isinstance(where, str) and not is_local(where)
+
+
+def objects_at(url: str, options: Mapping[str, str] | None = None) -> list[str]:
+    """The pipelines that have their state below a URL; without `options` reached by what the environment says."""
+    objects = _reaching(url)
+    return [name for name in objects.names(url, options or {}) if ASIDE not in name]
+
+
+def _reaching(url: str) -> ModuleType:
+    """What looks into object stores. Raises StartError for a URL of anything else."""
+    from slackwater.state.files import objects
+
+    if url.partition("://")[0] not in OBJECTS:
+        raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://")
+    return objects
+
+
+def _in_objects(url: str, name: str | None) -> FilesStore:
+    """Of a state itself, or of what it lies below."""
+    above, last = _split(url)
+    if above and _reaching(url).is_state(above, last, {}):
+        if name not in (None, last):
+            raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
+        return FilesStore(above, last)
+    return FilesStore(url, _chosen(url, name, objects_at(url)))
+
+
+def _split(url: str) -> tuple[str, str]:
+    """What a URL lies below, empty for a bucket, and its last part."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    above, cut, last = rest.rpartition("/")
+    return (f"{scheme}://{above}", last) if cut else ("", rest)
+
+
+def _in_database(url: str, schema: str, name: str | None) -> StateStore:
+    from slackwater.state.postgres import client
+    from slackwater.state.postgres.store import PostgresStore
+
+    place = f'schema "{schema}" of {client.server_address(url)}'
+    return PostgresStore(url, schema, _chosen(place, name, _in_tables(url, schema)))
+
+
+def _in_tables(url: str, schema: str) -> list[str]:
+    from slackwater.state.postgres.snapshot import pipeline_names
+
+    return [name for name in pipeline_names(url, schema) if ASIDE not in name]
+
+
+def _chosen(place: str, name: str | None, there: Sequence[str]) -> str:
+    if not there:
+        raise StartError(f"{place}: no pipeline has its state there")
+    if name is None and len(there) == 1:
+        return there[0]
+    listed = ", ".join(there[:10]) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
+    if name is None:
+        raise StartError(f"{place}: several pipelines have their state there: {listed}; name one of them")
+    if name not in there:
+        raise StartError(f'{place}: "{name}" has no state there{suggestion(name, there) or f"; there are: {listed}"}')
+    return name

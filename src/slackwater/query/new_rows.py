@@ -1,0 +1,21 @@
+"""What is new in rows of which some were there before: a merge writes whole files of a table anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import polars as pl
+
+from slackwater.query.text import json_lines
+
+
+def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
+    """The rows that were not there before, equal ones as often as there are more of them now."""
+    if former is None:
+        return rows
+    known = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))
+    keep = []
+    for line in json_lines(rows):
+        keep.append(known[line] <= 0)
+        known[line] -= 1
+    return rows.filter(pl.Series(keep, dtype=pl.Boolean))

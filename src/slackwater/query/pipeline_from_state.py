@@ -1,0 +1,113 @@
+"""The pipeline of a state as the state itself describes it: enough to look into it, not to run it.
+
+Sources are known by name and lateness; their queries, SQL, target and secrets are in no commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slackwater.config.aggregator import without_imports
+from slackwater.config.connection import DeltaConnection, FilesConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.serialization import from_data
+from slackwater.config.source import Source
+from slackwater.config.step_spec import allowed_ms
+from slackwater.config.target import StateStore, Target
+from slackwater.config.transform import Stage, Transform
+from slackwater.errors import ConfigError, StateError
+from slackwater.state.commit import Commit, StageState
+
+
+def pipeline_in(commit: Commit) -> Pipeline:
+    """Raises StateError where the state does not describe its window or join."""
+    try:
+        with without_imports():
+            steps = [_step(commit.pipeline, stage) for stage in commit.stages]
+            if not all(steps):
+                raise StateError(_undescribed(commit))
+            return _pipeline(commit, steps)
+    except ConfigError as error:
+        raise StateError(f"{_undescribed(commit)} ({'; '.join(error.problems)})") from None
+
+
+def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
+    """The argument of a stage."""
+    where, kind = f"state of {pipeline}", stage.fingerprint.get("kind")
+    for name, spec in Transform.STEPS.items():
+        if name in stage.described:
+            return {name: from_data(spec, stage.described[name], where)}
+        if kind == name and "step" in stage.described:
+            return {name: from_data(spec, stage.described["step"], where)}
+    if kind == "rows":
+        return {"sql": "SELECT * FROM source"}  # whatever it says: nothing of it is in the state
+    return {}
+
+
+def _undescribed(commit: Commit) -> str:
+    return (
+        f"{commit.pipeline}: the state in epoch {commit.epoch} does not describe its window or join; "
+        "name the config's file instead"
+    )
+
+
+def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
+    several = len(steps) > 1
+    sources = tuple(
+        Source(name=n, dataframe=object(), lateness_ms=_lateness_ms(commit, steps, n)) for n in commit.sources
+    )
+    return Pipeline(
+        name=commit.pipeline,
+        sources=sources,
+        transform=None if several else Transform(on_error="dlq", **steps[0]),
+        stages=tuple(_stages(commit, steps)) if several else None,
+        **_targets(commit, steps),
+        connections={"table": DeltaConnection(), "lake": FilesConnection()},
+        dead_letter=Target(connection="lake", path="letters"),
+        state_store=StateStore(kind="files", path="state"),
+    )
+
+
+def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> int | None:
+    """The lateness of a source, as the stages that read it counted with it; None where each has its own."""
+    found = set()
+    for stage, step in zip(commit.stages, steps, strict=True):
+        window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
+        waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
+        if source in of_us:
+            found.add(max(of_us[source] - waits, 0) // 1000)
+    return found.pop() if len(found) == 1 else None
+
+
+def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
+    """The stages with what each one reads. SQL that only a join reads is in no state: it stands in front of it under its name."""
+    known = [*commit.sources]
+    for stage, step in zip(commit.stages, steps, strict=True):
+        read, join = tuple(stage.clocks), step.get("join")
+        sides = () if join is None else tuple(s for s in join.sources if s)
+        for side in sides:
+            if side not in known:
+                known.append(side)
+                origins = tuple(n for n in read if n not in sides) or read
+                yield Stage(name=side, sql="SELECT * FROM source", from_=origins, on_error="dlq")
+        known.append(stage.name)
+        if read and not sides:  # a join names its sides
+            step = {**step, "from_": read}
+        yield Stage(name=stage.name, on_error="dlq", **step)
+
+
+def _targets(commit: Commit, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What no stage reads goes to a target."""
+    read = {n for s in commit.stages for n in s.clocks}
+    ends = [(s.name, step) for s, step in zip(commit.stages, steps, strict=True) if s.name not in read]
+    found = tuple(
+        Target(
+            **({"from_": name, "name": f"t{n}"} if ends[1:] else {}),  # type: ignore[arg-type]
+            connection="table",
+            path=f"out{n}",
+            mode="merge" if "window" in step else "append",
+        )
+        for n, (name, step) in enumerate(ends)
+    )
+    return {"targets": found} if found[1:] else {"target": found[0]}

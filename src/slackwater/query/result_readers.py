@@ -1,0 +1,343 @@
+"""What a pipeline has published, and what comes new: read from its target, without Spark and without a lock.
+
+files      the files that this pipeline wrote          new: files that were not there before
+Delta      the table's latest version                  new: rows of added files that no removed file had
+Iceberg    the table's current snapshot                likewise (see `query.published_iceberg`)
+Postgres   the table                                   new: rows whose transaction the last look did not see
+Kafka      the end of the topic, latest per key        new: the records after it (see `query.published_kafka`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any, Protocol
+
+import polars as pl
+
+from slackwater.config.connection import (
+    Connection,
+    ConsoleConnection,
+    DeltaConnection,
+    FilesConnection,
+    IcebergConnection,
+    KafkaConnection,
+    PostgresConnection,
+)
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.dispatch import unregistered
+from slackwater.errors import StartError
+from slackwater.query import outputs
+from slackwater.query.new_rows import subtract_rows
+from slackwater.query.row_count import RowCount
+from slackwater.targets.output_directory import OutputDirectory, folder_at
+
+TIMES = ("window_start", "window_end")
+MOST = 2**31 - 1  # rows: all of them
+COUNTED = 100_000  # rows of a table in a database: counting them all reads them all
+
+
+class ResultReader(Protocol):
+    """The results of a pipeline. `newest` first, then `fresh` as often as wanted."""
+
+    @property
+    def place(self) -> str: ...
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        """More than the `limit` newest rows if there are more, in any order; None while nothing was published."""
+        ...
+
+    def total(self, given: int) -> RowCount | None:
+        """How many rows there are, of which `newest` gave so many; None where that is only known by reading them all."""
+        ...
+
+    def fresh(self) -> pl.DataFrame | None:
+        """What was published since the last call; None for nothing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def result_reader(pipeline: Pipeline) -> ResultReader:
+    """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
+    connection = resolve_connection(pipeline.target.connection, pipeline.connections)
+    assert connection is not None, "the config was checked"
+    return _published(connection, pipeline)
+
+
+def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
+    """Return all that a target of a pipeline holds, in the order of the windows; no columns before anything was published.
+
+    Raises StartError if it keeps nothing.
+    """
+    window = pipeline.last.transform.window
+    results = result_reader(pipeline.one_target(target))
+    try:
+        found = results.newest(MOST)
+    finally:
+        results.close()
+    return pl.DataFrame() if found is None else in_order(found, None if window is None else window.window_start_column)
+
+
+@singledispatch
+def _published(connection: Connection, pipeline: Pipeline) -> ResultReader:
+    unregistered(connection, "slackwater.query.result_readers.result_reader")
+
+
+@_published.register
+def _(connection: FilesConnection, pipeline: Pipeline) -> ResultReader:
+    target = pipeline.target
+    folder = folder_at(target.path or "", connection.options)
+    return _FileResults(folder, target.format or "parquet", pipeline.writers)
+
+
+@_published.register
+def _(connection: DeltaConnection, pipeline: Pipeline) -> ResultReader:
+    return _DeltaResults(pipeline.target.path or "", dict(connection.options))
+
+
+@_published.register
+def _(connection: IcebergConnection, pipeline: Pipeline) -> ResultReader:
+    from slackwater.query.iceberg_results import IcebergResults
+
+    return IcebergResults(connection, pipeline.target.table or "")
+
+
+@_published.register
+def _(connection: PostgresConnection, pipeline: Pipeline) -> ResultReader:
+    target, window = pipeline.target, pipeline.last.transform.window
+    order = None if window is None else window.window_start_column
+    return PostgresResults(str(connection.url), target.table or "", order)
+
+
+@_published.register
+def _(connection: KafkaConnection, pipeline: Pipeline) -> ResultReader:
+    from slackwater.query.kafka_results import KafkaResults
+
+    return KafkaResults(pipeline, connection)
+
+
+@_published.register
+def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
+    raise StartError(
+        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
+    )
+
+
+def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
+    """Rows in the order of their windows, or as they came where there are none; times that are text become times."""
+    texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
+    frame = frame.with_columns(
+        pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts
+    )
+    by = [c for c in (start, *frame.columns) if c is not None and c in frame.columns]
+    sortable = [c for c in dict.fromkeys(by) if not frame.schema[c].is_nested()]
+    if start is None or start not in frame.columns:
+        return frame
+    return frame.sort(sortable, nulls_last=False, maintain_order=True)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _FileResults:
+    folder: OutputDirectory
+    form: str
+    writers: tuple[str, ...]
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> str:
+        return self.folder.shown
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        return self.fresh()
+
+    def total(self, given: int) -> RowCount:
+        return RowCount(given)
+
+    def fresh(self) -> pl.DataFrame | None:
+        ending = {"json": "jsonl"}.get(self.form, self.form)
+        writers = "|".join(map(re.escape, self.writers))
+        ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        try:
+            there = sorted(
+                (p for p in self.folder.here().iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StartError(f"{self.place} cannot be looked at ({error.strerror}); check who may read it") from None
+        new = [p for p in there if p.name not in self._seen]
+        self._seen |= {p.name for p in new}
+        frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]
+        return pl.concat(frames, how="diagonal_relaxed") if frames else None
+
+    def close(self) -> None:
+        return
+
+
+# -- Delta -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _DeltaResults:
+    path: str
+    options: dict[str, str]
+    _files: frozenset[str] | None = None
+
+    @property
+    def place(self) -> str:
+        return f"Delta table {self.path}"
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        table = self._table()
+        if table is None:
+            return None
+        self._files = frozenset(table.file_uris())
+        return _some(self._rows(table))
+
+    def total(self, given: int) -> RowCount:
+        return RowCount(given)
+
+    def fresh(self) -> pl.DataFrame | None:
+        """A merge rewrites whole files: what the removed ones held is not new."""
+        table = self._table()
+        if table is None:
+            return None
+        files, before = frozenset(table.file_uris()), self._files or frozenset()
+        self._files = files
+        if files == before:
+            return None
+        added = self._read(sorted(files - before))
+        return None if added is None else _some(subtract_rows(added, self._read(sorted(before - files))))
+
+    def _table(self) -> Any:
+        from deltalake import DeltaTable
+
+        try:
+            if not DeltaTable.is_deltatable(self.path, self.options):
+                return None
+            return DeltaTable(self.path, storage_options=self.options)
+        except Exception as error:  # the library has no base class
+            raise self._unreadable(error) from None
+
+    def _rows(self, table: Any) -> pl.DataFrame:
+        try:
+            found = pl.from_arrow(table.to_pyarrow_table())
+        except Exception as error:
+            raise self._unreadable(error) from None
+        assert isinstance(found, pl.DataFrame)
+        return found
+
+    def _read(self, files: Sequence[str]) -> pl.DataFrame | None:
+        if not files:
+            return None
+        try:
+            frames = [pl.read_parquet(f, storage_options=self.options or None, hive_partitioning=False) for f in files]
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._unreadable(error) from None
+        return pl.concat(frames, how="diagonal_relaxed")
+
+    def _unreadable(self, error: Exception) -> StartError:
+        return StartError(f"{self.place} cannot be read ({str(error).splitlines()[0]}); check the path")
+
+    def close(self) -> None:
+        return
+
+
+def _some(rows: pl.DataFrame) -> pl.DataFrame | None:
+    return rows if rows.height else None
+
+
+# -- Postgres --------------------------------------------------------------------------------------------------------
+
+# xmin has 32 bits: the whole number of a row's transaction is the nearest one that is not in the future
+_TOP = '"slackwater top"'
+_XID = f"""(xmin::text::bigint + ({_TOP} >> 32 << 32)
+    - CASE WHEN xmin::text::bigint > {_TOP} & 4294967295 THEN 4294967296 ELSE 0 END)"""
+
+
+def _within(snapshot: str) -> str:
+    """SQL: whether a row was there in a snapshot."""
+    return f"pg_visible_in_snapshot(greatest({_XID}, 3)::text::xid8, '{snapshot}'::pg_snapshot)"
+
+
+@dataclass
+class PostgresResults:
+    """A table; `order`: the column that the newest rows are found by, None: by when they were written."""
+
+    url: str
+    table: str
+    order: str | None
+    _snapshot: str | None = None
+
+    @property
+    def place(self) -> str:
+        from slackwater.state.postgres import client
+
+        return f"table {self.table} in Postgres at {client.server_address(self.url)}"
+
+    def newest(self, limit: int) -> pl.DataFrame | None:
+        from slackwater.state.postgres import client
+
+        self._snapshot = self._now()
+        by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
+        found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
+        return None if found is None else found.reverse()
+
+    def of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
+        """The newest rows whose columns have these values, as texts; None for NULL."""
+        from psycopg import sql
+
+        from slackwater.state.postgres import client
+
+        conditions = [
+            f"{client.quote_name(c)} IS NULL" if v is None else f"{client.quote_name(c)} = {sql.quote(v)}"
+            for c, v in key.items()
+        ]
+        by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
+        where = " AND ".join(conditions) or "true"
+        found = self._read(self._now(), f" AND {where} ORDER BY {by} LIMIT {limit}")
+        return None if found is None else found.reverse()
+
+    def total(self, given: int) -> RowCount:
+        assert self._snapshot is not None, "newest was asked"
+        counted = outputs.count_rows(self.url, self.table, self._seen_in(self._snapshot), COUNTED + 1)
+        return RowCount(min(counted, COUNTED), counted > COUNTED)
+
+    def fresh(self) -> pl.DataFrame | None:
+        before, now = self._snapshot, self._now()
+        if before is None or now == before:
+            return None
+        self._snapshot = now
+        return self._read(now, f" AND NOT {_within(before)}")
+
+    def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
+        """Rows of this snapshot; one that came meanwhile belongs to the next."""
+        found = outputs.read_table(self.url, self.table, f"{self._seen_in(snapshot)}{tail}")
+        return None if found is None else _some(found)
+
+    @staticmethod
+    def _seen_in(snapshot: str) -> str:
+        top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
+        return f", {top} WHERE {_within(snapshot)}"
+
+    def _now(self) -> str:
+        import psycopg
+
+        from slackwater.state.postgres import client
+
+        try:
+            with client.open_connection(self.url, self.place) as db:
+                row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
+        except psycopg.Error as error:
+            raise StartError(f"{self.place}: cannot be read ({client.error_reason(error)})") from None
+        assert row is not None
+        return str(row[0])
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,55 @@
+"""One stage of a commit as if it were all there is: whoever looks into a window or a join then needs to know of no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.errors import StartError
+from slackwater.joins.buffer import Buffers
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import Snapshot, StateReader
+from slackwater.windows.state_rows import KeyedState
+
+
+def place_of(commit: Commit, name: str, what: str = "--stage") -> int:
+    """The number of a stage, from 0. Raises StartError for one that is not there."""
+    names = [s.name for s in commit.stages]
+    if name not in names:
+        raise StartError(
+            f"{commit.pipeline}: {what}: found {format_value(name)}, which is no stage of the state in epoch {commit.epoch}"
+            f"{suggestion_or_list(name, names)}; there are: {', '.join(names)}"
+        )
+    return names.index(name)
+
+
+def commit_of(commit: Commit, number: int) -> Commit:
+    """A commit with that stage alone, the sources that it reads and the targets that get what it emits."""
+    stage = commit.stages[number]
+    if not commit.stages[1:]:
+        return commit
+    return commit.model_copy(
+        update={
+            "stages": (stage,),
+            "sources": {n: s for n, s in commit.sources.items() if n in stage.clocks},
+            "targets": {n: t for n, t in commit.targets.items() if t.stage == stage.name},
+            "output": commit.output_of(stage.name),
+            "letters": (),
+            "counters": {},
+        }
+    )
+
+
+def snapshot_of(snapshot: Snapshot, number: int) -> Snapshot:
+    """A snapshot of that stage alone: its rows are those of stage 0."""
+    if not snapshot.commit.stages[1:]:
+        return snapshot
+
+    def rows_of(shard: int, logic: KeyedState, stage: int) -> StateReader:
+        return snapshot.reader(shard, logic, number)
+
+    def buffers_of(shard: int, logic: JoinLogic, stage: int) -> Buffers:
+        return snapshot.buffers(shard, logic, number)
+
+    return replace(snapshot, commit=commit_of(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)

@@ -1,0 +1,121 @@
+"""What a state knows of its dead letters: which were applied, and how often those that are left were tried.
+
+    letters (files, Delta, Postgres, Kafka)      written once, never touched again
+    commit ─▶ replayed: lists of  epoch id count      applied
+           └▶ tried:    one list of  epoch id tries   tried and left, as of this commit
+
+A letter is known by the epoch that wrote it and a hash of its content and place. Both lists are part of a commit, so a try
+counts once, whatever was killed, and in every kind of place, also in a topic, where nothing can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.hashing import key_hash
+from slackwater.state.commit import Commit
+
+_ID = [
+    f
+    for f in LETTER
+    if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")
+]
+COLUMNS = ("epoch", *(f.name for f in _ID))  # what of a letter says which it is
+_PLACE = ["epoch", "__id"]
+_GROUP = ["reason", "source"]
+_MOMENT = pl.Datetime("us", "UTC")
+_COUNTED = {
+    **dict.fromkeys(_GROUP, pl.String()),
+    **dict.fromkeys(("letters", "applied", "tries"), pl.Int64()),
+    **dict.fromkeys(("first", "last"), _MOMENT),
+}
+_SCHEMA = {"epoch": pl.Int64(), "__id": pl.Int64(), "__done": pl.Int64(), "__tries": pl.Int64()}
+
+
+@dataclass(frozen=True)
+class AttemptLedger:
+    """Per letter (`epoch`, `__id`): `__done`, how many equal ones were applied, and `__tries`."""
+
+    entries: pl.DataFrame
+
+    @classmethod
+    def of(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> AttemptLedger:
+        """What a commit knows; None: no state yet, and so nothing."""
+        done = _lines(commit.replayed if commit else (), read_list, "__done")
+        tries = _lines(commit.tried if commit else (), read_list, "__tries")
+        every = pl.concat([done, tries], how="diagonal").group_by(_PLACE)
+        found = every.agg(pl.col("__done", "__tries").sum())
+        return cls(found.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
+
+    def judged(self, letters: pl.DataFrame) -> pl.DataFrame:
+        """Letters with `__id`, `__applied` and `__tries`; their order stays.
+
+        Equal letters of a file stand for as many equal rows; those of a topic's record were applied together.
+        """
+        found = with_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
+        found = found.with_columns(pl.col("__done", "__tries").fill_null(0))
+        nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over(_PLACE)).otherwise(0)
+        return found.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
+
+    def counted(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
+        """Letters that come in chunks, equal ones maybe in several: per reason and source `letters`, `applied`, the `tries`
+        of open ones, `first` and `last` event time."""
+        alike = [*_GROUP, *_PLACE, "__once"]
+        parts = [_alike(with_ids(chunk), alike) for chunk in chunks]
+        if not parts:
+            return pl.DataFrame(schema=_COUNTED)
+        sums = (
+            pl.concat(parts).group_by(alike).agg(pl.col("letters").sum(), pl.col("first").min(), pl.col("last").max())
+        )
+        sums = sums.join(self.entries, on=_PLACE, how="left").with_columns(pl.col("__done", "__tries").fill_null(0))
+        once = pl.when(pl.col("__done") > 0).then(pl.col("letters")).otherwise(0)
+        sums = sums.with_columns(
+            pl.when(pl.col("__once")).then(once).otherwise(pl.min_horizontal("__done", "letters")).alias("applied")
+        )
+        tries = pl.when(pl.col("letters") > pl.col("applied")).then(pl.col("__tries")).otherwise(0)
+        found = sums.with_columns((tries * (pl.col("letters") - pl.col("applied"))).alias("tries")).group_by(_GROUP)
+        done = found.agg(pl.col("letters", "applied", "tries").sum(), pl.col("first").min(), pl.col("last").max())
+        return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
+
+    def with_tries(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
+        """The lines of the next list: `tried` letters have one more, those that were `applied` need none."""
+        more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
+        now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
+        for letters in applied:
+            now = now.join(letters.select(_PLACE).unique(), on=_PLACE, how="anti")
+        kept = now.filter(pl.col("__tries") > 0).sort(_PLACE)
+        return [" ".join(map(str, row)) for row in kept.iter_rows()]
+
+
+def _alike(letters: pl.DataFrame, alike: Sequence[str]) -> pl.DataFrame:
+    """Equal letters counted together."""
+    return (
+        letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
+        .group_by(alike)
+        .agg(
+            pl.len().cast(pl.Int64).alias("letters"),
+            pl.col("event_time").min().alias("first"),
+            pl.col("event_time").max().alias("last"),
+        )
+    )
+
+
+def with_ids(letters: pl.DataFrame) -> pl.DataFrame:
+    """Letters with `__id`."""
+    return letters.with_columns(key_hash(letters, _ID).alias("__id"))
+
+
+def applied_lines(letters: pl.DataFrame) -> list[str]:
+    """The lines of a list that names these letters as applied."""
+    counts = letters.group_by(_PLACE, maintain_order=True).len()
+    return [" ".join(map(str, row)) for row in counts.iter_rows()]
+
+
+def _lines(names: Sequence[str], read_list: Callable[[str], list[str]], column: str) -> pl.DataFrame:
+    lines = pl.Series("line", [line for name in names for line in read_list(name)], dtype=pl.String)
+    parts = lines.str.split_exact(" ", 2).struct.rename_fields([*_PLACE, column]).struct.unnest()
+    return parts.select(pl.col(n).cast(pl.Int64) for n in (*_PLACE, column))

@@ -1,0 +1,71 @@
+"""The files that a run's sources have read: they are not read again, so what changes in them is said, counted and committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from slackwater.core.local_files import local_name
+from slackwater.core.offsets import FileOffsets, Offsets
+from slackwater.runner.reporter import Reporter
+from slackwater.runner.runner import RunComponents
+from slackwater.sources import files
+from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker
+from slackwater.sources.file_change_tracker import changed_files_text as changed_text
+from slackwater.sources.files import FileEntry, FilesSource
+
+log = logging.getLogger("slackwater")
+
+
+class WatchedFiles:
+    """Knows all files that are part of the state from the beginning; `remember` adds those of each epoch."""
+
+    def __init__(self, pipeline: str, parts: RunComponents, reporter: Reporter) -> None:
+        self._pipeline, self._parts, self._reporter = pipeline, parts, reporter
+        self._store = parts.streams.store
+        self._sources = {s.name: s for s in parts.streams.sources if isinstance(s, FilesSource)}
+        self._read = {name: FileChangeTracker() for name in self._sources}
+        for name in self._sources:
+            self._read[name].add(files.load_file_list(self._store, self._offsets(name)))
+
+    @property
+    def read(self) -> Mapping[str, Collection[FileEntry]]:
+        """By source, the files that are part of the state, as they were."""
+        return {name: found.entries.values() for name, found in self._read.items()}
+
+    def remember(self, names: Iterable[str]) -> None:
+        """Know the files that the latest commit has read."""
+        for name in names:
+            if name in self._sources:
+                latest = FileOffsets(self._offsets(name).lists[-1:])
+                self._read[name].add(files.load_file_list(self._store, latest))
+
+    def tell_changed(self, limit: int | None = AT_ONCE) -> None:
+        """Say, count and commit which files changed after they were read."""
+        driver, count = self._parts.driver, 0
+        offsets: dict[str, Offsets] = {}
+        for name in self._sources:
+            found = self._read[name].changed(limit)
+            if found:
+                names = [local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
+                log.warning("%s: %s", self._pipeline, changed_text(name, names, len(found)))
+                state, count = driver.state, count + len(found)
+                offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), found)
+        if offsets:
+            driver.anchor(offsets, count)
+            self._reporter.status(driver.recovered())
+
+    def to_come(self) -> int:
+        """How many files are there and not read yet, as far as can be seen."""
+        total = 0
+        for name, source in self._sources.items():
+            try:
+                listed = files.absolute_query(source.spec.query or "")
+                here = len(self._parts.session.read.format("binaryFile").load(listed).inputFiles())
+            except Exception:
+                continue
+            total += max(here - self._offsets(name).count, 0)
+        return total
+
+    def _offsets(self, name: str) -> FileOffsets:
+        return FileOffsets.known(self._parts.driver.state.sources[name].offsets)

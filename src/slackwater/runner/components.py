@@ -1,0 +1,118 @@
+"""From a config to its parts: sources, the state store, the target, the place of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connection import ConsoleConnection
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.target import Target as TargetSpec
+from slackwater.core.dead_letter import ADDED, LETTER
+from slackwater.evolution import added_columns
+from slackwater.operators.base import Operator
+from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors.base import Connector
+from slackwater.sources.streaming_plan import AnySource, DataFrameSource
+from slackwater.spark import connect_session, packages
+from slackwater.state.commit import Commit
+from slackwater.state.files.store import FilesStore, InMemoryStore
+from slackwater.state.protocol import StateStore
+from slackwater.targets.base import TargetTable, TargetWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str | None) -> AnySource:
+    """A source a config names. `known`: the schema it was first read with, as Spark writes schemas in JSON.
+
+    Raises StartError if what it reads is not there.
+    """
+    spec = pipeline.sources[index]
+    connection = resolve_connection(spec.connection, pipeline.connections)
+    if spec.dataframe is not None or connection is None:
+        return DataFrameSource(spec.name, spec.dataframe)
+    return system_of(connection).source(session, pipeline, spec, known)
+
+
+def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
+    """Settings of a Spark session of our own, with the jars that the sources need."""
+    import pyspark
+
+    given = {k: str(v) for k, v in pipeline.spark.items()}
+    kinds = {c.kind for s in pipeline.sources if (c := resolve_connection(s.connection, pipeline.connections))}
+    if (
+        "kafka" not in kinds
+        or {"spark.jars", "spark.jars.packages"} & set(given)
+        or connect_session.server_address(given)
+    ):
+        return given
+    installed = str(pyspark.__version__)
+    jars, version = packages.kafka_connector(installed)
+    if version != installed:
+        notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
+    if any(s.payload_format == "avro" for s in pipeline.sources):
+        jars = [*jars, *packages.avro_connector(installed)]
+    return {**given, "spark.jars": ",".join(map(str, jars))}
+
+
+def store_of(pipeline: Pipeline) -> StateStore:
+    """The state store a config names; in memory where it names none."""
+    store = pipeline.state_store
+    if store is None or store.kind == "in_memory":
+        return InMemoryStore(pipeline.name)
+    if store.kind == "postgres":
+        from slackwater.state.postgres.store import PostgresStore
+
+        return PostgresStore(store.url or "", store.schema_, pipeline.name, store.path)
+    return FilesStore(store.path or "", pipeline.name, store.options)
+
+
+def targets_of(
+    pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
+) -> dict[str, TargetWriter]:
+    """The targets a config names, by name, for the epochs of a state, which go on after `latest`; `operators`: of its stages."""
+    found = {}
+    new = added_columns.of_targets(
+        pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
+    )
+    for name, own in pipeline.by_target.items():
+        logic = operators[str(own.target.from_)]
+        table = TargetTable(own.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ())))
+        found[name] = _target(own.target, own, table)
+    return found
+
+
+def create_targets(pipeline: Pipeline) -> None:
+    """Create the places of results and dead letters that can be created before Spark starts. Raises StartError."""
+    for own in pipeline.by_target.values():
+        _system(own.target, own).create_target(own.target, own)
+    if pipeline.dead_letter is not None:
+        _system(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
+
+
+def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
+    """Where a config sends dead letters; None where it does not."""
+    if pipeline.dead_letter is None:
+        return None
+    return _target(
+        pipeline.dead_letter, pipeline, TargetTable(f"{pipeline.name}-letters", LETTER, None, state_id, ADDED)
+    )
+
+
+def aside_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
+    """Where rows go that are set aside: to the dead letters, with a marker of their own."""
+    if pipeline.dead_letter is None:
+        return None
+    return _target(
+        pipeline.dead_letter, pipeline, TargetTable(f"{pipeline.name}-letters-aside", LETTER, None, state_id, ADDED)
+    )
+
+
+def _target(spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
+    return _system(spec, pipeline).target(spec, pipeline, table)
+
+
+def _system(spec: TargetSpec, pipeline: Pipeline) -> Connector[Any]:
+    return system_of(resolve_connection(spec.connection, pipeline.connections) or ConsoleConnection())

@@ -1,0 +1,33 @@
+"""A record per kind of system, as a run meets it: what it reads from it and writes to it, looks at before, and reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slackwater.config.connection import Connection
+from slackwater.runner.connectors.base import Connector
+from slackwater.runner.connectors.cloud import KinesisConnector, PubSubConnector
+from slackwater.runner.connectors.console import ConsoleConnector
+from slackwater.runner.connectors.delta import DeltaConnector
+from slackwater.runner.connectors.files import FilesConnector
+from slackwater.runner.connectors.iceberg import IcebergConnector
+from slackwater.runner.connectors.kafka import KafkaConnector
+from slackwater.runner.connectors.postgres import PostgresConnector
+from slackwater.runner.connectors.rabbitmq import RabbitMQConnector
+
+SYSTEMS: Mapping[str, type[Connector[Any]]] = {
+    "files": FilesConnector,
+    "console": ConsoleConnector,
+    "kafka": KafkaConnector,
+    "postgres": PostgresConnector,
+    "delta": DeltaConnector,
+    "iceberg": IcebergConnector,
+    "rabbitmq": RabbitMQConnector,
+    "kinesis": KinesisConnector,
+    "pubsub": PubSubConnector,
+}
+
+
+def system_of(connection: Connection) -> Connector[Any]:
+    return SYSTEMS[connection.kind](connection)

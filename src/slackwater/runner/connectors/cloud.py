@@ -1,0 +1,67 @@
+"""Kinesis and Pub/Sub, through the connectors that users install."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from slackwater.config.connection import KinesisConnection, PubSubConnection
+from slackwater.config.source import Source
+from slackwater.errors import StartError
+from slackwater.runner.connectors.base import C
+from slackwater.runner.connectors.spark_stream import RecordFrame, SparkStreamConnector
+from slackwater.sources.base import spark_error_reason
+from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class _CloudConnector(SparkStreamConnector[C]):
+    @abstractmethod
+    def reader(self, spec: Source) -> CloudReader: ...
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, str]: ...
+
+    def records(self, session: SparkSession, spec: Source) -> RecordFrame:
+        reader = self.reader(spec)
+        options = {**reader.options, **self.options, **spec.options}
+        try:
+            frame = session.readStream.format(reader.format).options(**options).load()
+        except Exception as error:
+            raise reader.missing(error) or StartError(f'source "{spec.name}": {spark_error_reason(error)}') from None
+        time = quote_column(reader.event_time_column)
+        time = f"timestamp_millis({time})" if reader.event_time_unit else time
+        return RecordFrame(frame, reader.payload_column, [f"{time} AS _event_ts"])
+
+
+class KinesisConnector(_CloudConnector[KinesisConnection]):
+    def reader(self, spec: Source) -> CloudReader:
+        return kinesis_options(
+            spec.query or "",
+            self.connection.region,
+            starting_position=spec.starting_offsets if isinstance(spec.starting_offsets, str) else "latest",
+            endpoint=self.connection.endpoint,
+            max_records_per_shard=spec.max_messages_per_trigger,
+        )
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(self.connection.options)
+
+
+class PubSubConnector(_CloudConnector[PubSubConnection]):
+    def reader(self, spec: Source) -> CloudReader:
+        return pubsub_options(
+            spec.query or "",
+            project=self.connection.project,
+            location=self.connection.location,
+            max_records_per_batch=spec.max_messages_per_trigger,
+        )
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(self.connection.options)

@@ -1,0 +1,26 @@
+"""The console: prints, and keeps nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slackwater.config.connection import ConsoleConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.connectors.base import Connector
+from slackwater.runner.dead_letter_filter import LetterFilter
+from slackwater.targets.base import TargetTable
+from slackwater.targets.console import ConsoleTarget
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class ConsoleConnector(Connector[ConsoleConnection]):
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> ConsoleTarget:
+        return ConsoleTarget()
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+        raise StartError(f"{pipeline}: dead letters go to the console, which keeps none; name another connection")

@@ -1,0 +1,68 @@
+"""Files, in directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.config.connection import FilesConnection
+from slackwater.config.paths import is_local
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.connectors.base import Connector, zone_of
+from slackwater.runner.dead_letter_filter import LetterFilter
+from slackwater.sources import backlog, files
+from slackwater.sources.backlog import Question
+from slackwater.sources.files_planner import PlannedFilesSource
+from slackwater.targets.base import TargetTable
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.output_directory import OWN, folder_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class FilesConnector(Connector[FilesConnection]):
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedFilesSource:
+        files.check_exists(spec)
+        return PlannedFilesSource(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
+
+    def check_source(self, spec: Source) -> None:
+        files.check_exists(spec)
+
+    def question(self, spec: Source) -> Question | None:
+        return None if not spec.query or "://" in spec.query else partial(backlog.unread_files, spec)
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> FilesTarget:
+        return self.former(spec, table)
+
+    def former(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
+        return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
+
+    def marked(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
+        return self.former(spec, table)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        if not is_local(spec.path or ""):
+            folder_at(spec.path or "", self.connection.options).read(OWN)
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+        ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
+        home = folder_at(spec.path or "", self.connection.options).here()
+        for path in sorted(home.glob(f"{pipeline}-letters-*.{ending}")):
+            try:
+                if ending == "parquet":
+                    yield pl.read_parquet(path)
+                elif ending == "csv":
+                    yield pl.read_csv(path, infer_schema=False)
+                else:
+                    yield pl.read_ndjson(path, infer_schema_length=None)
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise StartError(
+                    f"{path} cannot be read as letters ({str(error).splitlines()[0]}); move it away, or restore it"
+                ) from None

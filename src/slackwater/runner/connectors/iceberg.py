@@ -1,0 +1,65 @@
+"""Iceberg tables, in a catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.connectors.tables import TableConnector
+from slackwater.runner.dead_letter_filter import LetterFilter
+from slackwater.targets.base import TargetTable
+
+if TYPE_CHECKING:
+    from slackwater.sources.iceberg_log import IcebergLog
+    from slackwater.targets.iceberg import IcebergTarget
+
+
+class IcebergConnector(TableConnector[IcebergConnection]):
+    def log(self, spec: Source) -> IcebergLog:
+        from slackwater.sources.iceberg_log import IcebergLog
+        from slackwater.targets.iceberg_tables import iceberg_error_reason, tables_at
+
+        tables, name = tables_at(self.connection), spec.query or ""
+        return IcebergLog(name, lambda: tables.load(name), iceberg_error_reason)
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> IcebergTarget:
+        """A new table of windows is partitioned by the days that they begin on; letters and pairs have no such time."""
+        window = pipeline.last.transform.window
+        start = None if window is None else window.window_start_column
+        day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None
+        return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table, day_of)
+
+    def former(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
+        return self._target(spec, "append", table, None)
+
+    def marked(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
+        return self.former(spec, table)
+
+    def _target(self, spec: TargetSpec, mode: str, table: TargetTable, day_of: str | None) -> IcebergTarget:
+        from slackwater.targets.iceberg import IcebergTarget
+        from slackwater.targets.iceberg_tables import tables_at
+
+        return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        self.former(spec, TargetTable("", (), None)).former()
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+        from slackwater.targets import iceberg_tables as iceberg
+
+        name = spec.table or ""
+        try:
+            table = iceberg.tables_at(self.connection).load(name)
+            if table is not None:
+                yield iceberg.read_all(table)
+        except Exception as error:  # catalogs raise what their clients do
+            raise StartError(
+                f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
+            ) from None

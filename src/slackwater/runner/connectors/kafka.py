@@ -1,0 +1,183 @@
+"""A Kafka cluster: topics with rows, results and letters."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.connection import KafkaConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.humanize import plural
+from slackwater.core.offsets import KafkaOffsets, by_topic
+from slackwater.errors import StartError
+from slackwater.runner.connectors.base import Connector, zone_of
+from slackwater.runner.dead_letter_filter import CHUNK, SCHEMA, LetterFilter
+from slackwater.sources import backlog
+from slackwater.sources.backlog import Question
+from slackwater.sources.kafka import sample_records
+from slackwater.sources.kafka_broker import KafkaBroker, make_client, named_topics, settings_of
+from slackwater.sources.kafka_planner import PlannedKafkaSource
+from slackwater.sources.payloads.base import RawRecords
+from slackwater.sources.payloads.registry import payload_of
+from slackwater.targets.base import TargetTable
+from slackwater.targets.kafka_rows import LETTER_HEADERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from slackwater.targets.kafka import KafkaTarget
+
+_SECONDS = 30.0
+
+
+class KafkaConnector(Connector[KafkaConnection]):
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedKafkaSource:
+        broker, query = KafkaBroker(self.connection), spec.query or ""
+        broker.partitions(query, f'source "{spec.name}"')
+        records = RawRecords(
+            session,
+            spec,
+            address=self.connection.schema_registry,
+            topics=named_topics(query),
+            known=known,
+            sample=lambda: sample_records(session, spec, self.connection),
+            zone=zone_of(pipeline, spec),
+        )
+        used = pipeline.dead_letter is not None or any(
+            not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
+            for own in pipeline.alone.values()
+            for way in own.ways_from(spec.name)
+        )
+        source = PlannedKafkaSource(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
+        source.check_connector(session)
+        return source
+
+    def check_source(self, spec: Source) -> None:
+        KafkaBroker(self.connection).partitions(spec.query or "", f'source "{spec.name}"')
+
+    def place(self, spec: Source, wanted: str | int) -> KafkaOffsets:
+        broker = KafkaBroker(self.connection)
+        topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
+        there = [(t, p) for t, parts in topics.items() for p in parts]
+        if isinstance(wanted, int):
+            found = broker.since(there, wanted)
+        else:
+            found = {p: bounds[("earliest", "latest").index(wanted)] for p, bounds in broker.bounds(there).items()}
+        return KafkaOffsets(by_topic(found), broker.topic_ids(topics))
+
+    def question(self, spec: Source) -> Question:
+        return partial(backlog.unread_records, KafkaBroker(self.connection), spec)
+
+    def marked(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
+        """At least once, a topic has no marker."""
+        from slackwater.targets.kafka import KafkaTarget
+
+        if spec.delivery != "exactly_once":
+            return None
+        return KafkaTarget(self._settings, spec.topic or "", table, delivery=spec.delivery)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return settings_of(self.connection)
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> KafkaTarget:
+        from slackwater.targets.kafka import KafkaTarget
+
+        window = None if spec is pipeline.dead_letter else pipeline.last.transform.window
+        upserts = spec.upserts("kafka", pipeline.last.transform.window)
+        return KafkaTarget(
+            self._settings,
+            spec.topic or "",
+            table,
+            value_format=spec.value_format or "json",
+            delivery=spec.delivery or "at_least_once",
+            key_columns=None if spec.key_columns is None else list(spec.key_columns),
+            upserts=upserts,
+            create=spec.create is not False,
+            partitions=spec.partitions,
+            compact=upserts and window is not None and (window.late_data == "reopen" or window.emit == "updates"),
+        )
+
+    def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
+        self.target(spec, pipeline, TargetTable(pipeline.writer, LETTER, None)).create_topic()
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        if not self._exists(spec, place) and spec.create is False:
+            raise StartError(
+                f'{place}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = false; '
+                "create it, or remove create"
+            )
+
+    def will_create(self, spec: TargetSpec, place: str) -> str | None:
+        if self._exists(spec, place):
+            return None
+        many = "as many partitions as the broker is set to"
+        many = many if spec.partitions is None else plural(spec.partitions, "partition")
+        return f'{place}.topic: "{spec.topic}" does not exist; a start will create it, with {many}'
+
+    def _exists(self, spec: TargetSpec, place: str) -> bool:
+        return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", place))
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+        """Every committed letter of the topic, from its start to where it ended when it was reached."""
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        topic = spec.topic or ""
+        broker = KafkaBroker(self.connection)
+        parts = broker.partitions(topic, "dead_letter")[topic]
+        settings = {"group.id": f"slackwater-{pipeline}-dlq", "enable.auto.commit": False, "enable.partition.eof": True}
+        settings |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        consumer: Any = make_client(Consumer, {**broker.settings(), **settings})
+        ended: set[int] = set()
+        rows: list[dict[str, Any]] = []
+        try:
+            consumer.assign([TopicPartition(topic, p, 0) for p in parts])
+            end = time.monotonic() + _SECONDS
+            while len(ended) < len(parts):
+                for message in consumer.consume(CHUNK, timeout=0.5):
+                    end = time.monotonic() + _SECONDS
+                    if message.error() is None:
+                        rows.append(letter_of(message.key(), message.value(), message.headers() or []))
+                    elif message.error().code() == KafkaError._PARTITION_EOF:
+                        ended.add(message.partition())
+                if time.monotonic() > end:
+                    raise StartError(
+                        f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} gave nothing for {_SECONDS:g} s '
+                        f"({broker.errors[-1] if broker.errors else 'no answer'}); check that the brokers run"
+                    )
+                if len(rows) >= CHUNK:
+                    yield pl.DataFrame(rows, schema=SCHEMA)
+                    rows = []
+        finally:
+            consumer.close()
+        yield pl.DataFrame(rows, schema=SCHEMA)
+
+
+def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
+    """A message as a letter: what `targets.kafka_rows.LetterRows` wrote. The record's own headers come before ours."""
+    ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
+    known = {name: (found or b"").decode(errors="replace") for name, found in headers[ours:]}
+    own = [{"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]]
+    fields = {f.name: f for f in LETTER}
+    row = {n: _parsed(known[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in known}
+    writer = known.get("slackwater-pipeline", "").removesuffix("-letters-aside")
+    row["pipeline"] = writer.removesuffix("-letters") or None
+    row["epoch"] = int(known["slackwater-epoch"]) if "slackwater-epoch" in known else None
+    return {**row, "key": key, "value": value, "headers": json.dumps(own) if own else None}
+
+
+def _parsed(text: str, kind: str) -> Any:
+    if kind in ("int", "bigint"):
+        return int(text)
+    return dt.datetime.fromisoformat(text) if kind == "timestamp" else text

@@ -1,0 +1,70 @@
+"""A Postgres database, with a table for results and one for letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.config.connection import PostgresConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target as TargetSpec
+from slackwater.errors import StartError
+from slackwater.runner.connectors.base import Connector
+from slackwater.runner.dead_letter_filter import CHUNK, NEWEST, SCHEMA, LetterFilter
+from slackwater.targets.base import TargetTable
+
+if TYPE_CHECKING:
+    from slackwater.targets.postgres import PostgresTarget
+
+
+class PostgresConnector(Connector[PostgresConnection]):
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> PostgresTarget:
+        return self.former(spec, table)
+
+    def former(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
+        from slackwater.targets.postgres import PostgresTarget
+
+        return PostgresTarget(self.connection.url, spec.table or "", table)
+
+    def marked(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
+        return self.former(spec, table)
+
+    def check_target(self, spec: TargetSpec, place: str) -> None:
+        from slackwater.state.postgres import client
+
+        client.open_connection(self.connection.url, f"{place} {spec.table}").close()
+
+    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+        import psycopg
+
+        from slackwater.state.postgres import client
+
+        table = spec.table or ""
+        schema, _, name = table.rpartition(".")
+        quoted = f"{client.quote_name(schema or 'public')}.{client.quote_name(name)}"
+        with client.open_connection(self.connection.url, f"dead_letter {table}") as db:
+            there = db.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+                (quoted,),
+            ).fetchall()
+            columns = [n for n in wanted.read if (n,) in there]
+            if not columns:
+                return  # no run has made the table yet
+            asked = {"pipeline": pipeline, "reason": wanted.reason, "source": wanted.source}
+            chosen = {n: v for n, v in asked.items() if v is not None}
+            query = (
+                f"SELECT {client.quote_names(columns)} FROM {quoted} WHERE {' AND '.join(f'{client.quote_name(n)} = %s' for n in chosen)}"
+                f" ORDER BY {', '.join(f'{client.quote_name(n)} DESC NULLS LAST' for n in NEWEST)}"
+                + (f" LIMIT {wanted.limit}" if wanted.limit is not None else "")
+            )
+            try:
+                with db.transaction(), db.cursor(name="slackwater_letters") as cursor:
+                    cursor.execute(query, list(chosen.values()))
+                    while rows := cursor.fetchmany(CHUNK):
+                        yield pl.DataFrame(rows, schema={n: SCHEMA[n] for n in columns}, orient="row")
+            except psycopg.Error as error:
+                raise StartError(
+                    f"table {table}: {client.error_reason(error)}; expected a table of dead letters"
+                ) from None

@@ -1,0 +1,30 @@
+"""A RabbitMQ broker: queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connection import RabbitMQConnection
+from slackwater.config.source import Source
+from slackwater.runner.connectors.spark_stream import RecordFrame, SparkStreamConnector
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BESIDE = ("routing_key", "exchange", "message_id", "headers", "received")
+
+
+class RabbitMQConnector(SparkStreamConnector[RabbitMQConnection]):
+    def records(self, session: SparkSession, spec: Source) -> RecordFrame:
+        from slackwater.sources import rabbitmq
+
+        most: dict[str, Any] = {}
+        if spec.max_messages_per_trigger is not None:
+            most["max_messages_per_trigger"] = spec.max_messages_per_trigger
+        frame = rabbitmq.stream_queue(session, self.connection.url, spec.query or "", **{**spec.options, **most})
+        return RecordFrame(frame, "body", [f"{c} AS _{c}" for c in _BESIDE])
+
+    def check_source(self, spec: Source) -> None:
+        from slackwater.sources import rabbitmq
+
+        rabbitmq.check_queue(self.connection.url, spec.query or "")

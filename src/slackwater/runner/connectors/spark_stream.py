@@ -1,0 +1,40 @@
+"""Systems that a connector for Spark reads, which cannot seek: a source goes on by Spark's checkpoint."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.runner.connectors.base import C, Connector, zone_of
+from slackwater.sources import spark_connect
+from slackwater.sources.payloads.base import RawRecords
+from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.planning import not_over_connect
+from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class RecordFrame(NamedTuple):
+    """A streaming DataFrame of records: its column with the bytes, and SQL for the columns beside them."""
+
+    frame: DataFrame
+    body: str
+    beside: list[str]
+
+
+class SparkStreamConnector(Connector[C]):
+    @abstractmethod
+    def records(self, session: SparkSession, spec: Source) -> RecordFrame: ...
+
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> DataFrameSource:
+        if spark_connect.is_connect(session):
+            raise not_over_connect(pipeline.name, spec.name)
+        found = self.records(session, spec)
+        payload = payload_of(RawRecords(session, spec, found.body, known=known, zone=zone_of(pipeline, spec)))
+        beside = [*found.beside, f"{quote_column(found.body)} AS _value"]
+        return DataFrameSource(spec.name, found.frame, lambda rows: payload.decode(rows, beside))

@@ -1,0 +1,109 @@
+"""Tables with versions as sources, whatever their format: their columns are those of the table, as it is when a run begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.core.humanize import plural
+from slackwater.core.offsets import TableOffsets
+from slackwater.errors import SlackwaterError, StartError
+from slackwater.evolution.difference import COMPATIBLE, KeyChange
+from slackwater.runner.connectors.base import C, Connector
+from slackwater.sources.base import SourceUnavailableError
+from slackwater.sources.tables import TableLog
+from slackwater.sources.tables_columns import added_columns, check_columns
+from slackwater.sources.tables_planner import PlannedTableSource
+from slackwater.state.commit import SourceRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+class TableConnector(Connector[C]):
+    """A system of such tables."""
+
+    has_versions = True
+
+    def log(self, spec: Source) -> TableLog:
+        """What tells of the table that a source names."""
+        raise NotImplementedError
+
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedTableSource:
+        return table_source(self.log(spec), spec, known)
+
+    def check_source(self, spec: Source) -> None:
+        table_source(self.log(spec), spec, None)
+
+    def place(self, spec: Source, wanted: str | int) -> TableOffsets:
+        """Behind what the table holds now, which is its "latest"."""
+        return table_source(self.log(spec), spec, None).now.at
+
+    def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
+        log, where = self.log(spec), f'source "{spec.name}"'
+        try:
+            now = log.now()
+        except SlackwaterError as error:
+            raise StartError(f"{where}: {error}") from None
+        except Exception as error:
+            why = f"{where}: {log.what} cannot be read ({log.reason(error)}); what changed in it is not known"
+            raise SourceUnavailableError(StartError(why)) from None
+        source = _checked(PlannedTableSource(spec, log, now), record.columns)
+        if isinstance(record.offsets, TableOffsets) and not record.offsets.never:
+            source.begins(record)
+        types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
+        if record.columns is None or spec.schema_changes != "add":
+            return (), types
+        before = _columns(record.columns)
+        if not (new := added_columns(before, source.schema)):
+            return (), types
+        it = "it" if len(new) == 1 else "them"
+        how = f"the next start takes {it}, with NULL in rows of before; SQL that names {it} finds {it}, SELECT * takes {it} along"
+        had, has = (
+            plural(len(before.fields), "column"),
+            f"{plural(len(now.columns.fields), 'column')}, new: {', '.join(new)}",
+        )
+        return [KeyChange(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")], types
+
+
+def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTableSource:
+    """A source over the table that is there. `known`: the columns it was first read with, as Spark writes schemas in JSON.
+
+    Raises StartError if the table is not there, cannot be read, or has other columns, where the source does not take them.
+    """
+    where = f'source "{spec.name}"'
+    try:
+        now = log.now()
+    except SlackwaterError as error:
+        raise StartError(f"{where}: {error}") from None
+    except Exception as error:  # what the libraries, stores and catalogs raise
+        raise StartError(
+            f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
+        ) from None
+    return _checked(PlannedTableSource(spec, log, now), known)
+
+
+def _columns(known: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(known))
+
+
+def _checked(source: PlannedTableSource, known: str | None) -> PlannedTableSource:
+    """A source with the columns that a run takes of it. Raises StartError for others than it goes on with."""
+    if known is None:
+        return source
+    from pyspark.sql.types import StructType
+
+    spec, now, before = source.spec, source.now, _columns(known)
+    check_columns(source.where, before, source.schema, spec.schema_changes, "versions since its first start")
+    if spec.schema_changes == "ignore" and added_columns(before, now.columns):
+        names = {f.name.casefold() for f in before.fields}
+        kept = StructType([f for f in now.columns.fields if f.name.casefold() in names])
+        return PlannedTableSource(spec, source.log, replace(now, columns=kept))
+    return source

@@ -1,0 +1,40 @@
+"""Dead letters as rows: their columns, and which of them are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from slackwater.core.dead_letter import LETTER
+
+CHUNK = 10_000  # rows of a frame
+NEWEST = ("epoch", "event_time", "offset")
+SCHEMA = {f.name: f.polars for f in LETTER}
+
+
+@dataclass(frozen=True)
+class LetterFilter:
+    """Which letters, and which of their columns. None: all."""
+
+    columns: Sequence[str] = tuple(SCHEMA)
+    reason: str | None = None
+    source: str | None = None
+    group_keys: Collection[str] | None = None  # as JSON objects
+    limit: int | None = None  # the newest so many
+
+    def of(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
+        """The wanted rows of a frame of letters, newest first."""
+        frame = frame.filter(pl.col("pipeline") == pipeline)
+        for name, value in (("reason", self.reason), ("source", self.source)):
+            frame = frame if value is None else frame.filter(pl.col(name) == value)
+        if self.group_keys is not None:
+            frame = frame.filter(pl.col("group_key").is_in(list(self.group_keys)))
+        frame = frame.sort(NEWEST, descending=True, nulls_last=True)
+        return frame if self.limit is None else frame.head(self.limit)
+
+    @property
+    def read(self) -> list[str]:
+        """The columns to read: those asked for, and those that choose and order."""
+        return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

@@ -1,0 +1,85 @@
+"""Reading dead letters back from where a config sends them, without Spark.
+
+Each kind of target gives frames of the letter's columns; columns that an older letter does not have are NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from slackwater.config.connection import ConsoleConnection
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.replay.attempts import COLUMNS, AttemptLedger
+from slackwater.runner.connectors import system_of
+from slackwater.runner.dead_letter_filter import SCHEMA
+from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
+
+
+def newest_letters(pipeline: Pipeline, wanted: LetterFilter) -> pl.DataFrame:
+    """The newest letters of a pipeline. Raises StartError where they cannot be read."""
+    found = pl.DataFrame(schema={n: SCHEMA[n] for n in wanted.read})
+    for frame in _frames(pipeline, wanted):
+        found = wanted.of(pl.concat([found, frame]), pipeline.name)
+    return found.select(wanted.columns)
+
+
+def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
+    """Letters with all their columns, and `__applied` and `__tries` as the state of the pipeline knows them.
+
+    Equal letters of a file stand for as many rows; which of them were applied cannot be told, and does not matter.
+    """
+    return attempt_ledger(pipeline).judged(letters)
+
+
+def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
+    """What the state of a pipeline knows of its letters; without a lock. Raises StateError, StartError."""
+    from slackwater.runner.components import store_of
+
+    if pipeline.state_store is None or not pipeline.state_store.durable:
+        return AttemptLedger.of(None, lambda name: [])  # in memory: no replay can have found it
+    with store_of(pipeline).peek() as seen:
+        return AttemptLedger.of(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
+
+
+def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
+    """How many letters there are per reason and source: all, `open` ones, `applied` ones, how often those that are open were
+    tried; and their first and last event time. Reads a chunk at a time."""
+    wanted = LetterFilter(COLUMNS)
+    found = attempt_ledger(pipeline).counted(wanted.of(frame, pipeline.name) for frame in _frames(pipeline, wanted))
+    left = (pl.col("letters") - pl.col("applied")).alias("open")
+    columns = ("reason", "source", "letters", left, "applied", "tries", "first", "last")
+    return found.select(columns).sort("reason", "source", nulls_last=True)
+
+
+def _frames(pipeline: Pipeline, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    target = pipeline.dead_letter
+    if target is None:
+        raise StartError(
+            f'{pipeline.name}: the config has no [dead_letter], so no letters are kept; set on_error or late_data to "dlq"'
+        )
+    connection = resolve_connection(target.connection, pipeline.connections)
+    found = system_of(connection or ConsoleConnection()).letters(target, pipeline.name, wanted)
+    return (_typed(frame, wanted.read) for frame in found)
+
+
+def _typed(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    fields = {f.name: f for f in LETTER}
+    return frame.select(
+        (_column(frame.schema[n], fields[n]) if n in frame.columns else pl.lit(None, SCHEMA[n])).alias(n)
+        for n in columns
+    )
+
+
+def _column(there: pl.DataType, field: Field) -> pl.Expr:
+    """A column as its type; formats without times and bytes hold them as text."""
+    value = pl.col(field.name)
+    if there == pl.String and field.type == "binary":
+        return value.str.decode("hex")
+    if there == pl.String and field.type == "timestamp":
+        return value.str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC")
+    return value.cast(field.polars)

@@ -1,0 +1,90 @@
+"""The local directories of a config: whether they can be written, and whether earlier runs wrote somewhere else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slackwater.config.message_format import EnvString, format_value
+from slackwater.config.paths import as_written, is_local, local_directories
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.errors import StartError
+
+
+def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
+    """A line `key: fact` for each directory that a run could not write to."""
+    for key, path in local_directories(pipeline):
+        shown, place = _shown(path), _plain(path)
+        there = place
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir():
+            which = "is a file" if there == place else "lies below a file"
+            yield f"{key}: {shown} {which}; expected a directory, or one that can be created"
+        elif not os.access(there, os.W_OK | os.X_OK):
+            what = "cannot be written" if there == place else "cannot be created"
+            yield f"{key}: {shown} {what} (Permission denied); choose another path, or give this user the right to write there"
+
+
+def missing_directories(pipeline: Pipeline) -> Iterator[str]:
+    """A line `key: fact` for each source of files whose directory is not there, which a run refuses."""
+    for i, source in enumerate(pipeline.sources):
+        connection = (
+            resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
+        )
+        if connection is None or connection.kind != "files":
+            continue
+        query = source.query or ""
+        parts = Path(query.removeprefix("file://").removeprefix("file:")).parts
+        plain = Path(*itertools.takewhile(lambda part: not any(c in part for c in "*?[{"), parts))
+        if is_local(query) and not plain.exists():
+            there = "the directory" if isinstance(query, EnvString) else f'"{plain}"'
+            yield f"sources[{i}].query: {there} is not there"
+
+
+def check_former(pipeline: Pipeline) -> None:
+    """Raise StartError if a run would begin anew beside what lies where relative paths began before: at the working directory."""
+    found = list(_former(pipeline))
+    if found:
+        listed = "; ".join(f'{key} = "{written}": "{old}" is there, "{new}" is not' for key, written, old, new in found)
+        moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in found)
+        raise StartError(
+            f"{pipeline.name}: relative paths begin at the folder of the config, no longer at the working directory ({listed}); "
+            f"to go on with what is there: {moves}; or write the absolute path into the config"
+        )
+
+
+def _former(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
+    """Key, spelling, former and new place of each directory that only the working directory has."""
+    signs = {
+        "state_store.path": f"{pipeline.name}/manifests",
+        "target.path": f"_slackwater/{pipeline.writer}.json",
+        **{f"targets[{i}].path": f"_slackwater/{o.writer}.json" for i, o in enumerate(pipeline.by_target.values())},
+        "dead_letter.path": f"_slackwater/{pipeline.name}-letters.json",
+    }
+    for key, path in local_directories(pipeline):
+        written = as_written(path)
+        old, new = Path.cwd() / written, Path(path)
+        if written == path or old.resolve() == new.resolve():
+            continue
+        for sign in (signs[key], *(["_delta_log"] if key != "state_store.path" else [])):
+            if _holds(old / sign) and not _holds(new / sign):
+                yield key, written, old, new
+                break
+
+
+def _holds(path: Path) -> bool:
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def _plain(path: str) -> Path:
+    return Path(path.removeprefix("file://").removeprefix("file:")).absolute()
+
+
+def _shown(path: str) -> str:
+    return format_value(path) if isinstance(path, EnvString) else f'"{_plain(path)}"'
+
+
+__all__ = ["check_former", "missing_directories", "unwritable_directories"]

@@ -1,0 +1,61 @@
+"""A run follows its sources: it plans their epochs itself where they can be asked without Spark, else Spark's stream does."""
+
+from __future__ import annotations
+
+import shutil
+
+from slackwater.core.offsets import Offsets
+from slackwater.runner import streaming_query
+from slackwater.runner.changed_files import WatchedFiles
+from slackwater.runner.epoch_loop import EpochLoop
+from slackwater.runner.epoch_runner import EpochRunner
+from slackwater.runner.runner import RunComponents, Runner
+from slackwater.sources.base import Seekable
+from slackwater.sources.planning import planners_of
+from slackwater.spark import session
+
+
+def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, stated: bool) -> None:
+    """Run to the end of the input (`available_now`) or until the runner is to stop. `stated`: sources begin where the start
+    said, not the config."""
+    commit_start_offsets(parts, stated)
+    files = WatchedFiles(runner.pipeline.name, parts, runner.reporter)
+    epochs = EpochRunner(runner, parts, files)
+    planners = planners_of(parts.streams, parts.driver.state, files.read)
+    if available_now:
+        if planners is not None:
+            planners.until_now()
+        runner.reporter.expect_files(files.to_come() if planners is None else planners.files_left)
+    files.tell_changed(None)
+    runner.reporter.observers.reading()
+    if planners is None:
+        streaming_query.follow_query(epochs, available_now)
+    else:
+        _forget_checkpoints(parts)
+        session.lists_here(parts.session)
+        EpochLoop(epochs, planners, available_now).follow()
+    if available_now:
+        files.tell_changed(None)
+        for engine in parts.engines:
+            engine.looks.tell_missing()
+
+
+def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
+    """Commit what "latest" means for sources that were never read before anything else is."""
+    found: dict[str, Offsets] = {}
+    for source in parts.streams.sources:
+        if not isinstance(source, Seekable) or parts.driver.state.sources[source.name].offsets is not None:
+            continue
+        latest = source.spec.starting_offsets == "latest"
+        # what is stated: also if this run dies before its first epoch
+        if (at := source.latest() if latest else source.stated() if stated else None) is not None:
+            found[source.name] = at
+    if found:
+        parts.driver.anchor(found)
+
+
+def _forget_checkpoints(parts: RunComponents) -> None:
+    """Those of former runs that Spark planned: the state alone says where to go on."""
+    home = parts.streams.store.checkpoint
+    for one in home.iterdir() if home.is_dir() else ():
+        shutil.rmtree(one, ignore_errors=True)

@@ -1,0 +1,76 @@
+"""What another state of the same pipeline left in a target that only adds rows: a start over would write all of it once more.
+
+state removed, or --rebuild ─▶ a new state ─▶ is there output of a former one? ─┬─ refuse, and name it
+                                                                                ├─ put aside (files), then begin
+                                                                                └─ keep: rows are added beside it
+"""
+
+from __future__ import annotations
+
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.target import Target
+from slackwater.errors import StartError
+from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors.base import HasPreviousOutput
+from slackwater.targets.base import TargetTable
+from slackwater.targets.files import FilesTarget
+
+ASIDE, KEEP = "aside", "keep"
+CHOICES = (ASIDE, KEEP)
+
+
+def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
+    """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
+    places: list[tuple[str, HasPreviousOutput]] = []
+    if pipeline.formerly is not None:  # what it wrote before it was renamed
+        places += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
+    for name, own in pipeline.by_target.items():
+        what = f'target "{name}"' if pipeline.targets else "target"
+        if (place := _place(own, own.target, own.writer, True)) is not None:
+            places.append((what, place))
+    if pipeline.dead_letter is not None:
+        place = _place(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
+        places += [] if place is None else [("dead_letter", place)]
+    return places
+
+
+def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> HasPreviousOutput | None:
+    connection = resolve_connection(spec.connection, pipeline.connections)
+    kind = connection.kind if connection is not None else ""
+    if results and spec.upserts(kind, pipeline.last.transform.window):
+        return None  # rows are replaced
+    return None if connection is None else system_of(connection).former(spec, TargetTable(writer, (), None))
+
+
+def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
+    """Before a state begins: what is kept beside its output, in words. Raises StartError if nobody decided about it."""
+    told = []
+    remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
+    for name, place in previous_outputs(pipeline):
+        if (what := place.former()) is None or (choice == ASIDE and isinstance(place, FilesTarget)):
+            continue
+        # letters are a log, and without a state every run begins anew
+        if choice == KEEP or name == "dead_letter" or not remembers:
+            told.append(f"{name}: {what}; rows are added beside them")
+            continue
+        offer = (
+            "put them aside with --put-aside-output"
+            if isinstance(place, FilesTarget)
+            else "empty it, or name another place"
+        )
+        raise StartError(
+            f"{pipeline.name}: {name} holds {what}: the state that wrote them is not the one of this start, which begins with "
+            f"none and would write every row beside them once more; {offer}, or add to them with --keep-output; nothing was changed"
+        )
+    return told
+
+
+def put_aside(pipeline: Pipeline) -> list[str]:
+    """Move what former states left in directories; where it is now, in words. With the runner's lock held."""
+    moved = []
+    for name, place in previous_outputs(pipeline):
+        if isinstance(place, FilesTarget) and (where := place.put_aside()) is not None:
+            moved.append(
+                f"{name}: the files of the former state are now in {where}; remove them when nobody needs them"
+            )
+    return moved

@@ -1,0 +1,180 @@
+"""What a run says of itself, line by line: at its start, per epoch, at its end.
+
+slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
+starting Spark, which takes 5 to 30 s …
+Spark 4.3.0 is up after 6.1 s, local[2]
+pipeline=clicks epoch=0 rows=3 emitted=0 late=0 … rows_total=3 …
+clicks: ended after epoch 12, 34 s: …
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+
+from slackwater import explain
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import Source
+from slackwater.core.humanize import plural
+from slackwater.engine.status import Status
+from slackwater.runner import starting_offsets
+from slackwater.runner.results_text import results_lines
+from slackwater.state.commit import Commit
+
+log = logging.getLogger("slackwater")
+
+
+def format_stamp(us: int | None) -> str:
+    """A time without spaces; `none` for None."""
+    if us is None:
+        return "none"
+    try:
+        return f"{dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us):%Y-%m-%dT%H:%M:%SZ}"
+    except OverflowError:
+        return f"{us}µs"
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
+    """Version, pipeline, state and its epoch, sources and where they go on, the target."""
+    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
+    sources = "; ".join(f'"{s.name}": {_what(pipeline, s)}, {_from(pipeline, s, latest)}' for s in pipeline.sources)
+    letters = "" if pipeline.dead_letter is None else "; bad or late rows to [dead_letter]"
+    return (
+        f"slackwater {version('slackwater')}: {pipeline.name}, {explain.state_text(pipeline)}, {epoch}; reads {sources}; "
+        f"results in {explain.target_text(pipeline)}{letters}"
+    )
+
+
+def _what(pipeline: Pipeline, source: Source) -> str:
+    connection = resolve_connection(source.connection, pipeline.connections)
+    if source.dataframe is not None or connection is None:
+        return "a streaming DataFrame"
+    return CONNECTORS[connection.kind].named(source)
+
+
+def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
+    record = None if latest is None else latest.sources.get(source.name)
+    rows = 0 if latest is None or record is None else latest.clocks[source.name].rows
+    if record is None or (record.offsets is None and not rows):
+        return starting_offsets.source_start(pipeline, source)
+    if record.offsets is None:
+        return f"after {plural(rows, 'row')}"
+    return record.offsets.told()
+
+
+# -- epochs ------------------------------------------------------------------------------------------------------------
+
+
+def status_line(status: Status) -> str:
+    """A status as one line of key=value: what this epoch did, what is there now, and since the state began (`…_total`)."""
+    c = status.counters
+    sources = " ".join(
+        f"watermark[{s.name}]={format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
+    )
+    progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
+    return (
+        f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
+        f"emitted={status.emitted} late={status.late} {_held(status)} state_bytes={status.state_bytes} "
+        f"watermark={format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
+        f"late_total={c.rows_late} bad_total={c.rows_bad} refused_total={c.rows_refused}{progress}"
+    )
+
+
+def _held(status: Status) -> str:
+    if status.buffered:
+        return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
+    return f"open_windows={status.windows_active}"
+
+
+class ThrottledStatusLog:
+    """Log lines of epochs: one per `every` seconds at most, besides the first, the last and those that emitted or lost something."""
+
+    def __init__(self, every: float = 1.0) -> None:
+        self._every, self._last = every, -math.inf
+        self._held_back: Status | None = None
+
+    def status(self, status: Status) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every and not (status.emitted or status.late):
+            self._held_back = status
+            return
+        self._last, self._held_back = now, None
+        log.info("%s", status_line(status))
+
+    def close(self) -> None:
+        if self._held_back is not None:
+            log.info("%s", status_line(self._held_back))
+            self._held_back = None
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
+    """What a run that ended says in one line of a log."""
+    if status is None:
+        return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
+    c = status.counters
+    came = "; ".join(results_lines(replace(status, of=pipeline), "by flush"))
+    between = f"; {late_between(status)}" if status.stages[1:] else ""
+    return (
+        f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
+        f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
+        f"{came}{between}; results in {explain.target_text(pipeline)}"
+    )
+
+
+def late_between(status: Status) -> str:
+    """How many results came late for the stage that reads them; the promise is none."""
+    return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
+
+
+def committed_text(state: Commit | None) -> str:
+    """What was committed last, as a sentence."""
+    if state is None or state.epoch < 0:
+        return "nothing was committed yet"
+    return f"epoch {state.epoch} was committed last, at {format_stamp(state.committed_us)}"
+
+
+# -- to whom -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def log_to_stderr() -> Iterator[Callable[[str, str], None]]:
+    """The log as the place of notices. Where nobody configured logging, lines go to standard error for this time."""
+    handler = None
+    level, propagate = log.level, log.propagate
+    if not log.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_RunLogFormatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False  # the root may get a handler meanwhile
+        if level == logging.NOTSET:
+            log.setLevel(logging.INFO)
+    try:
+        yield log_notice
+    finally:
+        if handler is not None:
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagate
+
+
+def log_notice(level: str, text: str) -> None:
+    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", text)
+
+
+class _RunLogFormatter(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
+        return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"

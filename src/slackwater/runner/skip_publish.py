@@ -1,0 +1,190 @@
+"""The way out for an epoch that was committed and that its target never takes: its rows are kept elsewhere, and the next goes on.
+
+committed, not published ─┬─ retry      as a start does it
+                          └─ set aside  rows ─▶ dead letters ("not published"), or files ─▶ noted as published
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import capacity_of
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.humanize import plural
+from slackwater.errors import StartError
+from slackwater.evolution.target_marks import without_parts
+from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
+from slackwater.runner import target_marks
+from slackwater.runner.components import aside_of, letters_of, store_of
+from slackwater.state.commit import LETTERS, Commit
+from slackwater.state.maintenance_commit import next_of, no_state
+from slackwater.state.protocol import StateStore
+from slackwater.targets.kafka_rows import json_objects
+
+log = logging.getLogger("slackwater")
+
+
+class PendingOutput(NamedTuple):
+    """What an epoch that is not published holds for those who do not have it yet: per stage the targets that wait for its
+    rows, and these. `letters`: its own dead ones. `alone`: whether the pipeline has one target."""
+
+    epoch: int
+    committed_us: int
+    rows: Mapping[tuple[str, ...], pl.DataFrame]
+    letters: int
+    alone: bool
+
+    @property
+    def total(self) -> int:
+        return sum(rows.height for rows in self.rows.values())
+
+
+def pending_output(pipeline: Pipeline) -> PendingOutput | None:
+    """The epoch that waits to be published; None if there is none. Takes no lock."""
+    store = store_of(pipeline)
+    with store.peek() as found:
+        if found is None:
+            raise no_state()
+        commit = found.commit
+        if not commit.staged or found.published >= commit.epoch:
+            return None
+        return _waiting(store, commit, found.missing)
+
+
+def _waiting(store: StateStore, commit: Commit, missing: Sequence[str]) -> PendingOutput:
+    waits: dict[str, list[str]] = {}
+    for name in missing:
+        if name != LETTERS:
+            waits.setdefault(commit.targets[name].stage, []).append(name)
+    rows = {tuple(names): pl.concat(store.outputs(commit.output_of(s))) for s, names in waits.items()}
+    letters = sum(o.rows for o in commit.letters) if LETTERS in missing else 0
+    return PendingOutput(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
+
+
+def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
+    """Keep what an epoch holds in the dead letters, or in files in `to`, and note it as published; needs the runner's lock.
+
+    Returns where it is now. Repeated after a crash it changes nothing. Raises StartError, LockHeldError, PublishError.
+    """
+    if to is None and pipeline.dead_letter is None:
+        raise StartError(
+            f"{pipeline.name}: rows are set aside in the dead letters, and the config has no [dead_letter]; add one, or name a "
+            "directory for them: --to DIR"
+        )
+    with locked_pending(pipeline, epoch) as (store, commit):
+        found = _waiting(store, commit, commit.missing(store.reached()))
+        letters = pl.concat(store.outputs(commit.letters)) if found.letters else None
+        if to is None:
+            place = _to_letters(pipeline, commit, found, letters)
+        else:
+            place = _to_files(to, pipeline, commit, found, letters)
+        skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
+        left = without_parts(commit, skipped)  # the targets keep the marks they have: the next start expects these
+        store.commit(next_of(left, time.time_ns() // 1000))
+        store.note_published(epoch)
+        if store.published() < epoch:
+            raise StartError(
+                f"{pipeline.name}: epoch {epoch} is set aside in {place} and could not be noted; repeat this"
+            )
+    log.warning(
+        "%s: epoch %d was set aside: %s now in %s",
+        pipeline.name,
+        epoch,
+        plural(found.total, "row is", "rows are"),
+        place,
+    )
+    return place
+
+
+@contextmanager
+def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
+    """The store, locked, and its latest commit, which is that epoch and waits. Raises StartError, LockHeldError."""
+    store = store_of(pipeline)
+    if store.written() is None:
+        raise no_state()
+    latest = store.open()
+    try:
+        if latest is None:
+            raise no_state()
+        check_pending(pipeline, latest, store.published(), epoch)
+        wrong, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached()))
+        if (refused := target_marks.refuse_mismatches(pipeline, latest, wrong)) is not None:
+            raise refused
+        yield store, latest
+    finally:
+        store.close()
+
+
+def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> None:
+    """Raise StartError unless this epoch waits to be published."""
+    if not latest.staged or published >= latest.epoch:
+        raise StartError(
+            f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and all it had is out"
+        )
+    if epoch != latest.epoch:
+        raise StartError(
+            f"{pipeline.name}: epoch {epoch} does not wait to be published; the one that does is {latest.epoch}"
+        )
+
+
+def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
+    """Results as letters: the row as JSON, at the start of its window."""
+    at = next((c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None)
+    found = {
+        "reason": pl.lit(UNPUBLISHED),
+        "pipeline": pl.lit(pipeline),
+        "epoch": pl.lit(epoch),
+        "value": pl.lit(pl.Series(json_objects(rows), dtype=pl.Binary)),
+        "event_time": pl.lit(None) if at is None else pl.col(at),
+    }
+    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+
+
+def _to_letters(pipeline: Pipeline, commit: Commit, found: PendingOutput, own: pl.DataFrame | None) -> str:
+    """Both under markers of their own: what was written before a crash is not written again."""
+    of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
+    assert of_rows is not None
+    assert of_letters is not None
+    rows = [as_letters(some, pipeline.name, commit.epoch) for some in found.rows.values() if some.height]
+    for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, own)):
+        if frame is not None:
+            target.open()
+            try:
+                target.publish(
+                    commit.epoch, storable_letters(frame, capacity_of(target).times), commit=commit.commit_id
+                )
+            finally:
+                target.close()
+    return f"the dead letters ({of_rows.description})"
+
+
+def _to_files(to: Path, pipeline: Pipeline, commit: Commit, found: PendingOutput, own: pl.DataFrame | None) -> str:
+    frames = {}
+    for names, rows in found.rows.items():
+        frames[commit.pipeline if found.alone else pipeline.writer_of(names[0]), "rows"] = rows
+    if own is not None:
+        frames[commit.pipeline, "letters"] = own
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for (name, what), frame in frames.items():
+            if frame.height:
+                path = to / f"{name}-{commit.epoch:09d}-{what}.parquet"
+                aside = path.with_suffix(".tmp")
+                frame.write_parquet(aside)
+                with aside.open("rb") as file:
+                    os.fsync(file.fileno())
+                aside.replace(path)
+    except OSError as error:
+        raise StartError(
+            f"--to {to}: {error.strerror}; nothing was changed; name a directory that can be written"
+        ) from None
+    return f'"{to.resolve()}"'

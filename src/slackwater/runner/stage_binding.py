@@ -1,0 +1,144 @@
+"""Each step of a pipeline bound to the columns that are there: event time, SQL, and the window or join over what comes out.
+
+columns of sources ──▶ bind ──▶ step ──▶ columns of its results ──▶ bind ──▶ the steps that read them ──▶ …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.lineage import InputPath
+from slackwater.config.message_format import format_value
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import Source
+from slackwater.core.reserved import reserved_collisions
+from slackwater.core.schema import Field
+from slackwater.engine.clock_skew import ClockSkewWarnings
+from slackwater.engine.kill_points import FaultInjector
+from slackwater.engine.protocol import Engine
+from slackwater.engine.stage import StageRunner
+from slackwater.errors import StartError
+from slackwater.operators.base import Operator
+from slackwater.operators.registry import compile_step
+from slackwater.sources.streaming_plan import AnySource
+from slackwater.spark import analysis, shard_columns
+from slackwater.spark.engine import SparkEngine
+from slackwater.spark.row_plan import RowPlan
+from slackwater.state.protocol import StateStore
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Frames = Mapping[str, "DataFrame"]  # by the name of a source or a stage: a DataFrame of its columns
+
+
+class BoundStage(NamedTuple):
+    """A step that can run. `own`: the step alone, see `Pipeline.alone`; `times`: per origin the SQL of its event time."""
+
+    own: Pipeline
+    operator: Operator
+    times: Mapping[str, str]
+    frames: Frames
+
+    def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
+        """What runs it on Spark. Raises StartError. `refresh`: re-reads lookups."""
+        carried = _carrying(self, session) if self.own.carries_origin else {}
+        rows = RowPlan(session, self.own, self.operator, self.times, carried, self.end(session))
+        return SparkEngine(rows, refresh)
+
+    def end(self, session: SparkSession) -> str | None:
+        """SQL over what comes out of the SQL for how far a row reaches, where each brings its own gap. Raises StartError."""
+        window = self.own.transform.window
+        if window is None or not isinstance(window.gap_ms, str):
+            return None
+        every = [analysis.end_expression(self.own, session, w, self.frames[w.origin]) for w in self.own.ways]
+        return every[0]
+
+
+def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
+    """The columns of sources, as DataFrames without rows."""
+    return {s.name: session.createDataFrame([], s.schema) for s in sources}
+
+
+def bind_stage(own: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
+    """A step alone, bound to the columns of its origins. Raises StartError for what is not there or does not fit, by name."""
+    for source in own.sources:
+        _check_names(own, source.name, frames[source.name].columns)
+    times = {s.name: _time(own, session, s, frames[s.name]) for s in own.sources}
+    outputs = {way.key: analysis.check_sql(session, own, way, frames[way.origin]) for way in own.ways}
+    inputs: dict[str, dict[str, Field]] = {}
+    for way in own.ways:
+        inputs.setdefault(way.name, outputs[way.key])
+    operator = compile_step(own, inputs)
+    for together in _read_alike(own):
+        which = operator.input_of(together[0].name)
+        analysis.check_same_columns(
+            own, {w.key: outputs[w.key] for w in together}, shard_columns.required_columns(operator, which)
+        )
+    return BoundStage(own, operator, times, {s.name: frames[s.name] for s in own.sources})
+
+
+def _check_names(own: Pipeline, source: str, columns: Sequence[str]) -> None:
+    """Raise StartError if a source has a column whose name is taken."""
+    if taken := reserved_collisions(columns):
+        raise StartError(
+            f'{own.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
+            "own; rename the column where it is written"
+        )
+
+
+def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
+    """All steps by name, in the order in which rows pass them. Raises StartError."""
+    frames, found = frames_of(session, sources), dict[str, BoundStage]()
+    for name, own in pipeline.alone.items():
+        found[name] = bind_stage(own, session, frames)
+        fields = found[name].operator.row_columns
+        frames[name] = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields))
+    return found
+
+
+def stages_of(
+    steps: Mapping[str, BoundStage], engines: Mapping[str, Engine], store: StateStore, faults: FaultInjector
+) -> list[StageRunner]:
+    """All steps, on what runs them."""
+    return [
+        StageRunner(
+            name,
+            one.own,
+            one.operator,
+            store,
+            engines[name],
+            faults.in_worker,
+            number,
+            far_dates=ClockSkewWarnings(one.own),
+        )
+        for number, (name, one) in enumerate(steps.items())
+    ]
+
+
+def _read_alike(own: Pipeline) -> list[list[InputPath]]:
+    """The ways that have to bring the same columns: all to a window, those to one side of a join."""
+    if own.transform.join is None:
+        return [list(own.ways)]
+    return [[w for w in own.ways if w.name == side] for side in own.transform.join.sources]
+
+
+def _time(own: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
+    """The event time of a source's rows, as SQL; results of a stage bring their own."""
+    if source.of_stage and not all(s.of_stage for s in own.sources):
+        return quote_column("_event_ts")
+    connection = resolve_connection(source.connection, own.connections)
+    has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
+    return analysis.time_expression(own, session, source.name, frame, has_clock)
+
+
+def _carrying(one: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
+    """Per way the SQL that `late_data = "dlq"` runs: with `_origin` carried through."""
+    found = {w.key: analysis.check_origin(session, one.own, w, one.frames[w.origin]) for w in one.own.ways}
+    return {key: texts for key, texts in found.items() if texts is not None}
+
+
+__all__ = ["BoundStage", "Frames", "bind_all", "bind_stage", "frames_of", "stages_of"]

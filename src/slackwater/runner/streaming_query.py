@@ -1,0 +1,140 @@
+"""The streaming query of a run whose sources only Spark can plan: it offers batches
+on a thread of its own, ours ticks while there are none.
+
+Spark's thread   ● batch 7     ● batch 8                             ● batch 9
+ours                                       tick    tick      tick
+                 one at a time: whoever has the turn
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from slackwater.errors import EpochError
+from slackwater.runner import poll_interval
+from slackwater.runner.epoch_runner import EpochRunner, shown_cause
+from slackwater.sources.base import Batch, spark_error_reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def follow_query(epochs: EpochRunner, available_now: bool) -> None:
+    """Run what Spark plans, to the end of the input (`available_now`) or until the run is to stop."""
+    one = _StreamingQuery(epochs, available_now)
+    query = one.start()
+    try:
+        one.watch(query)
+    finally:
+        one.end(query)
+
+
+class _StreamingQuery:
+    """One query from its start to its end."""
+
+    def __init__(self, epochs: EpochRunner, available_now: bool) -> None:
+        # configuration
+        self.epochs, self.available_now = epochs, available_now
+        self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.parts.streams
+        self.checkpoint = self.streams.checkpoint(epochs.driver.state)
+        # shared by the two threads
+        self._turn = threading.Lock()  # epochs and ticks, one at a time
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._idle_since = self._rows_at = time.monotonic()
+        self._asked = False  # whether the sources were asked at all: a query takes its time to begin
+        self._pace = poll_interval.PollInterval(None)
+
+    def start(self) -> StreamingQuery:
+        planned = self.streams.plan()
+        writer = planned.writeStream.foreachBatch(self._on_batch).option("checkpointLocation", str(self.checkpoint))
+        if self.available_now:
+            writer = writer.trigger(availableNow=True)
+        elif self.pipeline.trigger_interval_ms:
+            writer = writer.trigger(processingTime=f"{self.pipeline.trigger_interval_ms} milliseconds")
+        self._idle_since = self._rows_at = time.monotonic()
+        query = writer.start()
+        if not (self.available_now or self.pipeline.trigger_interval_ms):
+            self._pace = poll_interval.of_query(query)
+        return query
+
+    def _on_batch(self, planned: DataFrame, number: int) -> None:
+        """Called by Spark for each batch; a batch that is not finished here must not be noted by Spark as done."""
+        with self._turn:
+            if self._stopping:
+                raise _StoppedError
+            try:
+                quiet = int((time.monotonic() - self._idle_since) * 1e6)
+                self.epochs.run(lambda: self._batch(planned, number), quiet)
+            except BaseException as error:
+                self._failure = error
+                raise
+            finally:
+                self._asked = True
+                self._idle_since = self._rows_at = time.monotonic()
+                self._pace.rows_came()
+
+    def _batch(self, planned: DataFrame, number: int) -> Batch | None:
+        state = self.epochs.driver.state
+        if state.batch and state.batch.checkpoint == self.checkpoint.name and number <= state.batch.batch:
+            return None
+        return self.streams.batch(self.checkpoint, number, planned, state)
+
+    def watch(self, query: StreamingQuery) -> None:
+        """Wait for the end; tick while the sources have nothing."""
+        pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
+        while query.isActive and not self.stop.is_set():
+            quiet_for = time.monotonic() - self._rows_at
+            self.stop.wait(0.02 if self.available_now else self._pace.look_seconds(quiet_for))
+            now = time.monotonic() if every else self._pace.asked(time.monotonic())
+            since = self._idle_since
+            waited = now - since
+            # with timed triggers the sources are asked once per interval: whole intervals count
+            quiet = waited // every * every if every else min(waited, 4 * pause)
+            if self.available_now or self._failure is not None or waited < pause or not quiet:
+                continue
+            nothing = _has_nothing(query)
+            if self._turn.acquire(blocking=False):
+                try:
+                    if not self._asked:  # until now is no silence
+                        self._asked, self._idle_since = nothing, time.monotonic()
+                    if not nothing or self._idle_since != since:
+                        continue  # the sources are being asked, or rows came meanwhile
+                    self.epochs.tick(int(quiet * 1e6))
+                    self._idle_since = self._idle_since + quiet if every else now
+                    self._pace.quiet_for(time.monotonic() - self._rows_at)
+                except BaseException:
+                    self._stopping = True
+                    raise
+                finally:
+                    self._turn.release()
+
+    def end(self, query: StreamingQuery) -> None:
+        """Stop the query; raise what ended it."""
+        failed: BaseException | None
+        with self._turn:
+            self._stopping = True
+        try:
+            failed = None if query.isActive else query.exception()
+            query.stop()
+        except Exception as error:  # its process is gone
+            failed = error
+        if self._failure is not None:
+            self.epochs.raise_failure(self._failure)
+        if failed is not None and not self.stop.is_set():
+            raise EpochError(f"{self.pipeline.name}: the query failed: {spark_error_reason(failed)}") from shown_cause(
+                failed
+            )
+
+
+def _has_nothing(query: StreamingQuery) -> bool:
+    """Whether the query has asked its sources, and had nothing: not while it begins, looks, or plans a batch."""
+    status = query.status
+    return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
+
+
+class _StoppedError(Exception):
+    """Tells Spark that the batch it offers was not taken because the run is ending."""

@@ -1,0 +1,95 @@
+"""What waits at a source, as far as it can be asked without Spark: files that no commit has, and the records between a commit's offsets
+and the end of each partition. What a commit has is taken off afterwards, so one answer fits any commit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from slackwater.config.source import Source
+from slackwater.core.humanize import plural
+from slackwater.core.local_files import local_name
+from slackwater.core.offsets import FileOffsets, KafkaOffsets
+from slackwater.sources.files import absolute_query, load_file_list
+from slackwater.sources.kafka_broker import KafkaBroker
+from slackwater.state.protocol import Snapshot
+
+MOST = 100_000  # files that are listed, or compared
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """One source: how many `files` or `records` no commit has yet, None where that is not known, and why it is not.
+
+    `rows`: about how many rows these are, from what the source brought so far.
+    """
+
+    source: str
+    what: str
+    count: int | None
+    rows: int | None
+    problem: str | None = None
+
+
+Answer = Callable[[Snapshot], Backlog]  # by what a commit has
+Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
+
+
+def unread_records(broker: KafkaBroker, source: Source) -> Answer:
+    """Asks for the first and the last offset of each partition."""
+    there = broker.partitions(source.query or "", f'source "{source.name}"')
+    bounds = broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+
+    def answer(snapshot: Snapshot) -> Backlog:
+        record = snapshot.commit.sources.get(source.name)
+        read = KafkaOffsets.known(None if record is None else record.offsets)
+        # a partition that no commit knows begins at its start; records may be gone before they were read
+        count = sum(max(end - max(read.of(*part) or low, low), 0) for part, (low, end) in bounds.items())
+        return Backlog(source.name, "records", count, count)
+
+    return answer
+
+
+def unread_files(source: Source) -> Answer:
+    """Lists the files that its query means."""
+    return partial(_since, source.name, list_files(absolute_query(source.query or "")))
+
+
+def _since(name: str, found: list[str] | None, snapshot: Snapshot) -> Backlog:
+    record = snapshot.commit.sources.get(name)
+    read = FileOffsets.known(None if record is None else record.offsets)
+    rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
+    if found is None or done > MOST:
+        return Backlog(name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
+    names = {os.path.normpath(local_name(e.path)) for e in load_file_list(snapshot, read)}
+    count = sum(1 for path in found if os.path.normpath(path) not in names)
+    return Backlog(name, "files", count, round(rows / done * count) if done else (0 if not count else None))
+
+
+def list_files(pattern: str) -> list[str] | None:
+    """The files that a query means; None where they are too many to list."""
+    found = list(islice(_listed(pattern), MOST + 1))
+    return None if len(found) > MOST else found
+
+
+def _listed(pattern: str) -> Iterator[str]:
+    """Escapes are Spark's: here a character stands for itself in brackets. Spark takes `..` away before it looks."""
+    pattern = os.path.normpath(pattern)
+    root = Path(Path(pattern).anchor)
+    for path in root.glob(re.sub(r"\\(.)", r"[\1]", pattern[len(str(root)) :])):
+        if not path.is_dir():
+            yield from [str(path)] * _shown(path.name)
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = [f for f in folders if _shown(f) or "=" in f]
+            yield from (f"{folder}/{n}" for n in names if _shown(n))
+
+
+def _shown(name: str) -> bool:
+    """Spark leaves these out, too."""
+    return not name.startswith((".", "_")) and not name.endswith("._COPYING_")

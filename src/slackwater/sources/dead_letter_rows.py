@@ -1,0 +1,69 @@
+"""Dead letters as rows of the source that they came from, in the form in which it gives them; letters have the columns of
+`core.dead_letter`.
+
+a record of a topic   its bytes, decoded as ever
+a row of a file       the row as JSON; one that could not be decoded: the text as it was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slackwater.sources import spark_connect
+from slackwater.sources.base import CORRUPT
+from slackwater.sources.timestamp_parsing import TextTimestampSchema
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+def as_records(letters: DataFrame, kept: str) -> DataFrame:
+    """As Spark reads a topic. The record's time is that of the letter."""
+    return letters.selectExpr(
+        "key",
+        "value",
+        "topic",
+        "CAST(partition AS INT) AS partition",
+        "offset",
+        "event_time AS timestamp",
+        f"from_json(headers, '{_HEADERS}') AS headers",
+        kept,
+    )
+
+
+def decoded_rows(letters: DataFrame, schema: StructType, kept: Sequence[str]) -> DataFrame:
+    """Those that were decoded once, with the columns that are kept."""
+    F = spark_connect.sql_functions(letters)  # noqa: N806
+    decoded = letters.where("reason <> 'undecodable'")
+    return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *kept)
+
+
+def text_rows(letters: DataFrame, times: TextTimestampSchema, kept: Sequence[str]) -> DataFrame:
+    """All of them: lines of JSON or CSV that could not be decoded are read as their file was."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    F = spark_connect.sql_functions(letters)  # noqa: N806
+    whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+    reading: dict[str, Any] = {**times.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    text = _text(letters)
+    parse = F.from_json(text, whole, reading) if times.form == "json" else F.from_csv(text, _ddl(whole), reading)
+    raw = letters.where("reason = 'undecodable'").withColumn("_p", parse)
+    found = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *kept))
+    return found.unionByName(decoded_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *kept]))
+
+
+def _text(letters: DataFrame) -> Any:
+    return spark_connect.sql_functions(letters).col("value").cast("string")
+
+
+def _columns(schema: StructType) -> list[str]:
+    return [f"_p.{quote_column(f.name)}" for f in schema.fields]
+
+
+def _ddl(schema: Any) -> str:
+    return ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in schema.fields)

@@ -1,0 +1,23 @@
+"""Which format a source's payloads have, told apart here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from slackwater.sources.payloads.avro import AvroPayload
+from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
+from slackwater.sources.payloads.protobuf import ProtobufPayload
+from slackwater.sources.payloads.text import JsonPayload
+
+_FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
+    "json": JsonPayload.of,
+    "json_schema": JsonPayload.of_registry,
+    "avro": AvroPayload.of,
+    "protobuf": ProtobufPayload.of,
+    "raw": RawPayload.of,
+}
+
+
+def payload_of(records: RawRecords) -> Payload:
+    """How these records become columns. Raises StartError where what it takes is not there or does not fit."""
+    return _FORMATS[records.spec.payload_format or "json"](records)

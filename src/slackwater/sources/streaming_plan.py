@@ -1,0 +1,166 @@
+"""The streaming query that plans batches: one query for all sources, whatever they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater.errors import StartError
+from slackwater.sources import spark_connect
+from slackwater.sources.base import Batch, Seekable, SourceBatch, SparkPlannedSource, batch_of
+from slackwater.state.commit import BatchId, Commit
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class DataFrameSource:
+    """Any streaming DataFrame: the caller's, or of a connector. It has no `seek`: it resumes by Spark's checkpoint only.
+
+    `decode`: from its rows to the columns of the source.
+    """
+
+    name: str
+    frame: DataFrame
+    decode: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+
+    @property
+    def schema(self) -> StructType:
+        return self.decode(self.frame).schema
+
+
+AnySource = Seekable | DataFrameSource
+
+
+@dataclass(frozen=True)
+class SourceSet:
+    """All sources of a pipeline, in the order of the config."""
+
+    session: SparkSession
+    sources: Sequence[AnySource]
+    store: StateStore
+
+    def plan(self) -> DataFrame:
+        """One streaming DataFrame. Batches are only planned by it; rows of DataFrames come through it, one struct per source."""
+        if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
+            return self.sources[0].frame
+        parts = [self._tagged(i, s) for i, s in enumerate(self.sources)]
+        return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+
+    def _tagged(self, index: int, source: AnySource) -> DataFrame:
+        if isinstance(source, DataFrameSource):
+            return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
+        return _by_spark(source).plan(self.session).selectExpr(f"{index} AS __src")
+
+    def signature(self) -> list[dict[str, Any]]:
+        """What a checkpoint is good for: another list of sources needs a fresh one."""
+        return [{"name": s.name} if isinstance(s, DataFrameSource) else _by_spark(s).signature() for s in self.sources]
+
+    def checkpoint(self, state: Commit) -> Path:
+        """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
+        on; with a source that cannot seek, the one of its latest batch.
+
+        All others are removed. Raises StartError if a source without `seek` lost its place.
+        """
+        chosen = self._checkpoint(state)
+        for other in chosen.parent.iterdir():
+            if other != chosen:
+                shutil.rmtree(other, ignore_errors=True)
+        return chosen
+
+    def _checkpoint(self, state: Commit) -> Path:
+        home = self.store.checkpoint
+        seekable = [_by_spark(s) for s in self.sources if not isinstance(s, DataFrameSource)]
+        if len(seekable) < len(self.sources) and state.batch is not None:
+            last = home / state.batch.checkpoint
+            signature = last / "sources.json"
+            if (
+                (last / "offsets").exists()
+                and signature.exists()
+                and json.loads(signature.read_text()) == self.signature()
+            ):
+                return last
+            lost = [s.name for s in self.sources if isinstance(s, DataFrameSource) and state.clocks[s.name].rows]
+            if lost:
+                raise StartError(
+                    f'source "{lost[0]}" cannot seek and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
+                    "for other sources; restore it, or give the pipeline a new name or state path to start over"
+                )
+            if any(c.rows for c in state.clocks.values()):
+                raise StartError(
+                    "sources were added or removed and one of them cannot seek; keep the sources as they were"
+                )
+        fresh = home / uuid.uuid4().hex
+        fresh.mkdir(parents=True)
+        if len(seekable) == len(self.sources) and any(state.sources[s.name].offsets is not None for s in seekable):
+            self._seek(fresh, seekable, state)
+        (fresh / "sources.json").write_text(json.dumps(self.signature()))
+        return fresh
+
+    def _seek(self, checkpoint: Path, sources: Sequence[SparkPlannedSource], state: Commit) -> None:
+        """Make a fresh checkpoint whose batch 0 is done: it ends where the state ends, per source."""
+        lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
+        meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+        for name, content in (
+            ("metadata", json.dumps({"id": str(uuid.uuid4())})),
+            ("offsets/0", "\n".join(["v1", json.dumps(meta), *lines])),
+            ("commits/0", 'v1\n{"nextBatchWatermarkMs":0}'),
+        ):
+            (checkpoint / name).parent.mkdir(exist_ok=True)
+            (checkpoint / name).write_text(content)
+
+    def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
+        """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
+        began = time.monotonic()
+        found: dict[str, SourceBatch] = {}
+        position = 0
+        for index, source in enumerate(self.sources):
+            if isinstance(source, DataFrameSource):
+                frame = (
+                    planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
+                )
+                found[source.name] = SourceBatch(source.decode(in_session(self.session, frame)), None)
+                position += _streaming_leaves(source.frame)
+                continue
+            record = state.sources[source.name]
+            part = _by_spark(source).batch(
+                self.session, checkpoint, position, number, self.store, state.epoch + 1, record
+            )
+            position += 1
+            if part is not None:
+                found[source.name] = part
+        return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), found, began)
+
+
+def _by_spark(source: Seekable) -> SparkPlannedSource:
+    """A source of a pipeline that a streaming query plans: `planning.planners_of` has refused what cannot be planned so."""
+    assert isinstance(source, SparkPlannedSource)
+    return source
+
+
+def _streaming_leaves(frame: DataFrame) -> int:
+    """How many of Spark's own sources a DataFrame reads."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
+
+
+def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """The same rows as a DataFrame of our own session, where the views of the SQL live; one of Connect is a plan for its own."""
+    if spark_connect.is_connect(frame):
+        return frame
+    from pyspark.sql import DataFrame
+
+    plan = frame._jdf.queryExecution().analyzed()
+    spark: Any = session._jvm
+    dataset = spark.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    return DataFrame(dataset, session)

@@ -1,0 +1,168 @@
+r"""Which texts are times, as Spark SQL: one rule for text columns and for what JSON and CSV readers make of a schema.
+
+A text is a time if it has a year of four digits, a month and a day, and Spark can cast it; one without a zone is of the
+source's. Spark's own cast takes more: "10:15" is today's date to it, "2024" the first of January. So the readers are asked
+for the text of every column of a time type, and the rule is applied to that.
+
+    schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
+               p STRUCT<day: DATE>               p STRUCT<day: STRING>   what is there and is no time: _corrupt_record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slackwater.sources.base import CORRUPT
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+UTC = "UTC"
+# a reader's own pattern for a type is the user's rule for it
+_PATTERN = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
+_ZONED = (
+    "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # behind the date: something follows the digits of a time
+)
+_SECONDS_FROM = 9  # digits: a JSON number in a TIMESTAMP column is epoch seconds, and "2024" or "20240301" is not
+
+
+def has_date_sql(text: str) -> str:
+    """Whether a text begins with a year of four digits, a month and a day, if Spark can cast it at all.
+
+    Casts know `y`, `y-m`, `y-m-d` and times without a date, which have a colon or nothing where the first dash has to be.
+    """
+    return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
+
+
+def timestamp_sql(text: str, zone: str = UTC) -> str:
+    """A TIMESTAMP from a text; NULL where it is none."""
+    read = f"try_cast({text} AS TIMESTAMP)"
+    if zone != UTC:
+        read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {in_zone(read, zone)} END"
+    return f"CASE WHEN {has_date_sql(text)} THEN {read} END"
+
+
+def in_zone(clock: str, zone: str) -> str:
+    """A TIMESTAMP whose clock reading, in UTC, was that of a zone."""
+    return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
+
+
+def date_sql(text: str) -> str:
+    return f"CASE WHEN {has_date_sql(text)} THEN try_cast({text} AS DATE) END"
+
+
+def _ntz_sql(text: str) -> str:
+    return f"CASE WHEN {has_date_sql(text)} AND NOT {_ZONED.format(text)} THEN try_cast({text} AS TIMESTAMP_NTZ) END"
+
+
+def _json_timestamp(text: str, zone: str) -> str:
+    number = f"CASE WHEN length({text}) >= {_SECONDS_FROM} THEN try_cast({text} AS BIGINT) END"
+    seconds = f"timestamp_micros(try_multiply({number}, 1000000L))"
+    return f"coalesce({timestamp_sql(text, zone)}, {seconds})"
+
+
+@dataclass(frozen=True)
+class TextTimestampSchema:
+    """A schema whose times are read as text. `form`: "json" or "csv"; `zone`: of texts without one; `options`: the reader's."""
+
+    schema: StructType
+    form: str
+    zone: str
+    options: Mapping[str, str]
+
+    @property
+    def as_read(self) -> StructType:
+        """The schema that the reader is asked for."""
+        return self._as_text(self.schema)
+
+    def convert(self, rows: DataFrame) -> DataFrame:
+        """Rows as the reader gives them, with times for texts; other columns stay.
+
+        Where a text is no time the row is corrupt, and where rows have no such column (lookups) the value is NULL.
+        """
+        found = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
+        if not found:
+            return rows
+        wrong = " OR ".join(self._wrong(quote_column(name), kind) for name, kind in found.items())
+        columns = ", ".join(quote_column(f.name) for f in self.schema.fields)
+        sep = next((v for k, v in self.options.items() if k.lower() in ("sep", "delimiter")), None)
+        with_sep = f", map('sep', '{_escaped(sep)}')" if sep is not None and self.form == "csv" else ""
+        written = f"to_{self.form}(struct({columns}){with_sep})"
+        exprs = {
+            name: f"{self._value(quote_column(name), kind)} AS {quote_column(name)}" for name, kind in found.items()
+        }
+        exprs[CORRUPT] = f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {wrong} THEN {written} END AS {CORRUPT}"
+        return rows.selectExpr(*(exprs.get(c, quote_column(c)) for c in rows.columns))
+
+    # -- types, values, and what is wrong with them, each along the type -------------------------------------------
+
+    def _is_text(self, kind: DataType) -> bool:
+        pattern = _PATTERN.get(kind.simpleString())
+        return pattern is not None and pattern.lower() not in map(str.lower, self.options)
+
+    def _has_text(self, kind: DataType) -> bool:
+        return self._as_text(kind) != kind
+
+    def _as_text(self, kind: Any) -> Any:
+        from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
+        if isinstance(kind, StructType):
+            return StructType(
+                [StructField(f.name, self._as_text(f.dataType), f.nullable, f.metadata) for f in kind.fields]
+            )
+        if isinstance(kind, ArrayType):
+            return ArrayType(self._as_text(kind.elementType), kind.containsNull)
+        if isinstance(kind, MapType):
+            return MapType(kind.keyType, self._as_text(kind.valueType), kind.valueContainsNull)
+        return StringType() if self._is_text(kind) else kind
+
+    def _value(self, text: str, kind: Any) -> str:
+        from pyspark.sql.types import ArrayType, MapType, StructType
+
+        if not self._has_text(kind):
+            return text
+        if isinstance(kind, StructType):
+            fields = (
+                f"'{_escaped(f.name)}', {self._value(f'{text}.{quote_column(f.name)}', f.dataType)}"
+                for f in kind.fields
+            )
+            return f"CASE WHEN {text} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
+        item = f"x{text.count('->')}_"
+        if isinstance(kind, ArrayType):
+            return f"transform({text}, {item} -> {self._value(item, kind.elementType)})"
+        if isinstance(kind, MapType):
+            return f"transform_values({text}, (k{item}, {item}) -> {self._value(item, kind.valueType)})"
+        name = kind.simpleString()
+        if name == "date":
+            return date_sql(text)
+        if name == "timestamp_ntz":
+            return _ntz_sql(text)
+        return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
+
+    def _wrong(self, text: str, kind: Any) -> str:
+        """Whether there is a text and it is no time."""
+        from pyspark.sql.types import ArrayType, MapType, StructType
+
+        if isinstance(kind, StructType):
+            fields = [(f"{text}.{quote_column(f.name)}", f.dataType) for f in kind.fields if self._has_text(f.dataType)]
+            return f"({' OR '.join(self._wrong(name, inner) for name, inner in fields)})"
+        item = "x_"
+        if isinstance(kind, ArrayType):
+            return f"coalesce(exists({text}, {item} -> {self._wrong(item, kind.elementType)}), false)"
+        if isinstance(kind, MapType):
+            return f"coalesce(exists(map_values({text}), {item} -> {self._wrong(item, kind.valueType)}), false)"
+        return f"({text} IS NOT NULL AND ({self._value(text, kind)}) IS NULL)"
+
+
+def zone_of(options: Mapping[str, str], zone: str | None) -> str:
+    """The zone of a source's texts: its reader's own option, else the one of its window or join, else UTC."""
+    own = next((v for k, v in options.items() if k.lower() == "timezone"), None)
+    return own or zone or UTC
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,109 @@
+"""All rows of a shard at once, as one epoch of which nothing is late: what `slackwater.batch` runs in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+from slackwater.core.dispatch import unregistered
+from slackwater.core.hashing import mix
+from slackwater.core.humanize import plural
+from slackwater.engine.next_commit import late_text
+from slackwater.errors import BadRowError
+from slackwater.joins import interval_join as joining
+from slackwater.joins.buffer import NoBuffers
+from slackwater.joins.shared_columns import SharedColumns
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.spark.shard_columns import typed_rows
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import pane_emission, panes, session_emission, sessions
+from slackwater.windows.results import EmitResult
+from slackwater.windows.state_rows import FAR
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
+UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
+
+
+def fold_windows(operator: Operator) -> Fold:
+    """What the rows of a shard make of windows."""
+
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        upto = rows[UPTO][0] if UPTO in rows.columns else FAR
+        return _folded(operator, rows.drop(UPTO, strict=False), upto)
+
+    return fold
+
+
+@singledispatch
+def _folded(operator: Operator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    """What all rows of a shard make, of windows that close up to this watermark."""
+    unregistered(operator, "slackwater.spark.batch_operators.fold_windows")
+
+
+@_folded.register(PaneOperator)
+def _(operator: PaneOperator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    import polars as pl
+
+    rows = typed_rows(operator, rows)
+    rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
+    done = panes.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
+    return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, upto))
+
+
+@_folded.register(SessionOperator)
+def _(operator: SessionOperator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+    if operator.dynamic and rows["__end"].null_count():
+        _refuse(operator, rows.filter(rows["__end"].is_null()))
+    done = sessions.ingest_sessions(operator, typed_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
+    return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, upto))
+
+
+def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
+    return operator.sorted_output(operator.output_frame(emitted))
+
+
+def _refuse(operator: SessionOperator, bad: pl.DataFrame) -> None:
+    sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
+    raise BadRowError(
+        f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "
+        f'below max_session_duration: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
+    )
+
+
+@singledispatch
+def fold_pairs(operator: Operator) -> Fold:
+    """What the rows of both sides in a shard make of a join."""
+    unregistered(operator, "slackwater.spark.batch_operators.fold_pairs")
+
+
+@fold_pairs.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator) -> Fold:
+    logic = replace(operator, max_rows_per_key=None)
+
+    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+        import polars as pl
+
+        slots, output = SharedColumns.between(logic), list[pl.DataFrame]()
+        new = {side.which: slots.apart(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
+        done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
+        for side in logic.sides:
+            lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
+            if side.outer and lonely.height:
+                output.append(logic.alone(side.which, lonely))
+        schema = {f.name: f.polars for f in logic.output}
+        return (
+            logic.sorted_output(pl.concat([f.select(list(schema)) for f in output]))
+            if output
+            else pl.DataFrame(schema=schema)
+        )
+
+    return fold

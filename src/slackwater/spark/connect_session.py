@@ -1,0 +1,92 @@
+"""A session of Spark Connect of our own: a client of a server that somebody else started.
+
+SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which counts first
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from slackwater.errors import StartError
+from slackwater.sources import spark_connect
+from slackwater.sources.base import spark_error_reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KEY = "spark.remote"
+_NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+
+
+def server_address(settings: Mapping[str, str]) -> str | None:
+    """The server that runs the jobs; None: Spark runs in a process of our own. Raises StartError where both are asked for."""
+    found = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
+    if not found:
+        return None
+    if "spark.master" in settings:
+        source = f'"{_KEY}"' if _KEY in settings else "SPARK_REMOTE"
+        raise StartError(
+            f'[spark] sets "spark.master", and {source} names a server of Spark Connect, which has a master of its own; leave one of '
+            "them out"
+        )
+    if not found.startswith("sc://"):
+        raise StartError(
+            f'"{found}" is no server of Spark Connect; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
+        )
+    return found
+
+
+def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of the server, with these settings. Raises StartError if it is not there, or a setting is not a session's."""
+    session: Any = _class()(connection=url)
+    at = spark_connect.server_endpoint(session)
+    if not spark_connect.server_answers(session):
+        raise StartError(f"Spark Connect at {at}: nobody answers there; start the server, or correct SPARK_REMOTE")
+    session.client.set_retry_policies(spark_connect.retry_policies())
+    try:
+        server = session.version
+    except Exception as error:
+        raise StartError(
+            f"Spark Connect at {at}: {spark_error_reason(error)}; expected a server of Spark Connect 4.0 or later"
+        ) from None
+    if spark_connect.spark_version(session) < (4, 0):
+        raise StartError(f"Spark Connect at {at}: it is of Spark {server}, expected Spark 4.0 or later")
+    for key, value in settings.items():
+        if key == _KEY:
+            continue
+        try:
+            session.conf.set(key, value)
+        except Exception:
+            raise StartError(
+                f'[spark] "{key}" cannot be set over Spark Connect, where it is the server\'s; start that with --conf {key}=…, and '
+                "leave it out here"
+            ) from None
+    return session
+
+
+def _class() -> Any:
+    try:
+        from pyspark.sql.connect.session import SparkSession as ConnectSession
+    except ImportError as error:
+        raise StartError(
+            f"Spark Connect needs packages that are not there ({spark_error_reason(error)}); pip install 'slackwater[connect]'"
+        ) from None
+    except Exception as error:  # protobuf tells that PySpark's messages were made for an older one
+        raise StartError(
+            f"this PySpark's client of Spark Connect cannot be loaded ({spark_error_reason(error)}); install the protobuf that it was made for"
+        ) from None
+    return ConnectSession
+
+
+def check_lent(session: SparkSession, where: str) -> None:
+    """Raise StartError where a session of the caller's means other things by SQL than a pipeline does: over Connect a plan has the
+    settings of its own session."""
+    for key, expected in _NEEDED.items():
+        found = session.conf.get(key)
+        if str(found).casefold() != expected.casefold():
+            raise StartError(
+                f'{where}: over Spark Connect a batch has the settings of your session, where {key} is "{found}", expected '
+                f'"{expected}"; spark.conf.set("{key}", "{expected}")'
+            )

@@ -1,0 +1,41 @@
+"""Dead letters as the rows of their sources: what an epoch reads once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from slackwater.errors import StartError
+from slackwater.sources.base import Seekable
+from slackwater.sources.streaming_plan import AnySource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE, LETTER = "__file", "__letter"  # hidden columns: the file that a row is from, the letter's number
+_TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "headers", "file", "event_time", LETTER]
+
+
+def letter_frames(
+    session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
+) -> Mapping[str, DataFrame]:
+    """The rows of letters per source, with `__letter`, and `__file` of files. Raises StartError for letters of a source that cannot take them."""
+    found: dict[str, DataFrame] = {}
+    known = {s.name: s for s in sources}
+    for name, some in letters.group_by("source", maintain_order=True):
+        source = known.get(str(name[0]))
+        if source is None:
+            raise StartError(
+                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(known)}; '
+                "restore it, or choose others by --reason and --epoch"
+            )
+        if not isinstance(source, Seekable):
+            raise StartError(
+                f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
+                "rows back; expected files, tables or Kafka, or choose others by --reason and --epoch"
+            )
+        records = session.createDataFrame(some.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
+        found[source.name] = source.reread(records, LETTER, FILE)
+    return found

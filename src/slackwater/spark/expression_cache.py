@@ -1,0 +1,58 @@
+"""DataFrames that are made alike in every epoch: what Spark was told, or said, once is kept, so that an epoch is few calls into its process.
+
+A list of expressions is as many calls as it has parts, and a question for columns two; both are the same in every epoch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from slackwater.sources import spark_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+T = TypeVar("T")
+_AT_MOST = 256  # expressions that change with the epoch, as a clock reading, push out others
+
+
+@dataclass(frozen=True)
+class ExpressionCache:
+    """Of one step, on one session of Spark."""
+
+    _kept: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made for this key before; else it is made."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            self._kept[key] = make()
+            if len(self._kept) > _AT_MOST:
+                self._kept.popitem(last=False)
+        found: T = self._kept[key]
+        return found
+
+    def select(self, frame: DataFrame, exprs: Sequence[str], of: Hashable = None) -> DataFrame:
+        """`selectExpr`. `of`: what the frame is of: from frames of one thing the same expressions make the same columns; None: nobody
+        asks for its columns."""
+        from pyspark.sql import DataFrame as AnyFrame
+        from pyspark.sql.classic.dataframe import DataFrame as Classic
+
+        if not isinstance(frame, Classic):
+            made = frame.selectExpr(*exprs)
+            return made if of is None else self.known(made, (of, tuple(exprs)))
+        told: Any = self.kept(("told", tuple(exprs)), lambda: frame._jseq(list(exprs)))
+        made = AnyFrame(frame._jdf.selectExpr(told), frame.sparkSession)
+        return made if of is None else self.known(made, (of, tuple(exprs)))
+
+    def known(self, frame: DataFrame, key: Hashable) -> DataFrame:
+        """A DataFrame whose columns are those of all with this key."""
+        schema = self.kept(("schema", key), lambda: frame.schema)
+        vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
+            schema  # where PySpark keeps it once it was asked for
+        )
+        return frame

@@ -1,0 +1,85 @@
+"""The first rows of a source tell whether its schema and the unit of its times are right: what is looked for, and how it is told.
+
+Only telling: nothing here changes what becomes of a row. The looks are of a process, so every start looks again.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slackwater.core.humanize import plural
+
+ROWS = 1000  # so many are looked at
+_SHOWN = 30  # names that are listed
+_1990_US = 631_152_000_000_000
+_AHEAD_US = 86_400_000_000
+_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
+
+
+@dataclass
+class FirstRowCounts:
+    """What was seen of a source's first rows: how many hold a value, per column of the schema; and when its times are."""
+
+    columns: Sequence[str]
+    rows: int = 0
+    values: dict[str, int] = field(default_factory=dict)
+    is_told: bool = False
+    unit_told: bool = False
+
+    @property
+    def looks(self) -> bool:
+        return self.rows < ROWS
+
+    def saw(self, rows: int, values: Mapping[str, int]) -> None:
+        self.rows += rows
+        for name, count in values.items():
+            self.values[name] = self.values.get(name, 0) + count
+
+    @property
+    def missing(self) -> list[str]:
+        """Columns that were NULL in all of these rows."""
+        return [name for name in self.columns if not self.values.get(name)]
+
+
+def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> str:
+    """A column that no row has, for people; `names`: what the rows have."""
+    known = sorted(names)
+    folded = {n.casefold(): n for n in reversed(known)}
+    like = folded.get(column.casefold()) or next(
+        (folded[n] for n in difflib.get_close_matches(column.casefold(), folded, n=1)), None
+    )
+    hint = f'; did you mean "{like}"?' if like else ""
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    there = f"; there are: {', '.join(known[:_SHOWN])}{more}" if known else ""
+    return (
+        f'source "{source}": the column "{column}" of its schema is in none of its first {plural(rows, "row")}, so it is NULL in '
+        f"all of them{there}{hint}"
+    )
+
+
+def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
+    """What was meant where the middle one of the first numbers is no time between 1990 and tomorrow in its unit, but in another.
+
+    `kind`: of the event time, "integer", "string" (of digits; no unit) or "timestamp" (then `number` is epoch seconds).
+    """
+    if number is None:
+        return None
+
+    def fits(each: str) -> bool:
+        return _1990_US * 1000 <= number * _NS[each] <= (clock_us + _AHEAD_US) * 1000
+
+    given = "s" if kind == "timestamp" else unit
+    if kind != "string" and fits(given or "s"):
+        return None
+    meant = next((each for each in _NS if each != given and fits(each)), None)
+    if kind == "string":
+        meant = next((each for each in _NS if fits(each)), None)
+    if meant is None:
+        return None
+    if kind == "integer":
+        return f'did you mean event_time_unit = "{meant}"?'
+    if kind == "timestamp":
+        return f'a number in a TIMESTAMP is epoch seconds: did you mean a BIGINT and event_time_unit = "{meant}"?'
+    return f'texts of digits are no times: did you mean a BIGINT and event_time_unit = "{meant}"?'

@@ -1,0 +1,101 @@
+"""Spark's classes as a JVM keeps them once it has read and checked them, so that no further start need do it again.
+
+    ~/.cache/slackwater/classes/<of this Java and this PySpark>.jsa     some 160 MB, made by `slackwater prepare`
+
+It is Java's own "dynamic class-data sharing". A JVM that cannot use the file (it was made by another Java, or for other
+jars) says nothing and reads the jars, as it does where there is no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from slackwater.errors import StartError
+from slackwater.spark import packages
+
+_OPTIONS = "SPARK_SUBMIT_OPTS"
+_LAUNCHER = "SPARK_LAUNCHER_OPTS"
+_SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the launcher, a JVM of its own, lives for half a second
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+
+
+def archive_path() -> Path | None:
+    """Where the archive for this Java and this PySpark lies, or would; None if there is no Java or no PySpark."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    spark = find_spec("pyspark")
+    if java is None or spark is None or spark.origin is None:
+        return None
+    modules = Path(java).resolve().parents[1] / "lib" / "modules"  # the classes of Java itself
+    made = modules.stat() if modules.is_file() else Path(java).resolve().stat()
+    of = [modules, made.st_size, made.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
+    name = hashlib.sha256("\n".join(map(str, of)).encode()).hexdigest()[:16]
+    return packages.cache_directory() / "classes" / f"{name}.jsa"
+
+
+@contextmanager
+def use_archive() -> Iterator[None]:
+    """A JVM that is started meanwhile takes its classes from the archive, if there is one."""
+    given = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
+    archive = archive_path()
+    if archive is not None and archive.is_file() and "Archive" not in (given[_OPTIONS] or ""):
+        os.environ[_OPTIONS] = f"{given[_OPTIONS] or ''} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
+    os.environ.setdefault(_LAUNCHER, _SHORT)
+    try:
+        yield
+    finally:
+        for name, before in given.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+
+def make_archive(module: str) -> Path | None:
+    """The archive, made of what `python -m MODULE` loads, which runs a pipeline and calls `end` last; None without Java.
+
+    One that is there already is not made again. Raises StartError if the run fails or leaves no archive.
+    """
+    archive = archive_path()
+    if archive is None or archive.is_file():
+        return archive
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as aside:
+        file = Path(aside) / archive.name
+        options = f"{_SHORT} -XX:ArchiveClassesAtExit={file} {_QUIET} {os.environ.get(_OPTIONS, '')}"
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            env={**os.environ, _OPTIONS: options.strip()},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode or not file.is_file():
+            said = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
+            raise StartError(f"the archive of Spark's classes was not made ({said}); starts go on without it")
+        file.replace(archive)
+    return archive
+
+
+def end_spark() -> None:
+    """Stop Spark and wait until its process has ended, which is when it writes the archive."""
+    from pyspark import SparkContext
+
+    active, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    if active is not None:
+        active.stop()
+    process = getattr(gateway, "proc", None)
+    if gateway is not None and process is not None:
+        gateway.shutdown()
+        process.stdin.close()
+        process.wait()

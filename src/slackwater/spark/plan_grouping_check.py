@@ -1,0 +1,69 @@
+"""Whether a GROUP BY or an OVER puts rows together by a bound of their window: told by Spark's analysed plan, as JSON.
+
+    source: window_start#7, user#8, n#9
+    Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7 under another name
+    Window [row_number()], [begin#12], [n#9 DESC]           PARTITION BY it
+
+A column is followed by its number through renames, and through nothing else: an expression over a bound is no bound, and
+behind a UNION a number stands for the columns of all its branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Node = Mapping[str, Any]
+_BY = {"Aggregate": "groupingExpressions", "Window": "partitionSpec"}
+
+
+def node_kind(node: Node) -> str:
+    """The name of a node's class."""
+    return str(node.get("class", "")).rsplit(".", 1)[-1]
+
+
+def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
+    """The numbers of these columns of a view."""
+    wanted = {name.casefold() for name in names}
+    output = view._jdf.queryExecution().analyzed().output()
+    attributes = (output.apply(i) for i in range(output.size()))
+    return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in wanted)
+
+
+def derived_ids(nodes: Sequence[Node], known: frozenset[int]) -> frozenset[int]:
+    """The numbers that stand for one of these columns in a plan: they themselves, and what they are renamed to."""
+    if not known or any(node_kind(node) == "Union" for node in nodes):
+        return frozenset()
+    renamed = {}
+    for expressions in _expressions(nodes):
+        if [node_kind(e) for e in expressions] == ["Alias", "AttributeReference"]:
+            alias, column = expressions
+            renamed[_number(alias)] = _number(column)
+    found = set(known)
+    while more := {new for new, old in renamed.items() if old in found and new not in found}:
+        found |= more
+    return frozenset(found)
+
+
+def is_by(node: Node, alike: frozenset[int]) -> bool:
+    """Whether a node groups, or partitions, by one of these columns."""
+    grouped = node.get(_BY.get(node_kind(node), ""), [])
+    return any(
+        [node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in alike
+        for expression in grouped
+    )
+
+
+def _expressions(nodes: Sequence[Node]) -> Iterable[Sequence[Node]]:
+    """The expressions of a plan's nodes, each as the list of what it is made of."""
+    for node in nodes:
+        for value in node.values():
+            if isinstance(value, list):
+                yield from (e for e in value if isinstance(e, list) and e and isinstance(e[0], dict))
+
+
+def _number(expression: Node) -> int:
+    return int(expression["exprId"]["id"])

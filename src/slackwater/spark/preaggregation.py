@@ -1,0 +1,43 @@
+"""Whether rows of tumbling and hopping windows are folded before the shuffle, by Spark, or behind it, by their shard.
+
+before   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard      many rows a pane: few of them travel
+behind   rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                               few rows a pane: one shuffle, no aggregation
+
+Results are the same. Which is less work follows from the epoch before: how many rows a pane of a group had in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slackwater.operators.base import Operator
+from slackwater.operators.reports import IngestReport
+from slackwater.spark import shard_columns
+
+FOLDS = 32  # rows a pane, measured: with more of them it is less work to fold them before
+SKEW = 1.5  # times its part, chosen: a shard with so many rows would keep the others waiting if it folded them alone
+
+
+@dataclass
+class PreaggregationPolicy:
+    """Of one engine. The first epoch folds before: nothing is known of its keys, and a hot one does no harm there."""
+
+    _behind: bool = False
+    _kept: tuple[Operator, Operator] | None = field(
+        default=None, repr=False
+    )  # as it was given, as it goes to the shards
+
+    def of(self, operator: Operator) -> Operator:
+        """The operator as this epoch's rows come to it."""
+        if not self._behind:
+            return operator
+        if self._kept is None or self._kept[0] is not operator:
+            self._kept = operator, shard_columns.one_by_one(operator)
+        return self._kept[1]
+
+    def heard(self, reports: Sequence[IngestReport]) -> None:
+        """What the shards made of an epoch's rows."""
+        rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
+        if panes:
+            self._behind = sum(rows) < FOLDS * panes and max(rows) * len(rows) < SKEW * sum(rows)

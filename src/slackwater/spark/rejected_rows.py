@@ -1,0 +1,126 @@
+"""Rows that an epoch turns aside: bad ones, those that cannot be held, and those that came late for rows folded before the shuffle.
+
+Each is looked at once more where there are any: why, a few of them in words, and their letters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from slackwater.core.dead_letter import LETTER
+from slackwater.core.humanize import plural
+from slackwater.engine.protocol import IngestOutcome, UnstorableRows
+from slackwater.errors import EpochError
+from slackwater.operators import storability
+from slackwater.operators.base import ShardTask
+from slackwater.operators.dead_letters import ORIGIN, letter_columns, unfit_columns
+from slackwater.operators.reports import LetterFile
+from slackwater.operators.window_base import WindowOperator
+from slackwater.sources.base import CORRUPT
+from slackwater.spark import decode_hints, epoch_sql
+from slackwater.spark.row_plan import RowPlan, TimedRows
+from slackwater.spark.source_statistics import FILE, MARK
+from slackwater.spark.workers import late_task, letters_task, run_over
+from slackwater.state.protocol import ShardState
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class RejectedRowHandler:
+    """Of one step."""
+
+    rows: RowPlan
+
+    def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
+        """Look at the bad rows again, and at those that came late for windows whose rows are folded before the shuffle."""
+        bad = [name for name, s in outcome.sources.items() if s.bad]
+        staged: list[LetterFile] = []
+        if self.rows.pipeline.transform.on_error == "dlq":
+            staged += [letters for n in bad for letters in self._write_bad(n, read.timed[n], tasks[0].state)]
+        some_late = any(r.late or r.partly_late for r in outcome.reports)
+        if self.rows.pipeline.keeps_late and self.rows.logic.is_folded and some_late:
+            staged += self._write_late(read, tasks[0])
+        samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
+        unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
+        return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
+
+    def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
+        bad = timed.where("__bad IS NOT NULL")
+        columns = letter_columns(
+            {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK)}, self.rows.pipeline.name, name, state.epoch
+        )
+        staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
+        return [LetterFile.model_validate_json(letters) for letters in staged]
+
+    def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
+        """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
+        late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
+        keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
+        parts = [
+            out.where(late).selectExpr(*epoch_sql.late_columns(keys, tag))
+            for name, timed in read.timed.items()
+            for _, tag, out in self.rows.outputs(read, name, timed)
+        ]
+        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        return [LetterFile.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
+
+    def _unfit(
+        self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
+    ) -> tuple[list[UnstorableRows], list[LetterFile]]:
+        """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
+        found, staged = [], list[LetterFile]()
+        for seen in outcome.unfit:
+            marked = [
+                m
+                for way, _, out in self.rows.outputs(read, seen.source, read.timed[seen.source])
+                if (m := self.rows.marked(way, out, task.capacity)) is not None
+            ]
+            parts = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
+            reasons: Counter[str] = Counter()
+            samples: list[str] = []
+            for rows in parts:
+                reasons.update({r[0]: r[1] for r in rows.groupBy(storability.UNFIT).count().collect()})
+                row = f"to_json(struct({', '.join(quote_column(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
+                samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
+                if self.rows.pipeline.transform.on_error == "dlq":
+                    columns = unfit_columns(rows.columns, self.rows.pipeline.name, seen.source, task.state.epoch)
+                    letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
+                    staged += [LetterFile.model_validate_json(one) for one in letters]
+            if sum(reasons.values()) != seen.rows:
+                raise EpochError(
+                    f'{self.rows.pipeline.name}: source "{seen.source}": {plural(seen.rows, "row")} that cannot be held, and '
+                    f"{sum(reasons.values())} when they were read again: the input was not the same; nothing of this epoch was "
+                    "committed, the next start repeats it"
+                )
+            found.append(UnstorableRows(seen.source, reasons, samples[:3]))
+        return found, staged
+
+    def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
+        """A few bad rows in words: why, the row as JSON, and its file where there is one."""
+        columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
+        columns += [CORRUPT] if CORRUPT in timed.columns else []
+        row = ", ".join(quote_column(c) for c in columns)
+        bad = timed.where("__bad IS NOT NULL")
+        place = (
+            "concat(_topic, '-', _partition, ' at offset ', _offset)"
+            if "_offset" in timed.columns
+            else "input_file_name()"
+        )
+        text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
+        parts = (
+            f"substring(to_json(struct({row})), 1, {decode_hints.READ}) AS row",
+            f"substring({text}, 1, {decode_hints.READ}) AS text",
+            f"length({text}) AS length",
+            f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
+        )
+        found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
+        spec = decode_hints.source_of(self.rows.pipeline, name)
+        column = self.rows.pipeline.transform.step.event_time_column
+        return decode_hints.describe_samples(spec, column, [r.asDict() for r in found])

@@ -1,0 +1,150 @@
+"""Rows on their way through one step, as Spark's SQL: event time ─▶ the texts of each way ─▶ the columns for the shards.
+
+Nothing runs here: the engine counts and folds what comes out, a batch plans it for the caller, a test prepares its rows by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.lineage import InputPath
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.capacity import ValueLimits
+from slackwater.core.schema import Field
+from slackwater.operators import storability
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import OUTSIDE, origin_column
+from slackwater.sources.base import CORRUPT
+from slackwater.spark import analysis, shard_columns
+from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
+from slackwater.spark.expression_cache import ExpressionCache
+from slackwater.spark.source_statistics import FILE, MARK, mark_sql
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LETTER_NUMBER = "__letter"  # hidden: which letter a row is, where it is read again
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """A batch's rows per source, with `_event_ts` and `__bad`, and the partitions of each that are counted idle."""
+
+    timed: Mapping[str, DataFrame]
+    split: Mapping[str, Sequence[str]]
+    tagged: bool  # rows are told apart by source
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """`times`: per source the SQL of its event time. `sql`: per way (its key) the SQL with `_origin` carried through, where late
+    rows are kept. `end`: SQL for how far a row reaches, where each brings its own gap."""
+
+    session: SparkSession
+    pipeline: Pipeline
+    logic: Operator
+    times: Mapping[str, str]
+    sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    end: str | None = None
+    alike: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
+
+    def far_future(self, clock_us: int) -> int:
+        """Event times after it are bad."""
+        return clock_us + self.pipeline.transform.step.max_future_ms * 1000
+
+    def plain_time(self, name: str) -> tuple[str, int] | None:
+        """The column that a source's event time is, as it stands, and how many microseconds a step of it is (0: that is for the column
+        to say); None: it is worked out in another way."""
+        step, sql = self.pipeline.transform.step, self.times[name]
+        column, unit = step.event_time_column, step.event_time_unit
+        if sql == event_time_sql(quote_column(column), Field("t", "timestamp"), None, ""):
+            return column, 0
+        if unit in PER_UNIT and sql == event_time_sql(quote_column(column), Field("t", "bigint"), unit, ""):
+            return column, PER_UNIT[unit]
+        return None
+
+    def of_stage(self, name: str) -> bool:
+        """Whether rows of this name are results of a stage, which the limits of a source do not judge."""
+        return any(s.of_stage for s in self.pipeline.sources if s.name == name)
+
+    def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
+        """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
+        time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
+        undecodable, there = "false", frame.columns
+        if CORRUPT in there:
+            # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
+            every = ", ".join(quote_column(c) for c in there if c != CORRUPT)
+            undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
+        future = "" if latest is None or self.of_stage(name) else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        first, last = storability.usable_times(self.logic)
+        sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
+        why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
+        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
+        kept = [quote_column(c) for c in there if c != "_event_ts"]
+        of_file = name in self._files and FILE not in there  # read again, it brings the name
+        file = [f"_metadata.file_path AS {FILE}", mark_sql()] if of_file else []
+        return self.alike.select(frame, [*kept, *file, f"{time} AS _event_ts", bad], of=name)
+
+    @property
+    def _files(self) -> list[str]:
+        """The sources of whose rows Spark knows the file."""
+        known = self.pipeline.connections
+        found = {
+            s.name: resolve_connection(s.connection, known) for s in self.pipeline.sources if s.connection is not None
+        }
+        return [name for name, c in found.items() if c is not None and CONNECTORS[c.kind].brings_files]
+
+    def outputs(
+        self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None
+    ) -> Iterator[tuple[InputPath, int | None, DataFrame]]:
+        """What comes out of the SQL for one source's usable rows, on each way from it, with its tag (see `_by_idleness`; None:
+        needs none). `observed`: the same rows, that count what passes: on the first way."""
+        names = [s.name for s in self.pipeline.sources]
+        for number, way in enumerate(self.pipeline.ways_from(name)):
+            rows = self._with_origin(timed if number or observed is None else observed, name)
+            for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
+                if self.pipeline.texts(way):
+                    some = some.drop("__bad", CORRUPT)
+                if self.pipeline.transform.is_rows and self.times[name] == analysis.CLOCK:
+                    some = some.drop("_event_ts")  # the source did not bring it
+                out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
+                yield way, tag if read.tagged else None, out
+
+    def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
+        """The usable rows, with where they came from, where that may be asked for behind the SQL."""
+        rows = timed.where("__bad IS NULL")
+        if not self.pipeline.carries_origin:
+            return rows.drop(FILE, MARK)
+        plain = [c for c in rows.columns if c not in (FILE, MARK)]
+        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, MARK, CORRUPT)}
+        file = FILE if FILE in rows.columns else "NULL"
+        return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
+
+    def marked(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
+        """Rows that came out of the SQL, with why they cannot be held; None where all can."""
+        why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+        return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
+
+    def columns(self, way: InputPath, tag: int | None, before: int | None) -> list[str]:
+        """The columns that go to the shards, over the output of the SQL."""
+        return shard_columns.shard_columns(self.logic, way.name, tag, before, self.end)
+
+    def carrying(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
+        """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
+        if way.key in self.sql or not self.pipeline.texts(way):
+            return self.sql.get(way.key)
+        plain = frame.drop(FILE, MARK, LETTER_NUMBER)
+        return analysis.check_origin(self.session, self.pipeline, way, analysis.empty_frame(self.session, plain))
+
+
+def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
+    """Rows with their tag: the source's place, or, behind all sources, that of its idle partitions."""
+    if not idle:
+        return [(index, rows)]
+    listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)
+    of_idle = f"concat(_topic, '-', _partition) IN ({listed})"
+    return [(index, rows.where(f"NOT {of_idle}")), (sources + index, rows.where(of_idle))]

@@ -1,0 +1,123 @@
+"""The first rows of each source are looked at within the epoch's job: columns that never hold anything, times of a wrong unit.
+
+begin ─▶ ask (aggregates beside those of the epoch) ─▶ heard ─▶ answered: told, or part of the outcome
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import declared_columns
+from slackwater.core import schema
+from slackwater.engine.protocol import IngestOutcome
+from slackwater.sources import spark_connect
+from slackwater.sources.base import Batch
+from slackwater.sources.field_names import names_in
+from slackwater.spark import analysis
+from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, missing_text, unit_hint
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("slackwater")
+
+
+@dataclass
+class SchemaHints:
+    """What was seen of the first rows of each source. `times`: per source the SQL of its event time."""
+
+    session: SparkSession
+    pipeline: Pipeline
+    times: Mapping[str, str]
+    # per source: what was seen, the number that its event time is, what the latest epoch said, its rows
+    _looks: dict[str, FirstRowCounts] = field(default_factory=dict)
+    _numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _names: dict[str, DataFrame] = field(default_factory=dict)
+
+    def heard(self, name: str, found: Mapping[str, Any]) -> None:
+        """What the job of an epoch said to `ask`."""
+        self._seen[name] = dict(found)
+
+    def begin(self, frames: Mapping[str, DataFrame]) -> None:
+        """Look at the first rows of each source that is new: at the columns that its schema declares, and at its times as numbers."""
+        for spec in self.pipeline.sources:
+            if spec.name in frames and spec.name not in self._looks:
+                own = resolve_connection(spec.connection, self.pipeline.connections)
+                again = own is not None and CONNECTORS[own.kind].keeps_history  # to be read once more, for their names
+                declared = declared_columns(spec.schema_) if spec.schema_ and again else []
+                there = {c.casefold(): c for c in frames[spec.name].columns}
+                names = [there[c.casefold()] for c in declared if c.casefold() in there]
+                self._looks[spec.name] = FirstRowCounts(names)
+                self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
+
+    def _number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
+        """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
+        step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
+        if self.times.get(name) == analysis.CLOCK or step.time_mode == "processing":
+            return None
+        expression = quote_column(text) if text in frame.columns else text
+        try:
+            kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
+        except Exception:
+            return None  # told at the start
+        if kind == "timestamp" or text == "_event_ts":
+            return "timestamp", "unix_micros(_event_ts) div 1000000L"
+        if kind == "string":
+            return "string", f"try_cast({expression} AS BIGINT)"
+        return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
+
+    def ask(self, name: str) -> list[Any]:
+        """What is asked of the first rows."""
+        F = spark_connect.sql_functions(self.session)  # noqa: N806
+        look, number = self._looks.get(name), self._numbers.get(name)
+        if look is None or not look.looks:
+            return []
+        found = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
+        if number is not None:
+            found.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
+        return found
+
+    def answered(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
+        """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
+        sources = dict(outcome.sources)
+        for name, stats in outcome.sources.items():
+            look, seen, number = self._looks.get(name), self._seen.pop(name, None), self._numbers.get(name)
+            if look is None or seen is None or not look.looks:
+                continue
+            look.saw(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(look.columns)})
+            if number is not None:
+                unit = self.pipeline.transform.step.event_time_unit
+                hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
+                if hint is not None and (stats.bad or not look.unit_told):
+                    sources[name] = replace(stats, unit_hint=hint)
+                    look.unit_told = True
+            if look.missing and not look.is_told:
+                self._names[name] = batch.payload[name]
+            if not look.looks:
+                self.tell_missing(name)
+        return replace(outcome, sources=sources)
+
+    def tell_missing(self, *names: str) -> None:
+        """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
+        for name in names or tuple(self._looks):
+            look, frame = self._looks[name], self._names.pop(name, None)
+            if frame is None or look.is_told or not look.rows:
+                continue
+            look.is_told = True
+            spec = next(s for s in self.pipeline.sources if s.name == name)
+            try:
+                there = names_in(self.session, frame, spec.format, spec.options)
+            except Exception as error:
+                log.debug("the names in the data of %s cannot be read: %s", name, error)
+                there = []
+            for column in look.missing:
+                if column not in there:  # else it is there, and NULL
+                    line = missing_text(name, column, min(look.rows, ROWS), there)
+                    log.warning("%s: %s", self.pipeline.name, line)

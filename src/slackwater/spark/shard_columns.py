@@ -1,0 +1,211 @@
+"""What each operator wants of the rows that come out of the SQL: columns for the shards, where they came from, typed frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+from slackwater.core.dispatch import unregistered
+from slackwater.operators.base import Operator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.sources import spark_connect
+from slackwater.spark import epoch_sql, shard_partitioning
+from slackwater.windows import panes
+from slackwater.windows.aggregations import Agg, quote_column
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import DataFrame
+
+
+@singledispatch
+def worker_aggregations(operator: Operator) -> Sequence[Agg]:
+    """What goes to the workers by value."""
+    unregistered(operator, "slackwater.spark.shard_columns.worker_aggregations")
+
+
+@worker_aggregations.register(WindowOperator)
+def _(operator: WindowOperator) -> Sequence[Agg]:
+    return operator.aggs
+
+
+@worker_aggregations.register(NonWindowOperator)
+def _(operator: Operator) -> Sequence[Agg]:
+    return ()
+
+
+@singledispatch
+def shard_columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    """Spark SQL over the output of a source's SQL: the columns that go to the shards.
+
+    `before`, `end`: see `epoch_sql.row_columns`.
+    """
+    unregistered(operator, "slackwater.spark.shard_columns.shard_columns")
+
+
+@shard_columns.register(WindowOperator)
+def _(operator: WindowOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.row_columns(operator, tag, before, end)
+
+
+@shard_columns.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.side_columns(operator, operator.input_of(source), tag, before)
+
+
+@shard_columns.register(KeyedOperator)
+def _(operator: KeyedOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return epoch_sql.keyed_columns(operator, tag, before)
+
+
+@shard_columns.register(StatelessOperator)
+def _(operator: StatelessOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
+    return [f"{quote_column(f.name)} AS {operator.slot(i)}" for i, f in enumerate(operator.fields)]
+
+
+@singledispatch
+def required_columns(operator: Operator, which: int) -> list[str]:
+    """The columns that everything which comes to one of its inputs must bring, in one type."""
+    unregistered(operator, "slackwater.spark.shard_columns.required_columns")
+
+
+@required_columns.register(WindowOperator)
+def _(operator: WindowOperator, which: int) -> list[str]:
+    return list(dict.fromkeys([*operator.key_names, *(i.source.name for i in operator.inputs)]))
+
+
+@required_columns.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator, which: int) -> list[str]:
+    return [f.name for f in operator.sides[which].fields]
+
+
+@required_columns.register(StatelessOperator)
+@required_columns.register(KeyedOperator)
+def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
+    return [f.name for f in operator.fields]
+
+
+@singledispatch
+def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
+    """What is folded before the shuffle: rows with these `columns`, as they are shuffled."""
+    unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
+
+
+@lift_rows.register(PaneOperator)
+def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
+    """Partial accumulators per key and pane, where they lift in SQL."""
+    if not operator.lifts_in_sql:
+        return rows
+    F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
+    aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(operator).items()]
+    groups = [quote_column(c) for c in epoch_sql.group_columns(operator, tagged)]
+    return rows.selectExpr(*epoch_sql.pane_columns(operator)).groupBy(*groups).agg(*aggregates)
+
+
+@lift_rows.register(SessionOperator)
+@lift_rows.register(NonWindowOperator)
+def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
+    return rows
+
+
+@singledispatch
+def one_by_one(operator: Operator) -> Operator:
+    """The same operator for rows that are not folded before the shuffle."""
+    unregistered(operator, "slackwater.spark.shard_columns.one_by_one")
+
+
+@one_by_one.register
+def _(operator: PaneOperator) -> Operator:
+    return replace(operator, one_by_one=True)
+
+
+@one_by_one.register(SessionOperator)
+@one_by_one.register(NonWindowOperator)
+def _(operator: Operator) -> Operator:
+    return operator
+
+
+@singledispatch
+def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    """Rows as they were lifted, in so many partitions: each is one shard's, in order. It may have other columns beside them."""
+    unregistered(operator, "slackwater.spark.shard_columns.to_shards")
+
+
+@to_shards.register(WindowOperator)
+@to_shards.register(IntervalJoinOperator)
+@to_shards.register(KeyedOperator)
+def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+    return shard_partitioning.place_rows(rows, shards, epoch_sql.shard_sql(shards))
+
+
+@to_shards.register(StatelessOperator)
+def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
+    """Whichever has read it: without a shuffle, and a task that is repeated reads the same rows, in the same order."""
+    return rows.coalesce(shards)
+
+
+@singledispatch
+def typed_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows as Spark hands them to a shard, as `operator.ingest` takes them: with typed keys and accumulators."""
+    unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
+
+
+@typed_rows.register(PaneOperator)
+def _(operator: PaneOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    if operator.lifts_in_sql:
+        accumulators = [c for a in operator.aggs for c in a.from_sql(rows)]
+        groups = [c for c in ("__kh", "__start", "__src", "__n", "__first") if c in rows.columns]
+        keys = [rows[k.name].cast(k.polars) for k in operator.keys]
+        return rows.select(*groups, *keys, *accumulators).cast(operator.accumulators)  # type: ignore[arg-type]
+    return panes.lift_rows(operator, _inputs(operator, rows))
+
+
+@typed_rows.register(SessionOperator)
+def _(operator: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    return operator.lift_rows(_inputs(operator, rows))
+
+
+@typed_rows.register(NonWindowOperator)
+def _(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows
+
+
+@typed_rows.register(KeyedOperator)
+def _(operator: KeyedOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    types = {k.name: k.polars for k in operator.keys} | {slot: f.polars for slot, f in operator.slots.items()}
+    return rows.cast(types)  # type: ignore[arg-type]
+
+
+def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that are not folded, with their keys and the inputs of the aggregations as they were declared."""
+    types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
+    return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
+
+
+@singledispatch
+def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
+
+    Of windows those with a usable gap, with keys and accumulators.
+    """
+    unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
+
+
+@letter_rows.register(WindowOperator)
+def _(operator: WindowOperator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    found = _inputs(operator, rows)
+    found = found.drop_nulls("__end") if operator.ends else found
+    return operator.lift_rows(found).with_columns(found[number])
+
+
+@letter_rows.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+    return rows.select("__kh", "__ts", number)

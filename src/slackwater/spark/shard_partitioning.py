@@ -1,0 +1,59 @@
+"""Rows into the partition of their shard: from Spark 4.1 on by `repartitionById`, before that by a number whose hash leads there.
+
+shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slackwater.sources import spark_connect
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame
+
+_BY_ID_SINCE = (4, 1)
+_SEED = 42  # of the hash by which Spark partitions
+
+
+def place_rows(rows: DataFrame, shards: int, owner: str) -> DataFrame:
+    """Rows in so many partitions, each in that of its owner, with a column more. `owner`: SQL for the number of its shard."""
+    if hasattr(rows, "repartitionById") and spark_connect.spark_version(rows.sparkSession) >= _BY_ID_SINCE:
+        by_id = rows.selectExpr("*", f"{owner} AS __shard")
+        return by_id.repartitionById(shards, by_id["__shard"])
+    listed = ", ".join(map(str, shard_keys(shards)))
+    return rows.selectExpr("*", f"element_at(array({listed}), {owner} + 1) AS __shard").repartition(shards, "__shard")
+
+
+@cache
+def shard_keys(shards: int) -> tuple[int, ...]:
+    """Per shard a number (INT) that Spark's hash partitioning sends to the partition of the shard's number."""
+    found: dict[int, int] = {}
+    start, block = 0, 8 * shards + 64
+    while len(found) < shards:
+        numbers = np.arange(start, start + block, dtype=np.int32)
+        places, first = np.unique(np.mod(murmur3(numbers), np.int32(shards)), return_index=True)
+        for place, at in zip(places.tolist(), first.tolist(), strict=True):
+            found.setdefault(place, int(numbers[at]))
+        start += block
+    return tuple(found[place] for place in range(shards))
+
+
+def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Spark's `hash` of INT columns: MurmurHash3 (x86, 32 bits) of their four bytes."""
+    with np.errstate(over="ignore"):
+        mixed = numbers.view(np.uint32) * np.uint32(0xCC9E2D51)
+        mixed = _rotated(mixed, 15) * np.uint32(0x1B873593)
+        found = _rotated(np.uint32(_SEED) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        found ^= np.uint32(4)  # bytes
+        found = (found ^ (found >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        found = (found ^ (found >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        return (found ^ (found >> np.uint32(16))).view(np.int32)
+
+
+def _rotated(numbers: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    return (numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits))

@@ -1,0 +1,29 @@
+"""Long lists that a commit refers to by name: a text file each, with the checksum in its name."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.storage import FileRef, Storage, verify_file
+
+
+def write_list(place: Storage, epoch: int, lines: Sequence[str]) -> str:
+    """Write a list of a pipeline; its name. Raises EpochError."""
+    text = "".join(f"{line}\n" for line in lines)
+    name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{file_checksum(text.encode())}.jsonl"
+    place.put(name, text.encode())
+    return name
+
+
+def read_list(place: Storage, name: str) -> list[str]:
+    """The lines of a list. Raises StateError if it is not as it was written."""
+    verify_file(place, list_file(name))
+    return place.held(list_file(name)).read_text().splitlines()
+
+
+def list_file(name: str) -> FileRef:
+    """A list as a file: its name ends with the checksum."""
+    return FileRef(name, PurePosixPath(name).stem.rpartition("-")[2])

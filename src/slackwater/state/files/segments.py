@@ -1,0 +1,284 @@
+"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped; the newest version of a unit wins.
+
+shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
+                 look up by binary search, newest first; due rows by a scan of one column
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slackwater.core.arrays import distinct_values, in_sorted, run_starts
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.files.arrow import frame_of
+from slackwater.state.files.buffers import FilesBuffers, JoinWriter
+from slackwater.state.files.merging import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.storage import Storage, file_ref, open_file
+from slackwater.state.protocol import OUTLINE
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.state_rows import (
+    HIDDEN,
+    TOMBSTONE,
+    DueQuery,
+    Int64s,
+    KeyedState,
+    empty_frame,
+    without_revisions,
+)
+
+
+@dataclass(frozen=True)
+class SegmentColumns:
+    """The columns of a segment that decide what is due, as arrays over the file."""
+
+    h: Int64s
+    kind: NDArray[np.int8]
+    start: Int64s
+    due: Int64s
+
+
+class Segment:
+    """One segment."""
+
+    def __init__(self, place: Storage, meta: SegmentMeta) -> None:
+        self.meta, self._place = meta, place
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
+        return open_file(self._place, file_ref(self.meta))
+
+    @cached_property
+    def columns(self) -> SegmentColumns:
+        # PyArrow's to_numpy would load pandas
+        hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
+        return SegmentColumns(*(column.to_numpy() for column in hidden))
+
+    def whole(self) -> pl.DataFrame:
+        return frame_of(self.table)
+
+    def rows(self, index: Int64s) -> pl.DataFrame:
+        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
+
+    def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        """Begin and end positions of the unit of each hash (equal where there is none)."""
+        begin = np.searchsorted(self.columns.h, hashes, "left")
+        end = begin.copy()
+        hit = begin < len(self.columns.h)
+        hit[hit] = self.columns.h[begin[hit]] == hashes[hit]
+        end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
+        return begin, end
+
+    def units_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Begin and end positions of the units that rows at these positions (ascending) are of, each unit once."""
+        begin = run_starts(self.columns.h)
+        if len(begin) == len(self.columns.h):  # a row each
+            return rows, rows + 1
+        of = distinct_values(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)
+        return begin[of], np.append(begin, len(self.columns.h))[of + 1]
+
+
+class SegmentReader:
+    """The units of one shard as of a commit, in its segments."""
+
+    def __init__(self, place: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
+        self.schema, self._place = schema, place
+        self.segments = [Segment(place, m) for m in metas if m.rows]
+
+    def typed(self, schema: dict[str, pl.DataType]) -> SegmentReader:
+        """The same open files with the columns of a window."""
+        reader = SegmentReader(self._place, (), schema)
+        reader.segments = self.segments
+        return reader
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        """All rows of the units with these hashes (sorted, unique), newest version of each."""
+        found: list[pl.DataFrame] = []
+        for segment in reversed(self.segments):
+            if not len(hashes):
+                break
+            begin, end = segment.find(hashes)
+            hit = end > begin
+            if hit.any():
+                found.append(segment.rows(expand_ranges(begin[hit], end[hit])))
+                hashes = hashes[~hit]
+        return self._together(found)
+
+    def due(self, when: DueQuery) -> pl.DataFrame:
+        """All rows of the units that have a visible row that wants a visit."""
+        found: list[pl.DataFrame] = []
+        for age, segment in enumerate(self.segments):
+            if not when.touches(segment.meta.first_due, segment.meta.last_due):
+                continue
+            wanted = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
+            begin, end = segment.units_of(np.flatnonzero(wanted))
+            for newer in self.segments[age + 1 :]:
+                if not len(begin):
+                    break
+                newest = ~in_sorted(segment.columns.h[begin], newer.columns.h)
+                begin, end = begin[newest], end[newest]
+            if len(begin):
+                found.append(segment.rows(expand_ranges(begin, end)))
+        return self._together(found)
+
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        for segment in self.segments:
+            if segment.meta.last_due > after:
+                due = segment.columns.due[(segment.columns.due > after) & (segment.columns.kind != TOMBSTONE)]
+                found.append(np.partition(due, count - 1)[:count] if len(due) > count else due)
+        return np.sort(np.concatenate(found))[:count]
+
+    def scan(self) -> pl.DataFrame:
+        """Every visible row."""
+        return self._together(newest_units([s.whole() for s in self.segments]))
+
+    def outline(self) -> pl.DataFrame:
+        """The columns of every visible row that say what is due; nothing else of the files is read."""
+        kept = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
+        seen: Int64s = np.empty(0, dtype=np.int64)
+        for segment in reversed(self.segments):
+            c = segment.columns
+            shown = c.kind != TOMBSTONE
+            if 4 * len(seen) < len(c.h):  # a few new ones over many old ones
+                shown[expand_ranges(*self._places(segment, seen))] = False
+            elif len(seen):
+                shown &= ~in_sorted(c.h, seen)
+            rows = np.flatnonzero(shown)
+            found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
+            kept.append(found if len(rows) == found.height else found[rows])
+            if segment is not self.segments[0]:
+                seen = distinct_values(np.concatenate([seen, distinct_values(c.h, is_sorted=True)]))
+        return pl.concat(kept)
+
+    @staticmethod
+    def _places(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        begin, end = segment.find(hashes)
+        return begin[end > begin], end[end > begin]
+
+    def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
+        if not frames:
+            return empty_frame(self.schema)
+        alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
+        dead = alive["__kind"].to_numpy() == TOMBSTONE
+        return alive[np.flatnonzero(~dead)] if dead.any() else alive
+
+    def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return without_revisions(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
+
+    def opened(self) -> SegmentReader:
+        """This, with every file open."""
+        for segment in self.segments:
+            _ = segment.table
+        return self
+
+
+@dataclass(frozen=True)
+class FilesShard:
+    """A `ShardState` in files."""
+
+    place: Storage
+    shard: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: KeyedState) -> SegmentReader:
+        return SegmentReader(self.place, self.metas, logic.state_schema)
+
+    def stage(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
+        """The segments with `rows` as the newest, after dropping what is over, and merging what nobody merged beside."""
+        metas = list(self.metas)
+        while metas and metas[0].dead <= watermark:
+            metas.pop(0)
+        if rows.height:
+            metas.append(self._write(logic, rows))
+        kept = tuple(metas)
+        for merge in self.at(kept).merges(logic, watermark, MOST):
+            kept = merge.applied(kept, watermark)
+        return kept
+
+    def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
+        """The newest segments as one, once `fan` of a size have piled up."""
+        count = merge_plan(self.metas, fan)
+        if not count:
+            return []
+        merged = self._merged(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
+        return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
+
+    def buffers(self, logic: JoinLogic) -> FilesBuffers:
+        return FilesBuffers(self.place, self.metas, logic)
+
+    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.place, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return JoinWriter(self.place, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
+
+    def adopt(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+    ) -> tuple[SegmentMeta, ...]:
+        """The segments of a shard that holds exactly `rows`."""
+        return (self._write(logic, rows),) if rows.height else ()
+
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        _, digest = self.place.write(name, frame)
+        return OutputMeta(file=name, rows=frame.height, checksum=digest)
+
+    def _write(self, logic: KeyedState, rows: pl.DataFrame) -> SegmentMeta:
+        """A new file; its name is unique, so a task may run twice."""
+        name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
+        size, digest = self.place.write(name, rows)
+        stats = logic.stats(rows)
+        return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
+
+    def _merged(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
+        """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
+        if oldest:
+            return in_order(logic.forget(self.at(metas).reader(logic).scan(), watermark))
+        opened = [Segment(self.place, m) for m in metas]
+        rows = [logic.unrevised(s.whole()) for s in opened]
+        found = [f.select(list(logic.state_schema)) for f in rows]
+        frame = pl.concat(newest_units(found))
+        return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]
+
+
+def in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    """By hash, as they are within one."""
+    hashes = frame["__h"].to_numpy()
+    if bool((hashes[1:] >= hashes[:-1]).all()):
+        return frame
+    return frame[np.argsort(hashes, kind="stable")]
+
+
+def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Of frames given oldest first: each without the units that a later one holds."""
+    kept: list[pl.DataFrame] = []
+    seen: Int64s = np.empty(0, dtype=np.int64)
+    for frame in reversed(frames):
+        hashes = frame["__h"].to_numpy()
+        kept.append(frame.filter(pl.Series(~in_sorted(hashes, seen))) if len(seen) else frame)
+        seen = distinct_values(np.concatenate([seen, hashes]))
+    return kept[::-1]
+
+
+def expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
+    """The positions begin[0]..end[0], begin[1]..end[1], … as one array."""
+    lengths = end - begin
+    offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+    return np.arange(int(lengths.sum())) + offsets

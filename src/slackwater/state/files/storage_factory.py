@@ -1,0 +1,19 @@
+"""Which kind of place a path names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slackwater.config.paths import is_local
+from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.storage import Storage
+
+
+def place_at(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
+    """Where a pipeline's state is, below a path or URL. Raises StartError."""
+    if isinstance(path, Path) or is_local(path):
+        return LocalStorage(str(Path(path).resolve() / pipeline))
+    from slackwater.state.files.objects import ObjectStorage
+
+    return ObjectStorage.at(path, pipeline, options)

@@ -1,0 +1,61 @@
+"""Changes to a state that no rows bring: commits of their own, by whoever holds the lock.
+
+with editing(store) as manifest:                the latest commit, locked, and published
+    store.commit(next_of(manifest, clock, …))   the same state, as the next epoch, with what was changed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slackwater.errors import StartError, StateError
+from slackwater.state.commit import Commit, new_commit_id
+from slackwater.state.protocol import StateStore
+
+
+@contextmanager
+def edit_state(store: StateStore) -> Iterator[Commit]:
+    """Hold the lock of a state. Raises StartError for no state, LockHeldError, StateError."""
+    if store.written() is None:  # an `open` would make room for one
+        raise no_state()
+    latest = store.open()
+    try:
+        if latest is None:
+            raise no_state()
+        check_published(latest, store.published())
+        yield latest
+    finally:
+        store.close()
+
+
+def no_state() -> StartError:
+    return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
+
+
+def check_published(commit: Commit, published: int) -> None:
+    """Raise StateError if another commit would overtake output that has not reached the target."""
+    if commit.staged and published < commit.epoch:
+        raise pending_epoch_error(commit.pipeline, commit.epoch)
+
+
+def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
+    return StateError(
+        f"{pipeline}: epoch {epoch} was committed and its output is not published yet; start the runner once, which "
+        "publishes it, then repeat this"
+    )
+
+
+def next_of(commit: Commit, clock_us: int, **changed: Any) -> Commit:
+    """The next commit: the same state without output, but for what is `changed`."""
+    update = {
+        "epoch": commit.epoch + 1,
+        "commit_id": new_commit_id(),
+        "committed_us": clock_us,
+        "output": (),
+        "letters": (),
+        "reached": (),
+        "emitted": 0,
+    }
+    return commit.model_copy(update={**update, **changed})

@@ -1,0 +1,260 @@
+"""One shard of the Postgres store, as a worker sees it: units by hash, due units, and COPY into the staged table.
+
+state table ──────────┐  rows of the unit, unless one of the latest commits or a step of this epoch has a newer version
+staged table, tokens ─┴▶ what the step reads
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from slackwater.errors import EpochError
+from slackwater.joins.buffer import Changes
+from slackwater.joins.logic import JoinLogic
+from slackwater.state.commit import OutputMeta, SegmentMeta
+from slackwater.state.files.arrow import encode_frame, file_checksum
+from slackwater.state.postgres import buffers, client, local_cache, validation
+from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
+from slackwater.state.postgres.staged_versions import StagedVersions
+from slackwater.state.postgres.tables import TIMES, TableNames
+from slackwater.state.protocol import OUTLINE
+from slackwater.windows.state_rows import (
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FRAGMENT,
+    HIDDEN,
+    TOMBSTONE,
+    WHOLE,
+    DueQuery,
+    Int64s,
+    KeyedState,
+)
+
+_PLACE = "__ordinal"  # hidden: the place of a row in its unit
+_TOKEN = "__token"  # hidden: what it was staged under
+
+
+@dataclass(frozen=True)
+class PostgresShard:
+    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens).
+
+    `snapshot`: read as of this exported snapshot of the database, for those who look on beside a runner.
+    """
+
+    url: str
+    tables: TableNames
+    shard: int
+    shards: int
+    epoch: int
+    metas: tuple[SegmentMeta, ...]
+    snapshot: str | None = None
+    trusts_copies: bool = True  # whether rows that were staged may be read from this machine, where they are
+
+    def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
+        return replace(self, metas=metas)
+
+    def reader(self, logic: KeyedState) -> PostgresReader:
+        return PostgresReader(self, logic)
+
+    def stage(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+    ) -> tuple[SegmentMeta, ...]:
+        if rows.is_empty():
+            return self.metas
+        token = secrets.token_hex(8)
+        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != TOMBSTONE)), _gone(rows, before)])
+        names = self.tables.columns(logic)
+        # named at last: the names that the table has of its own may be those of keys in the rows
+        frame = (
+            versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
+            .rename({**names, _PLACE: "ordinal"})
+            .with_columns(pl.lit(token).alias("token"), pl.lit(self.epoch, pl.Int64).alias("epoch"))
+        )
+        try:
+            with client.arrow_cursor(self.url) as cursor:
+                client.append_frame(cursor, self.tables.schema, self.tables.name_of("staged"), frame)
+        except ConnectionError as error:
+            raise EpochError(f"state was not staged: {error}") from None
+        stats, content = logic.stats(rows), encode_frame(rows)
+        whose = (self.url, self.tables.state, self.shard)
+        local_cache.store_copy(token, content, whose, {m.file for m in self.metas})
+        given = stats._asdict() | {"checksum": file_checksum(content)}
+        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **given))
+
+    def adopt(
+        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+    ) -> tuple[SegmentMeta, ...]:
+        """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
+        if before is not None:
+            gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
+            dead = gone.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+            return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
+        if rows.is_empty():
+            return ()
+        stats = logic.stats(rows)
+        return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
+
+    def buffers(self, logic: JoinLogic) -> PostgresBuffers:
+        return PostgresBuffers(
+            self.url, JoinTable(self.tables, logic), self.shard, self.shards, self.metas, self.snapshot
+        )
+
+    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+        return buffers.stage_changes(self.url, JoinTable(self.tables, logic), self.metas, changes)
+
+    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return buffers.adopt_rows(JoinTable(self.tables, logic), changes)
+
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        token = uuid.uuid4().hex
+        row = pl.DataFrame(
+            {
+                "token": [token],
+                "pipeline_name": [self.tables.pipeline],
+                "epoch": [self.epoch],
+                "data": [encode_frame(frame).to_pybytes()],
+            }
+        )
+        try:
+            with client.arrow_cursor(self.url) as cursor:
+                client.append_frame(cursor, self.tables.schema, "slackwater_outputs", row)
+        except ConnectionError as error:
+            raise EpochError(f"output was not staged: {error}") from None
+        return OutputMeta(file=token, rows=frame.height)
+
+
+def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows, sorted by unit, with their place in it: (unit, ordinal) is the key of the table."""
+    unit = rows["__h"].to_numpy()
+    place = np.arange(len(unit))
+    first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
+    return rows.with_columns(
+        pl.Series(_PLACE, place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
+    )
+
+
+def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+    """TOMBSTONE rows for the places that a new version no longer has."""
+    if before.is_empty():
+        return _numbered(rows.clear())
+    old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
+    new = _numbered(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _PLACE)
+    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+
+
+@dataclass(frozen=True)
+class PostgresReader:
+    """The `StateReader` of one shard."""
+
+    state: PostgresShard
+    logic: KeyedState
+
+    @cached_property
+    def _recent(self) -> StagedVersions:
+        return StagedVersions(self.state.metas, self.logic.state_schema, self._staged, self.state.trusts_copies)
+
+    def units(self, hashes: Int64s) -> pl.DataFrame:
+        if not len(hashes) or not self._has_rows():
+            return self.logic.empty_state()
+        found, rest = self._recent.units(hashes)
+        below = self._fetch([f"unit = ANY({_array(rest)})"], own=False) if len(rest) else None
+        return _together(found, below)
+
+    def due(self, when: DueQuery) -> pl.DataFrame:
+        if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
+            return self.logic.empty_state()
+        wanted = [f"kind IN ({FRAGMENT}, {EMITTED_FRAGMENT}) AND closes_at <= {client.time_literal(when.pending_upto)}"]
+        for kind, moves in ((WHOLE, when.whole), (EMITTED, when.emitted)):
+            for after, upto in moves:
+                within = f"closes_at > {client.time_literal(after)} AND closes_at <= {client.time_literal(upto)}"
+                wanted.append(f"kind = {kind} AND {within}")
+        before = client.time_literal(when.start_before)
+        below = self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+        return self._over(self._recent.due(when) if self._recent else None, below)
+
+    def nearest(self, after: int, count: int) -> Int64s | None:
+        return None  # its index finds rows of any span of time
+
+    def scan(self) -> pl.DataFrame:
+        return self._over(self._recent.scan() if self._recent else None, self._fetch([], own=True))
+
+    def outline(self) -> pl.DataFrame:
+        below = self._fetch([], own=True, only=OUTLINE)
+        return self._over(self._recent.outline() if self._recent else None, below)
+
+    def _over(self, found: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
+        """The newest rows, over those of the state table."""
+        return below if found is None else _together(found, self._recent.uncovered(below))
+
+    def _has_rows(self) -> bool:
+        return any(m.rows for m in self.state.metas)
+
+    def _fetch(self, conditions: Sequence[str], own: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
+        """From the state table all rows of the units with a row for which the conditions hold.
+
+        `own`: of this shard only; `only`: these columns.
+        """
+        t, shards = self.state.tables, self.state.shards
+        mine = [f"mod(mod(key_hash, {shards}) + {shards}, {shards}) = {self.state.shard}"] if own and shards > 1 else []
+        wanted = " AND ".join([*conditions, *mine]) or "true"
+        if conditions and own:
+            # a unit is read as a whole, though only one of its rows is due
+            wanted = f"unit IN (SELECT unit FROM {t.state} WHERE {wanted})"
+        columns, schema = self._columns(only)
+        frame = self._ask(f"SELECT {columns} FROM {t.state} r WHERE {wanted}", schema)
+        return frame.sort("__h", _PLACE).drop(_PLACE)
+
+    def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
+        """What lies under these tokens, of all units or of these; tokens under which nothing lies are left out."""
+        columns, schema = self._columns()
+        listed = ", ".join(f"'{m.file}'" for m in metas)
+        wanted = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
+        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){wanted}"
+        frame = self._ask(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
+        parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
+        return {str(token): part for (token,), part in parts.items()}
+
+    def _columns(self, only: Sequence[str] | None = None) -> tuple[str, dict[str, pl.DataType]]:
+        """What is asked for, as SQL, and the columns that come."""
+        named = self.state.tables.columns(self.logic)
+        schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
+        asked = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
+        return asked, {**schema, _PLACE: pl.Int32()}
+
+    @cached_property
+    def _required(self) -> dict[str, str]:
+        """The columns without NULL, and what the table calls them."""
+        named = self.state.tables.columns(self.logic)
+        return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
+
+    def _ask(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+        with (
+            validation.reading(self.state.tables.state),
+            client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
+        ):
+            frame = client.fetch_frame(cursor, query, schema)
+        if self.state.trusts_copies:  # else who asks looks at everything, and names all of it
+            validation.check_rows(frame, self.state.tables.state, self._required)
+        if "__rev" in schema:  # rows written while windows were not revised
+            frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
+        return frame
+
+
+def _array(hashes: Int64s) -> str:
+    return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
+
+
+def _together(found: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
+    """Rows of different units, by unit; those of one stay in their order."""
+    frame = found if below is None else below if found.is_empty() else pl.concat([found, below])
+    hashes = frame["__h"].to_numpy()
+    if bool((hashes[1:] >= hashes[:-1]).all()):
+        return frame
+    return frame[np.argsort(hashes, kind="stable")]

@@ -1,0 +1,134 @@
+"""The versions of a shard's rows that the latest commits staged, newest last: what lies over the table of the state.
+
+ [token c]   newest      each sorted by unit, from a copy on this machine (`copies.py`),
+ [token b]               or fetched from the staged table
+ [token a]
+═══════════ state table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from slackwater.core.humanize import plural
+from slackwater.errors import EpochError
+from slackwater.state.commit import SegmentMeta
+from slackwater.state.files.arrow import solid_frame
+from slackwater.state.files.segments import Segment, SegmentReader
+from slackwater.state.postgres import local_cache
+from slackwater.windows.state_rows import DueQuery, Int64s
+
+Fetch = Callable[
+    [Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]
+]  # rows by token; of all units, or these
+FEW = 1_000  # units: their rows alone are fetched
+
+
+class _StagedVersion(Segment):
+    """What lies under one token."""
+
+    def __init__(self, meta: SegmentMeta, table: pa.Table) -> None:
+        self.meta, self.table = meta, table
+
+
+class _StagedVersionList(SegmentReader):
+    def __init__(self, parts: Sequence[_StagedVersion], schema: dict[str, pl.DataType]) -> None:
+        self.schema, self.segments = schema, list(parts)
+
+
+class StagedVersions:
+    """`metas`: all of the shard. `fetch`: asks the database. `is_local`: whether copies on this machine will do."""
+
+    def __init__(
+        self, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType], fetch: Fetch, is_local: bool = True
+    ) -> None:
+        self._metas = [m for m in metas if m.file]
+        self._schema, self._fetch, self._is_local = schema, fetch, is_local
+        self._whole: SegmentReader | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._metas)
+
+    def units(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
+        """The newest rows of these units (sorted, unique), and the units of which nothing is here."""
+        if not self._metas:
+            return self._reader([]).units(hashes), hashes
+        reader = self._of(hashes) if len(hashes) < FEW else self._all()
+        return reader.units(hashes), hashes[~_covered(reader, hashes)]
+
+    def due(self, when: DueQuery) -> pl.DataFrame:
+        return self._all().due(when)
+
+    def scan(self) -> pl.DataFrame:
+        return self._all().scan()
+
+    def outline(self) -> pl.DataFrame:
+        return self._all().outline()
+
+    def uncovered(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Rows of the state table without those that have a newer version here."""
+        if not self._metas or rows.is_empty():
+            return rows
+        hashes = rows["__h"].to_numpy()
+        reader = self._of(np.unique(hashes)) if len(hashes) < FEW else self._all()
+        gone = _covered(reader, hashes)
+        return rows.filter(pl.Series(~gone)) if gone.any() else rows
+
+    def _all(self) -> SegmentReader:
+        if self._whole is None:
+            found = {m.file: self._found(m) for m in self._metas}
+            missing = [m for m in self._metas if found[m.file] is None]
+            if missing:
+                fetched = self._fetch(missing, None)
+                for meta in missing:
+                    found[meta.file] = self._checked(meta, fetched.get(meta.file))
+            self._whole = self._reader([_StagedVersion(m, found[m.file]) for m in self._metas])
+        return self._whole
+
+    def _of(self, hashes: Int64s) -> SegmentReader:
+        """Of few units: the rest of what is not on this machine stays where it is."""
+        if self._whole is not None:
+            return self._whole
+        found = {m.file: self._found(m) for m in self._metas}
+        missing = [m for m in self._metas if found[m.file] is None]
+        if not missing:
+            return self._all()
+        fetched = self._fetch(missing, hashes)
+        for meta in missing:
+            frame = fetched.get(meta.file)
+            found[meta.file] = None if frame is None else _table(frame)
+        return self._reader([_StagedVersion(m, found[m.file]) for m in self._metas if found[m.file] is not None])
+
+    def _found(self, meta: SegmentMeta) -> pa.Table | None:
+        return local_cache.find_copy(meta) if self._is_local else None
+
+    def _checked(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
+        count = 0 if frame is None else frame.height
+        if frame is None or count != meta.rows:
+            raise EpochError(
+                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, the commit says {meta.rows:,}; "
+                "restore the database from a backup"
+            )
+        table = _table(frame)
+        return local_cache.hold_table(meta.file, table) if self._is_local else table
+
+    def _reader(self, parts: Sequence[_StagedVersion]) -> SegmentReader:
+        return _StagedVersionList(parts, self._schema)
+
+
+def _table(frame: pl.DataFrame) -> pa.Table:
+    return solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
+    """Which of these units have a version in one of the parts."""
+    found = np.zeros(len(hashes), dtype=bool)
+    for part in reader.segments:
+        begin, end = part.find(hashes)
+        found |= end > begin
+    return found

@@ -1,0 +1,65 @@
+"""What each start checks of the tables of a state: that they have the rows and the columns that the latest commit recorded.
+
+One count and one look at the catalog per stage. `slackwater verify` reads every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from slackwater.core.humanize import plural
+from slackwater.errors import StateError
+from slackwater.state.commit import Commit, TableRecord
+from slackwater.state.postgres import client, table_ownership
+from slackwater.state.postgres.tables import TableNames
+
+# columns of our own in which no state has NULL; those of users never have these names
+REQUIRED = {
+    "unit", "key_hash", "kind", "window_start", "last_event", "closes_at", "reaches_to_us", "side", "event_time", "row_id"
+}  # fmt: skip
+
+
+def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> None:
+    """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
+
+    A table that is missing is left to `prepare`. States from before tables were recorded pass.
+    """
+    named = table_ownership.current_names(db, tables, len(commit.stages))
+    for number, stage in enumerate(commit.stages):
+        table = named.of(number).state
+        if stage.table is None or db.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
+            continue
+        if differences := list(table_differences(db, table, stage.table)):
+            raise StateError(
+                f'stage "{stage.name}": table {table} {place} was changed by somebody else since epoch {commit.epoch}: '
+                f"{'; '.join(differences)}; nothing was changed: restore the database from a backup, see what is left with `slackwater "
+                "verify`, or start over with: slackwater run FILE --rebuild"
+            )
+
+
+def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
+    """Say what about a table is not as its record has it: found, and expected."""
+    types = client.types_of(db, table)
+    for name, type_ in record.columns.items():
+        expected = type_.removesuffix(" NOT NULL")
+        if types.get(name) != expected:
+            yield f'found column "{name}" {types.get(name, "missing")}, expected {expected}'
+    yield from row_difference(db, table, record)
+
+
+def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
+    """The same of its rows alone."""
+    there = client.columns_of(db, table)
+    required = [c for c in record.columns if c in REQUIRED and c in there]
+    counts = "".join(f", count({client.quote_name(c)})" for c in required)
+    row = db.execute(f"SELECT count(*){counts} FROM {table}").fetchone()
+    if row is None:
+        return
+    if row[0] != record.rows:
+        yield f"found {plural(row[0], 'row')}, expected {record.rows:,}"
+    for column, count in zip(required, row[1:], strict=True):
+        if count != row[0]:
+            yield f'found NULL in column "{column}" of {plural(row[0] - count, "row")}, expected a value'

@@ -1,0 +1,206 @@
+"""Whose table is it? Looked at before anything is dropped, renamed or gone on with: a name alone proves nothing.
+
+    slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
+    slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
+
+Tables of earlier versions have no comment: the default of their column `pipeline_name` tells whose a state is, and a view
+is of whoever owns the table that it reads. They get the names and comments of today when their pipeline starts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import psycopg
+
+from slackwater.config.step_spec import MOST_STAGES
+from slackwater.errors import StateError
+from slackwater.state.postgres import client
+from slackwater.state.postgres.tables import TableNames
+
+STAGES = range(MOST_STAGES)  # what is put aside is looked for in all of them
+KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
+_COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
+
+
+class TableOwner(NamedTuple):
+    """A relation that bears a name of ours. `owner`: in words; None for us."""
+
+    name: str  # as SQL
+    owner: str | None
+
+
+def find_owner(db: psycopg.Connection[Any], tables: TableNames, what: str) -> TableOwner | None:
+    """Whether one of the pipeline's names is taken, and by whom."""
+    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(what))}"
+    row = db.execute(
+        "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
+        " (SELECT count(*) FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attname = 'token' AND t.attnum = 1)"
+        " FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline_name' AND NOT a.attisdropped"
+        " LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum WHERE c.oid = to_regclass(%s)",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    kind, comment, default, persistence, token = row
+    if kind != ("v" if what == "windows" else "r"):
+        return TableOwner(name, "something else: an index, a sequence or the like")
+    if comment == tables.comment(what):
+        return TableOwner(name, None)
+    if comment and (told := _COMMENT.fullmatch(comment)):
+        return TableOwner(name, told[2])
+    if what == "windows":
+        return TableOwner(name, _owner_of_view(db, name, tables))
+    if what == "staged":
+        return TableOwner(name, None if persistence == "u" and token else "somebody else, as it holds no staged rows")
+    of = _literal(default)
+    if of is None:
+        return TableOwner(name, "somebody else, as it has no pipeline_name")
+    return TableOwner(name, None if of == tables.pipeline else f'pipeline "{of}"')
+
+
+def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
+    """Whose a view is: of whoever owns the state that it reads."""
+    found = find_owner(db, tables, "state")
+    if found is None or found.owner is not None:
+        return "somebody else, as it does not read this pipeline's table" if found is None else found.owner
+    row = db.execute(
+        "SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid AND d.classid = 'pg_rewrite'::regclass"
+        " WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
+        (view, found.name),
+    ).fetchone()
+    return None if row is not None else "somebody else, as it does not read this pipeline's table"
+
+
+def _literal(default: str | None) -> str | None:
+    """The text of `'orders'::text`."""
+    told = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
+    return told[1].replace("''", "'") if told else None
+
+
+def own_table(db: psycopg.Connection[Any], tables: TableNames, what: str) -> str | None:
+    """One of the pipeline's tables, as SQL; None if it is not there. Raises StateError if the name is somebody else's."""
+    found = find_owner(db, tables, what)
+    if found is None or found.owner is None:
+        return None if found is None else found.name
+    raise StateError(
+        f'{found.name} belongs to {found.owner}, and pipeline "{tables.pipeline}" needs the name; nothing was changed; start that '
+        "pipeline once with this version, which renames what an earlier one named so, or choose another pipeline name"
+    )
+
+
+def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+    """Whether none of the pipeline's names is somebody else's; else what bears it is left alone."""
+    return all((found := find_owner(db, tables, what)) is None or found.owner is None for what in KINDS)
+
+
+def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
+    """Drop the pipeline's own tables, as far as they are there. Raises StateError, before anything, if one is not its own."""
+    found = {what: own_table(db, tables, what) for what in KINDS if what in which}
+    for what, name in found.items():
+        if name is not None:
+            db.execute(f"DROP {KINDS[what]} {name}")
+
+
+def sign_table(db: psycopg.Connection[Any], tables: TableNames, what: str) -> None:
+    """Say whose a table is."""
+    comment = tables.comment(what).replace("'", "''")
+    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(what))}"
+    db.execute(f"COMMENT ON {KINDS[what]} {name} IS '{comment}'")
+
+
+def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
+    """The tables under the names that they bear: a state that no start has renamed yet is read under the former ones."""
+    former = set()
+    for stage in range(stages):
+        old = replace(tables, stage=stage, former=frozenset({stage}))
+        new = tables.of(stage)
+        if old.name_of("state") == new.name_of("state") or find_owner(db, new, "state") is not None:
+            continue
+        found = find_owner(db, old, "state")
+        if found is not None and found.owner is None:
+            former.add(stage)
+    return replace(tables, former=frozenset(former))
+
+
+def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
+    """Give the state of a stage another name, or another pipeline; what is made at each start goes. In a transaction.
+
+    Raises StateError if one of the names is somebody else's.
+    """
+    there, moves = own_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
+    if moves:  # else the view stays until its table changes
+        drop_tables(db, tables, "windows")
+    if there is None:
+        if moves:
+            drop_tables(db, tables, "staged")
+        return
+    if moves:
+        drop_tables(db, new, "windows", "staged")
+        _rename_staged(db, tables, new)
+        if own_table(db, new, "state") is not None:
+            raise StateError(
+                f"both {there} and {new.state} hold the state of a stage; remove the one that is of no use"
+            )
+        db.execute(f"ALTER TABLE {there} RENAME TO {client.quote_name(new.name_of('state'))}")
+    if tables.pipeline != new.pipeline:
+        name = new.pipeline.replace("'", "''")
+        db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
+        db.execute(f"UPDATE {new.state} SET pipeline_name = %s", (new.pipeline,))
+    name_indexes(db, new)
+    sign_table(db, new, "state")
+
+
+def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
+    """What the latest commit names goes with the state; what no commit can name, as it is not logged, goes."""
+    name = own_table(db, tables, "staged")
+    row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
+    if name is None or row != ("p",):
+        drop_tables(db, tables, "staged")
+        return
+    db.execute(f"ALTER TABLE {name} RENAME TO {client.quote_name(new.name_of('staged'))}")
+    index = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of('staged', 'token'))}"
+    db.execute(f"ALTER INDEX IF EXISTS {index} RENAME TO {client.quote_name(new.name_of('staged', 'token'))}")
+    sign_table(db, new, "staged")
+
+
+def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
+    """Our indexes of a state get names of ours: those that Postgres chooses could be the name of another pipeline's table."""
+    rows = db.execute(
+        "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
+        " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
+        " GROUP BY 1, 2 ORDER BY 1",
+        (tables.state,),
+    ).fetchall()
+    taken = {name for name, _, _ in rows}
+    for name, primary, columns in rows:
+        wanted = tables.name_of("state", "pkey" if primary else "due")
+        if wanted not in taken and (primary or columns in (["closes_at"], ["side", "event_time"])):
+            db.execute(
+                f"ALTER INDEX {client.quote_name(tables.schema)}.{client.quote_name(name)} RENAME TO {client.quote_name(wanted)}"
+            )
+            taken.add(wanted)
+
+
+def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
+    """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
+    for shared in tables.of_all:
+        db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
+    found = current_names(db, tables, len(STAGES))
+    for stage in STAGES:
+        if is_free(db, found.of(stage)):
+            rename_tables(db, found.of(stage), replace(tables, pipeline=aside, stage=stage))
+
+
+def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+    """Return whether the pipeline has a commit."""
+    query = f"SELECT 1 FROM {tables.pipelines} WHERE pipeline_name = %s"
+    return db.execute(query, (tables.pipeline,)).fetchone() is not None
+
+
+def forget(db: psycopg.Connection[Any], tables: TableNames) -> None:
+    """Delete what the tables of all pipelines hold of this one."""
+    for shared in tables.of_all:
+        db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

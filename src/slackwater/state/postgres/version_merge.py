@@ -1,0 +1,209 @@
+"""Versions that lie in the staged table become the state: the newest of each unit, all at once, in a transaction of the caller's.
+
+    state     unit 7   v 1                          v 3
+    staged    token a  unit 7  v 2          ──▶     (empty)
+              token b  unit 7  v 3
+    record    [state] [a] [b]                       [state]
+
+A commit of many rows lists their tokens, and the state table stays as it is; readers lay the newer versions over it. So a unit
+that comes in eight epochs is written to the table once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from slackwater.errors import EpochError, StateError
+from slackwater.state.commit import Commit, SegmentMeta
+from slackwater.state.postgres import client, local_cache
+from slackwater.state.postgres.table_checks import check_tables
+from slackwater.state.postgres.tables import TableNames
+from slackwater.windows.state_rows import TOMBSTONE
+
+log = logging.getLogger("slackwater")
+
+FEW_ROWS = 10_000  # so many are folded at once: the table then is what the latest commit says
+MOST_ROWS = 4_000_000  # and so many are not left for later
+MOST_TOKENS = 16  # of a shard: what is due is looked for in each of them
+_SORTING = "64MB"
+
+Segments = Sequence[Sequence[SegmentMeta]]
+
+
+def staged_segments(segments: Segments) -> list[SegmentMeta]:
+    """What of a stage lies in the staged table."""
+    return [m for metas in segments for m in metas if m.file]
+
+
+def is_time(segments: Segments) -> bool:
+    """Whether what lies in the staged table should become the state now."""
+    rows = sum(m.rows for m in staged_segments(segments))
+    most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
+    return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
+
+
+def must_be_there(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
+    """Raise EpochError if rows that a commit is to name are not there."""
+    found = _count(db, staged, metas)
+    if found != (expected := sum(m.rows for m in metas)):
+        raise EpochError(
+            f"epoch {epoch} was not committed: of the rows staged for it in {staged} {found:,} are there, expected {expected:,} "
+            "(Postgres was restarted after a crash, or somebody deleted them); start again, the epoch is repeated"
+        )
+
+
+def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta]) -> int:
+    if not metas:
+        return 0
+    row = db.execute(f"SELECT count(*) FROM {staged} WHERE token = ANY(%s)", ([m.file for m in metas],)).fetchone()
+    return row[0] if row else 0
+
+
+def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
+    """Replace units of the state by their newest versions; what is staged stays. Return how many rows the table gained.
+
+    Raises StateError if some of it is gone.
+    """
+    metas = staged_segments(segments)
+    if not metas:
+        return 0
+    missing = [t for t in (staged, state) if not _exists(db, t)]
+    if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
+        raise StateError(
+            f"{missing[0] if missing else staged} lacks rows that the latest commit names; restore it from a backup of the database"
+        )
+    there = set(client.columns_of(db, state))
+    columns = [c for c in client.columns_of(db, staged) if c in there]
+    values = ", ".join(
+        f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
+    )
+    # a unit is of one shard, whose tokens are in order
+    given = [(m.file, place) for of_shard in segments for place, m in enumerate(of_shard) if m.file]
+    names, places = [token for token, _ in given], [place for _, place in given]
+    several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
+    if sum(m.rows for m in metas) > FEW_ROWS:
+        db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
+    # the places that a unit no longer has, as of any version: those that the newest has are written below
+    removed = db.execute(
+        f"DELETE FROM {state} s USING (SELECT DISTINCT unit, ordinal FROM {staged} WHERE token = ANY(%s) AND kind = {TOMBSTONE}) t"
+        " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
+        (names,),
+    ).rowcount
+    listed = client.quote_names(columns)
+    if several:
+        source = (
+            f"(WITH picked AS MATERIALIZED (SELECT t.*, p.place FROM {staged} t JOIN unnest(%s::text[], %s::int[]) AS p (token, place)"
+            " USING (token)), newest AS (SELECT unit, max(place) AS place FROM picked GROUP BY unit)"
+            " SELECT picked.* FROM picked JOIN newest USING (unit, place)) t"
+        )
+        arguments: tuple[Any, ...] = (names, places)
+    else:
+        source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
+    # xmax is 0 in a row that is new, and the lock's in one that is replaced
+    added = db.execute(
+        f"WITH written AS (INSERT INTO {state} ({listed}) SELECT {listed} FROM {source} WHERE kind <> {TOMBSTONE}"
+        f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
+        " SELECT count(*) FILTER (WHERE is_new) FROM written",
+        arguments,
+    ).fetchone()
+    return (added[0] if added else 0) - removed
+
+
+def merged_commit(commit: Commit) -> Commit:
+    """The same commit when all that it names lies in the tables of the state."""
+    stages = tuple(
+        s.model_copy(update={"segments": tuple(collapsed_segments(metas) for metas in s.segments)})
+        if staged_segments(s.segments)
+        else s
+        for s in commit.stages
+    )
+    return commit.model_copy(update={"stages": stages})
+
+
+def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
+    """The figures about a shard after its staged rows became part of the table. `size`: of its share, where that is known."""
+    if not metas:
+        return ()
+    return (
+        SegmentMeta(
+            file="",
+            rows=sum(m.rows for m in metas),
+            bytes=sum(m.bytes for m in metas) if size is None else size,
+            first_due=min(m.first_due for m in metas),
+            last_due=max(m.last_due for m in metas),
+            close=max(m.close for m in metas),
+            dead=max(m.dead for m in metas),
+        ),
+    )
+
+
+def at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> Commit:
+    """Check the tables, and fold what the latest commit names: a start finds the tables of the state as they are meant.
+
+    Raises StateError.
+    """
+    check_tables(db, tables, commit, place)
+    if not any(staged_segments(s.segments) for s in commit.stages):
+        return commit
+    with db.transaction():
+        done = merged_commit(_fold_stages(db, tables, commit))
+        row = db.execute(
+            f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
+            " WHERE pipeline_name = %s AND epoch = %s",
+            (done.model_dump_json(), tables.pipeline, commit.epoch),
+        )
+        if row.rowcount != 1:
+            raise StateError(f'pipeline "{tables.pipeline}" {place} was changed by another runner; start again')
+    local_cache.forget_copies(staged_tokens(commit))
+    return done
+
+
+def _fold_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
+    """Fold what the stages of a commit name; return the commit with the rows that their tables have then."""
+    for number, stage in enumerate(commit.stages):
+        t = tables.of(number)
+        commit = with_gained_rows(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
+        if staged_segments(stage.segments):
+            db.execute(f"DELETE FROM {t.staged}")
+    return commit
+
+
+def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
+    """Return the commit with the rows that the table of a stage has after a fold."""
+    stages = list(commit.stages)
+    if (table := stages[number].table) is not None:
+        update = {"table": table.model_copy(update={"rows": table.rows + gained})}
+        stages[number] = stages[number].model_copy(update=update)
+    return commit.model_copy(update={"stages": tuple(stages)})
+
+
+def staged_tokens(commit: Commit) -> frozenset[str]:
+    """The tokens of what is staged and part of this commit."""
+    return frozenset(m.file for m in commit.metas if m.file)
+
+
+def clear_merged(
+    db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, done: Commit
+) -> frozenset[str]:
+    """After a commit: copies of what it folded go, and the place of their rows is there for others. What waits now.
+
+    `before`: what waited; `commit`: as it was asked for.
+    """
+    waits = staged_tokens(done)
+    local_cache.forget_copies((before | staged_tokens(commit)) - waits)
+    for number, stage in enumerate(done.stages) if before - waits else ():
+        if not staged_segments(stage.segments):
+            try:
+                db.execute(f"VACUUM {tables.of(number).staged}")
+            except psycopg.Error as error:  # the commit is made: autovacuum, or the next one, comes by
+                log.warning("%s: staged rows were not vacuumed: %s", tables.pipeline, client.error_reason(error))
+    return waits
+
+
+def _exists(db: psycopg.Connection[Any], table: str) -> bool:
+    row = db.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    return bool(row and row[0])

@@ -1,0 +1,190 @@
+"""Where a target of files keeps them: a directory, or a place in an object store.
+
+                written                          marker                                          read back
+Directory       aside, flushed, then renamed     likewise                                        where they are
+Bucket          put                              put if it is still what was read before         from copies that are fetched once
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from slackwater.config.paths import is_local
+from slackwater.errors import PublishError
+from slackwater.state.files.cache import FileCache
+from slackwater.state.files.object_client import ObjectClient
+
+OWN = "_slackwater"  # a folder within it that readers of the rows leave out
+
+
+class OutputDirectory(Protocol):
+    """Files by their names. What cannot be read or written is an OSError, or an error of ours."""
+
+    @property
+    def shown(self) -> str: ...
+
+    def names(self, within: str = "") -> list[str]:
+        """Of its files, or of those of a folder within it, without deeper ones; none where there is nothing."""
+        ...
+
+    def write(self, name: str, fill: Callable[[Path], None]) -> None:
+        """A file as a whole, or not at all; `fill` writes it to a path."""
+        ...
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def mark(self, name: str, content: bytes) -> None:
+        """Write a small file over, as it was last read. Raises PublishError if another runner wrote it meanwhile."""
+        ...
+
+    def move(self, names: Sequence[str], to: str) -> None:
+        """Move files to a folder within it, one after the other."""
+        ...
+
+    def here(self) -> Path:
+        """A directory of this machine that has the files."""
+        ...
+
+
+def folder_at(path: str | Path, options: Mapping[str, str] | None = None) -> OutputDirectory:
+    """What lies at a path or URL. Raises StartError."""
+    if isinstance(path, Path) or is_local(path):
+        return LocalDirectory(Path(path))
+    return BucketDirectory(ObjectClient(path.rstrip("/"), options or {}, "target"))
+
+
+@dataclass(frozen=True)
+class LocalDirectory:
+    """A `OutputDirectory` in a file system."""
+
+    path: Path
+
+    @property
+    def shown(self) -> str:
+        return str(self.path)
+
+    def names(self, within: str = "") -> list[str]:
+        try:
+            return sorted(p.name for p in (self.path / within).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def write(self, name: str, fill: Callable[[Path], None]) -> None:
+        (self.path / OWN).mkdir(parents=True, exist_ok=True)
+        aside = self.path / OWN / f".{name}"
+        with _removed_on_failure(aside):
+            fill(aside)
+            _flush(aside)
+            aside.replace(self.path / name)
+
+    def read(self, name: str) -> bytes | None:
+        path = self.path / name
+        return path.read_bytes() if path.exists() else None
+
+    def mark(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".tmp")
+        with _removed_on_failure(aside):
+            aside.write_bytes(content)
+            _flush(aside)
+            aside.replace(path)
+
+    def move(self, names: Sequence[str], to: str) -> None:
+        aside = self.path / to
+        aside.mkdir(parents=True)
+        for name in names:
+            (self.path / name).replace(aside / Path(name).name)
+
+    def here(self) -> Path:
+        return self.path
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """A disk that is full keeps no half-written file."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+@dataclass
+class BucketDirectory:
+    """A `OutputDirectory` in an object store."""
+
+    client: ObjectClient
+    _versions: dict[str, str | None] = field(default_factory=dict)
+    _content: dict[str, bytes | None] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        return self.client.url
+
+    def names(self, within: str = "") -> list[str]:
+        return sorted(name for name in self.client.sizes(within) if "/" not in name)
+
+    def write(self, name: str, fill: Callable[[Path], None]) -> None:
+        with tempfile.TemporaryDirectory(prefix="slackwater-") as home:
+            path = Path(home) / name
+            fill(path)
+            self.client.put(name, path.read_bytes())
+
+    def read(self, name: str) -> bytes | None:
+        """Asked for once: what this process wrote since is known."""
+        if name not in self._content:
+            try:
+                found = self.client.get(name)
+                self._content[name], self._versions[name] = bytes(found.content), found.version
+            except FileNotFoundError:
+                self._content[name] = self._versions[name] = None
+        return self._content[name]
+
+    def mark(self, name: str, content: bytes) -> None:
+        self.read(name)
+        before = self._versions[name]
+        version = self.client.create(name, content) if before is None else self.client.replace(name, content, before)
+        if version is None:
+            del self._content[name], self._versions[name]
+            raise PublishError(f"{self.shown}/{name} was written by another runner meanwhile; this one stops")
+        self._content[name], self._versions[name] = content, version
+
+    def move(self, names: Sequence[str], to: str) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):  # of an attempt that was cut off
+                self.client.copy(name, f"{to}/{Path(name).name}")
+            self.client.delete([name])
+            self._content.pop(name, None)
+            self._versions.pop(name, None)
+
+    def here(self) -> Path:
+        cache = FileCache(
+            f"target-{xxhash.xxh3_128_hexdigest(repr(sorted(self.client.options.items())).encode() + self.shown.encode())}"
+        )
+        there = {name: size for name, size in self.client.sizes("").items() if "/" not in name}
+        for name, size in there.items():
+            path = cache.path(name)
+            if not path.exists() or path.stat().st_size != size:
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    cache.add(name, self.client.get(name, size).content)
+        home = cache.path(".")
+        home.mkdir(parents=True, exist_ok=True)
+        for path in home.iterdir():
+            if path.name not in there:
+                path.unlink()
+        return home
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,65 @@
+"""A pipeline as a test runs it: what it would drop is heard, what its target cannot hold is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from slackwater.config.connection import FilesConnection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.target import Target
+from slackwater.config.transform import Stage, Transform
+from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits, capacity_of
+from slackwater.operators.base import Operator
+
+WATCHED = "~"  # begins the names of targets that only a test has
+
+
+def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
+    """What each target, with the state store that a config names, can hold of a row's values; `operators`: by stage."""
+    from slackwater.runner.components import targets_of
+
+    store = pipeline.state_store
+    held = ValueLimits(False, YEARS, state=True) if store is not None and store.kind == "postgres" else ANYTHING
+    real = {n: t for n, t in targets_of(pipeline, operators).items() if not n.startswith(WATCHED)}
+    return {name: held & capacity_of(target) for name, target in real.items()}
+
+
+_T = TypeVar("_T", Transform, Stage)
+
+
+def _listening(found: _T) -> _T:
+    """What reads sources: no row of it is dropped unheard."""
+    update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
+    if not found.is_rows and found.step.late_data == "drop":
+        step = found.step.model_copy(update={"late_data": "dlq"})
+        update[step.table] = step
+    return found.model_copy(update=update)
+
+
+def with_captured_losses(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
+    first = [name for name, own in pipeline.alone.items() if not any(s.of_stage for s in own.sources)]
+    stages = tuple(_listening(s) if s.name in first else s for s in pipeline.stages)
+    reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
+    transform = reader or _listening(pipeline.transform)
+    changed = transform != pipeline.transform or stages != pipeline.stages
+    if pipeline.dead_letter is not None and not changed:
+        return pipeline
+    kept = {"dead_letter": pipeline.dead_letter or Target(connection=FilesConnection(), path="letters")}
+    return pipeline.model_copy(update={"transform": transform, "stages": stages, **kept})
+
+
+def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
+    """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
+    wanted = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.steps}]
+    if not wanted:
+        return pipeline
+    more = [
+        Target(connection=FilesConnection(), path=n).model_copy(update={"name": WATCHED + n, "from_": n})
+        for n in wanted
+    ]
+    return pipeline.model_copy(update={"targets": (*(own.target for own in pipeline.by_target.values()), *more)})
+
+
+__all__ = ["WATCHED", "value_limits", "with_captured_losses", "with_watched_stages"]

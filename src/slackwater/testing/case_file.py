@@ -1,0 +1,368 @@
+"""A test of a pipeline as TOML: what is given, step by step, and what is expected at the end.
+
+pipeline = "../clicks.toml"       # without it: the TOML beside the folder whose name this file has
+
+[[steps]]                         # one epoch: rows of the only source, or rows.SOURCE = [...]
+rows = [{ user_id = "u1", ts = 2024-03-01T09:00:00Z }, "a broken line"]
+[[steps]]
+quiet = "1h"
+[expect]
+rows = [{ user_id = "u1", clicks = 1 }]
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from slackwater.config.message_format import format_value, show_key
+from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
+from slackwater.config.value_parsers import (
+    InvalidTableError,
+    InvalidValueError,
+    Kind,
+    choice_parser,
+    duration_parser,
+    integer_parser,
+    parse_flag,
+    parse_text,
+    with_schema,
+)
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.errors import ConfigError
+
+_PAGE = "docs/testing.md#a-test-as-a-file"
+_ROW = {"anyOf": [{"type": "object"}, {"type": "string"}]}
+_ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
+_NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or flush"
+ONLY = ""  # stands for the only source, or target
+
+
+@with_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
+def _given(value: Any) -> dict[str, tuple[Any, ...]]:
+    """Rows of the only source, or per source."""
+    return _per_source(
+        value, (dict, str), 'a list of rows ([{ user_id = "u1" }]), or one per source (rows.SOURCE = [...])'
+    )
+
+
+@with_schema(
+    anyOf=[
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
+    ]
+)
+def _files(value: Any) -> dict[str, tuple[Any, ...]]:
+    return _per_source(value, (str,), 'a list of files (["noon.jsonl"]), or one per source (files.SOURCE = [...])')
+
+
+def _per_source(value: Any, kinds: tuple[type, ...], wanted: str) -> dict[str, tuple[Any, ...]]:
+    given = value if isinstance(value, Mapping) else {ONLY: value}
+    problems = []
+    for source, rows in given.items():
+        at = f": {show_key(source)}" if isinstance(value, Mapping) else ""
+        if not isinstance(rows, list | tuple):
+            if not at:
+                raise InvalidValueError(wanted)
+            problems.append(f"{at}: found {format_value(rows)}, expected {wanted}")
+            continue
+        for i, row in enumerate(rows):
+            if not isinstance(row, kinds):
+                what = "a file's name" if kinds == (str,) else "a table, or the text of a record as it is"
+                problems.append(f"{at or ': '}[{i}]: found {format_value(row)}, expected {what}")
+    if problems:
+        raise InvalidTableError(problems, {})
+    return {source: tuple(rows) for source, rows in given.items()}
+
+
+_EXPECTED: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
+
+
+@with_schema(**_EXPECTED)
+def _expected(value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidValueError('a list of rows ([{ user_id = "u1" }])')
+    if wrong := [
+        f"[{i}]: found {format_value(row)}, expected a table"
+        for i, row in enumerate(value)
+        if not isinstance(row, Mapping)
+    ]:
+        raise InvalidTableError([f": {line}" for line in wrong], ())
+    return tuple(dict(row) for row in value)
+
+
+@with_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
+def _by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Rows of the only target, or per target."""
+    if isinstance(value, Mapping):
+        return _by_name(value)
+    return {ONLY: _expected(value)}
+
+
+@with_schema(type="object", additionalProperties=_EXPECTED)
+def _by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+    if not isinstance(value, Mapping):
+        raise InvalidValueError("a list of rows per stage (stages.STAGE = [...])")
+    return _by_name(value)
+
+
+def _by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
+    found, problems = dict[str, tuple[dict[str, Any], ...]](), list[str]()
+    for name, rows in value.items():
+        try:
+            found[name] = _expected(rows)
+        except InvalidValueError:
+            problems.append(f": {show_key(name)}: found {format_value(rows)}, expected a list of rows")
+        except InvalidTableError as error:
+            problems += [f": {show_key(name)}{line.removeprefix(': ')}" for line in error.problems]
+    if problems:
+        raise InvalidTableError(problems, {})
+    return found
+
+
+@with_schema(type="string", format="date-time")
+def _moment(value: Any) -> dt.datetime:
+    if not isinstance(value, dt.datetime):
+        raise InvalidValueError("a moment (2024-03-01T09:00:00Z, without quotes)")
+    return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+
+
+class CaseRestart(Spec):
+    """The process stops and starts again over the same state, with other shards or another config."""
+
+    shards: int | None = None
+    pipeline: str | None = None
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {"shards": integer_parser(1), "pipeline": parse_text}
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "shards": "How many parts the state is spread over from now on.",
+        "pipeline": "Another config from now on; a path from this file.",
+    }
+    PLACE: ClassVar[str] = _PAGE
+
+
+class CaseStep(Spec):
+    """One thing that happens: rows arrive, time passes, the process dies."""
+
+    rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    took: int = 0
+    quiet: int | None = None
+    crash: str | None = None
+    restart: CaseRestart | None = None
+    replay: bool = False
+    flush: bool = False
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "rows": _given,
+        "files": _files,
+        "took": duration_parser(0),
+        "quiet": duration_parser(0),
+        "crash": choice_parser(*KILL_POINTS),
+        "restart": table_parser(CaseRestart),
+        "replay": parse_flag,
+        "flush": parse_flag,
+    }
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "rows": "Rows that arrive together, as one epoch: of the only source, or per source.",
+        "files": "The same from files, read as the source reads them; paths from this file.",
+        "took": "How long that epoch takes on the virtual clock.",
+        "quiet": "So long all sources are asked and have nothing.",
+        "crash": "The next epoch dies at this step, and is repeated by a new process.",
+        "restart": "The process stops and starts again: restart = { shards = 3 }.",
+        "replay": "Dead letters are applied once more, as `slackwater dlq replay` does.",
+        "flush": "All open windows are closed.",
+    }
+    PLACE: ClassVar[str] = _PAGE
+    MEANT: ClassVar[Mapping[str, str]] = {"quiet_ms": "quiet", "took_ms": "took", "given": "rows", "kill": "crash"}
+
+    @property
+    def arrives(self) -> bool:
+        return bool(self.rows or self.files)
+
+    @classmethod
+    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+        before = len(problems)
+        values, wrong = super().read(data, file, at, problems)
+        if set(data) - set(cls.KINDS):  # what was meant is told of the key that is none
+            problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
+        return values, wrong
+
+    @classmethod
+    def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
+        alone = [k for k in ("quiet", "crash", "restart", "replay", "flush") if values.get(k) not in (None, False)]
+        arrives = [k for k in ("rows", "files") if k in values]
+        if not alone and not arrives and not wrong:
+            yield "rows", _NOTHING
+        if len(alone) + bool(arrives) > 1:
+            both = [*arrives, *alone]
+            yield (
+                both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
+                (f"given beside {both[0]}; one thing happens per step: write another [[steps]]"),
+            )
+
+
+class Expectation(Spec):
+    """What is there at the end. Columns that no expected row names are not compared; a row without one of those named has NULL."""
+
+    rows: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
+    stages: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
+    late: tuple[dict[str, Any], ...] = ()
+    bad: tuple[dict[str, Any], ...] = ()
+    fails: str | None = None
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "rows": _by_target,
+        "stages": _by_stage,
+        "late": _expected,
+        "bad": _expected,
+        "fails": parse_text,
+    }
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "rows": "What a reader of the target finds at the end, in any order; of several targets of each that is named.",
+        "stages": "What stages have emitted by the end, whether a target gets it or not, in any order.",
+        "late": "The rows that came too late, as they were given; none unless told.",
+        "bad": "The rows that could not be used, with `_reason`; of one that cannot be decoded `_value` is its text.",
+        "fails": "A part of the error with which the pipeline stops.",
+    }
+    PLACE: ClassVar[str] = _PAGE
+    MEANT: ClassVar[Mapping[str, str]] = {"letters": "bad", "error": "fails", "late_rows": "late", "result": "rows"}
+
+
+class TestCase(Spec):
+    """A test of a pipeline: what happens, step by step, and what is expected at the end."""
+
+    pipeline: str | None = None
+    shards: int = 2
+    clock: dt.datetime | None = None
+    flush: bool = True
+    steps: tuple[CaseStep, ...]
+    expect: Expectation = Field(default_factory=Expectation)
+
+    KINDS: ClassVar[Mapping[str, Kind]] = {
+        "pipeline": parse_text,
+        "shards": integer_parser(1),
+        "clock": _moment,
+        "flush": parse_flag,
+        "steps": table_list_parser(CaseStep, "a list of steps ([[steps]])"),
+        "expect": table_parser(Expectation),
+    }
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "pipeline": "The config under test, a path from this file; by default the TOML beside the folder that has this file's name.",
+        "shards": "How many parts the state is spread over at first.",
+        "clock": "What the virtual clock shows at first; by default a time after all event times.",
+        "flush": "Whether all open windows are closed at the end.",
+        "steps": "What happens, in this order: [[steps]].",
+        "expect": "What is there at the end.",
+    }
+    PLACE: ClassVar[str] = _PAGE
+    REQUIRED: ClassVar[tuple[str, ...]] = ("steps",)
+
+    @classmethod
+    def wanted(cls, key: str) -> str:
+        return "write at least one [[steps]] with rows"
+
+
+def load_case(path: Path) -> TestCase:
+    """A test from a file. Raises ConfigError with every mistake, one line each."""
+    file, problems = str(path), list[str]()
+    case = TestCase.build(parse_case(path), file, "", problems)
+    if problems or case is None:
+        raise ConfigError(problems)
+    return case
+
+
+def parse_case(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror}); expected a TOML file"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path}: is not UTF-8 text; expected a TOML file"]) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([f"{path}: is not valid TOML: {str(error).partition(';')[0]}"]) from None
+
+
+# -- where tests are, and what they test -------------------------------------------------------------------------------
+
+
+def is_case(path: Path) -> bool:
+    """Whether a TOML file is a test: it has steps."""
+    try:
+        return "steps" in parse_case(path)
+    except ConfigError:
+        return False
+
+
+def find_cases(path: Path) -> list[Path]:
+    """The tests that a path means: of a test itself, of a config those beside it, of a folder those in it or in its `tests`.
+
+    Raises ConfigError where there are none.
+    """
+    if path.is_dir():
+        home = path / "tests" if (path / "tests").is_dir() else path
+        cases = [p for p in sorted(home.rglob("*.toml")) if is_case(p)]
+        if not cases:
+            raise ConfigError(
+                [f"{path}: there are no tests; expected tests/*.toml with [[steps]]: see docs/testing.md"]
+            )
+        return cases
+    data = parse_case(path)
+    if "steps" in data or not {"sources", "transform", "stages", "target"} & set(data):
+        return [path]
+    beside = path.parent / "tests"
+    cases = [p for p in sorted(beside.rglob("*.toml")) if is_case(p) and _same(p, path)]
+    if not cases:
+        raise ConfigError(
+            [f"{path}: has no tests; expected {beside}/{path.stem}.toml with [[steps]]: see docs/testing.md"]
+        )
+    return cases
+
+
+def _same(case: Path, pipeline: Path) -> bool:
+    try:
+        return tested_config(case, parse_case(case).get("pipeline")).resolve() == pipeline.resolve()
+    except ConfigError:
+        return True  # what is wrong with it is told when it is run
+
+
+def tested_config(case: Path, named: Any) -> Path:
+    """The config that a test is about. Raises ConfigError where that is not clear."""
+    if isinstance(named, str) and named:
+        path = case.parent / named
+        if not path.is_file():
+            raise ConfigError(
+                [f'{case}: pipeline: there is no "{path}"; expected the TOML of a pipeline, a path from this file']
+            )
+        return path
+    home = case.parent.parent
+    there = sorted(p for p in home.glob("*.toml") if p.name != "pyproject.toml")
+    named_so = [
+        p for p in there if case.stem == p.stem or case.stem.startswith((f"{p.stem}-", f"{p.stem}_", f"{p.stem}."))
+    ]
+    best = max(named_so, key=lambda p: len(p.stem), default=there[0] if len(there) == 1 else None)
+    if best is None:
+        what = ", ".join(p.name for p in there[:5]) or "no TOML files"
+        raise ConfigError(
+            [f'{case}: pipeline: missing, and the folder above has {what}; write pipeline = "../NAME.toml"']
+        )
+    return best
+
+
+__all__ = [
+    "ONLY",
+    "CaseStep",
+    "Expectation",
+    "TestCase",
+    "find_cases",
+    "is_case",
+    "load_case",
+    "parse_case",
+    "tested_config",
+]

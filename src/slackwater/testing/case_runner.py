@@ -1,0 +1,283 @@
+"""Running tests that are files: rows of all steps go through Spark at once, then the steps happen one after the other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config import toml
+from slackwater.config.message_format import show_key, suggestion_or_list
+from slackwater.config.pipeline import Pipeline
+from slackwater.errors import ConfigError, SlackwaterError
+from slackwater.testing import case_file as cases
+from slackwater.testing.case_file import ONLY, CaseStep, TestCase
+from slackwater.testing.difference import Difference, compare_rows, plain_value
+from slackwater.testing.given_sources import to_micros
+from slackwater.testing.pipeline import LocalPipeline
+from slackwater.testing.result import START_US, LocalResult
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import SparkSession
+
+    from slackwater.testing.engine_with_sql import Rows
+
+_REASON, _VALUE = "_reason", "_value"
+
+
+@dataclass
+class CaseResult:
+    """How a test ended. `differences`: of "rows" (of several targets "rows.NAME"), "stages.NAME", "late" and "bad"; `failed`: the pipeline stopped, or should have."""
+
+    path: Path
+    differences: Mapping[str, Difference] = field(default_factory=dict)
+    failed: str | None = None
+    wrong: bool = False  # the test or its config is
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed and not any(self.differences.values())
+
+    def lines(self) -> list[str]:
+        """What is wrong, for people."""
+        found = [] if self.failed is None else self.failed.splitlines()
+        return found + [line for key, d in self.differences.items() for line in d.lines(_said(key))]
+
+
+def _said(key: str) -> str:
+    """What is compared, in words."""
+    kind, _, name = key.partition(".")
+    if name:
+        return f"rows of {'target' if kind == 'rows' else 'stage'} {json.dumps(name, ensure_ascii=False)}"
+    return {"rows": "rows", "late": "late rows", "bad": "bad rows"}[kind]
+
+
+@dataclass(frozen=True)
+class CaseTest:
+    """A test that was read: the case, and the config that it is about."""
+
+    __test__ = False  # pytest takes it for one of its own
+
+    path: Path
+    case: TestCase
+    pipeline: Pipeline
+
+    @classmethod
+    def read(cls, path: Path) -> CaseTest:
+        """Raises ConfigError with every mistake of the test, or of its config."""
+        from slackwater.config import sql_check
+
+        case = cases.load_case(path)
+        config = cases.tested_config(path, case.pipeline)
+        pipeline = toml.load(config)
+        if found := sql_check.check_sql(pipeline).problems:
+            raise ConfigError([f"{config}: {line}" for line in found])
+        test = cls(path, case, pipeline)
+        if problems := list(test._problems()):
+            raise ConfigError(problems)
+        return test
+
+    def _problems(self) -> Iterator[str]:
+        known = [s.name for s in self.pipeline.sources]
+        for i, step in enumerate(self.case.steps):
+            for key in ("rows", "files"):
+                for source, given in getattr(step, key).items():
+                    at = f"{self.path}: steps[{i}].{key}"
+                    if source == ONLY and len(known) > 1:
+                        yield f"{at}: rows of which source? write {key}.{show_key(known[0])} or one of {', '.join(known[1:])}"
+                    elif source not in (ONLY, *known):
+                        yield f"{at}.{show_key(source)}: there is no such source{suggestion_or_list(source, known)}"
+                    for name in given if key == "files" else ():
+                        if not (self.path.parent / name).is_file():
+                            yield f'{at}: there is no "{self.path.parent / name}"; expected a file, a path from this test'
+            if step.restart is not None and step.restart.pipeline is not None:
+                config = self.path.parent / step.restart.pipeline
+                if not config.is_file():
+                    yield f'{self.path}: steps[{i}].restart.pipeline: there is no "{config}"; expected the TOML of a pipeline'
+
+        yield from self._misnamed()
+
+    def _misnamed(self) -> Iterator[str]:
+        """What is expected of targets and stages that are not there."""
+        changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
+        if changed:
+            return  # the last config tells which there are; what is not is told at the end
+        targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.steps]
+        at = f"{self.path}: expect.rows"
+        for name in self.case.expect.rows:
+            if name == ONLY and len(targets) > 1:
+                listed = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
+                yield f"{at}: rows of which target? write rows.{show_key(targets[0])} or one of {listed}"
+            elif name not in (ONLY, *targets):
+                yield f"{at}.{show_key(name)}: there is no such target{suggestion_or_list(name, targets)}"
+        for name in self.case.expect.stages:
+            if name not in stages:
+                more = (
+                    suggestion_or_list(name, stages)
+                    if stages
+                    else "; this pipeline is one [transform], whose rows are the target's"
+                )
+                yield f"{self.path}: expect.stages.{show_key(name)}: there is no such stage{more}"
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(self, session: SparkSession) -> CaseResult:
+        """Run it; what goes wrong is part of the outcome."""
+        began, outcome, fails = time.monotonic(), CaseResult(self.path), self.case.expect.fails
+        try:
+            result, test = self._result(session)
+            outcome.differences = self._differences(result, test)
+            if fails is not None:
+                outcome.failed = f'the pipeline did not stop; expected an error with "{fails}"'
+        except (SlackwaterError, ValueError) as error:
+            if fails is None:
+                outcome.failed, outcome.wrong = f"the pipeline stopped: {error}", isinstance(error, ConfigError)
+            elif fails not in str(error):
+                outcome.failed = f'the pipeline stopped with another error: {error}; expected one with "{fails}"'
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def _result(self, session: SparkSession) -> tuple[LocalResult, LocalPipeline]:
+        clock = START_US if self.case.clock is None else to_micros(self.case.clock)
+        watch, shards = tuple(self.case.expect.stages), self.case.shards
+        with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, watch=watch) as test:
+            ahead = self._prepared(test, self.case.steps)
+            for i, step in enumerate(self.case.steps):
+                if step.restart is not None and step.restart.pipeline is not None:
+                    test.restart(toml.load(self.path.parent / step.restart.pipeline), shards=step.restart.shards)
+                    ahead |= {i + 1 + j: rows for j, rows in self._prepared(test, self.case.steps[i + 1 :]).items()}
+                else:
+                    self._happens(test, step, ahead.get(i, {}))
+            if self.case.flush:
+                test.flush()
+            return test.result(), test
+
+    def _prepared(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
+        """The rows of all steps up to the next config, after Spark."""
+        from slackwater.testing.sql_frontend import GivenRows
+
+        clock, wanted = test.now_us, list[tuple[int, GivenRows]]()
+        for i, step in enumerate(steps):
+            if step.restart is not None and step.restart.pipeline is not None:
+                break
+            clock += 1000 * (step.took + (step.quiet or 0))
+            for name in dict.fromkeys((*step.rows, *step.files)):
+                paths = tuple(self.path.parent / file for file in step.files.get(name, ()))
+                source = name or test.source_names[0]
+                wanted.append((i, GivenRows(source, step.rows.get(name, ()), paths, clock)))
+        found: dict[int, dict[str, Rows]] = {}
+        for (i, given), rows in zip(wanted, test.prepare([g for _, g in wanted]), strict=True):
+            found.setdefault(i, {})[given.source] = rows
+        return found
+
+    @staticmethod
+    def _happens(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Rows]) -> None:
+        if step.arrives:
+            test.now_us += step.took * 1000
+            test.pipe_prepared(rows)
+        elif step.quiet is not None:
+            test.quiet(step.quiet)
+        elif step.crash is not None:
+            test.crash(step.crash)
+        elif step.restart is not None:
+            test.restart(shards=step.restart.shards)
+        elif step.replay:
+            test.replay()
+        elif step.flush:
+            test.flush()
+
+    def _differences(self, result: LocalResult, test: LocalPipeline) -> dict[str, Difference]:
+        expect, found = self.case.expect, dict[str, Difference]()
+        first = next(iter(result.tables))
+        for name, rows in expect.rows.items():
+            target = test.pipeline.by_target.get(name or first)
+            if target is None:
+                raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
+            held = result.tables[name or first]
+            found[f"rows.{name}" if name else "rows"] = _compared(
+                rows, held, test.identity_of(str(target.target.from_))
+            )
+        for name, rows in expect.stages.items():
+            if name not in result.stages:
+                raise ConfigError([f"{self.path}: expect.stages.{show_key(name)}: there is no such stage at the end"])
+            found[f"stages.{name}"] = _compared(rows, result.stages[name], test.identity_of(name))
+        late, bad = [], []
+        for letter in result.letters:
+            row = _row_of(letter)
+            if letter["reason"] == "late":
+                late.append(row)
+            else:
+                bad.append({_REASON: letter["reason"], **row})
+        found["late"] = compare_rows(expect.late, late, _columns(late))
+        found["bad"] = compare_rows(expect.bad, bad, _columns(bad))
+        return found
+
+    def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
+        """What came, as the file could expect it: only the columns that are compared."""
+        return {key: [row_as_toml(row, d.columns) for row in d.found] for key, d in outcome.differences.items()}
+
+
+def _compared(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
+    """What is expected of a table beside what it holds, in the order of time and of what tells its rows apart."""
+    columns = list(table.columns)
+    order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
+    by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]
+    return compare_rows(expected, (table.sort(by) if by else table).to_dicts(), columns, identity)
+
+
+def row_as_toml(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """A row as a test file has it."""
+    return {c: plain_value(row[c]) for c in columns if row.get(c) is not None}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(c for row in rows for c in row))
+
+
+def _row_of(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """The row that became a letter; its text where it is no row."""
+    value = letter["value"]
+    text = "" if value is None else value.decode(errors="replace")
+    try:
+        row = json.loads(text)
+    except ValueError:
+        row = None
+    return row if isinstance(row, dict) else {_VALUE: text}
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """What a run logs about late and bad rows is what the test expects."""
+    log = logging.getLogger("slackwater")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
+    """The one local session of all tests: the running one, or a quiet one that starts fast."""
+    import os
+
+    # it lives for seconds: there the second compiler costs more than it gives back
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's own imports warn
+        from slackwater.spark import session
+
+        given = {k: v for p in pipelines for k, v in p.spark.items() if k != "spark.master"}
+        settings = {"spark.driver.memory": "1g", **given, "spark.master": "local[1]"}
+        return session.start_session({k: str(v) for k, v in settings.items()})
+
+
+__all__ = ["CaseResult", "CaseTest", "quiet_logs", "row_as_toml", "spark_session"]

@@ -1,0 +1,205 @@
+"""An engine for given rows: event time and SQL by Spark (`testing.front`), windows and joins in this process.
+
+What a shard gets is what it would get on Spark; only the way there is another: no shuffle, no Python workers, no streaming
+query, so that a test takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.core.hashing import shard_of
+from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
+from slackwater.operators import ingest_and_emit, storability
+from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.reports import EmitReport, LetterFile
+from slackwater.sources.base import Batch
+from slackwater.testing.given_sources import NUMBER, Offsets
+from slackwater.testing.local_engine import Spans, as_declared, lift_inputs
+from slackwater.testing.sql_frontend import GivenRows, PreparedRows, SqlFrontend
+from slackwater.watermark import SourceActivity
+
+
+@dataclass
+class LazyRows:
+    """Rows of a source that each step which reads them prepares by its own SQL, once. `offsets`: where topics go on."""
+
+    given: GivenRows
+    offsets: Offsets
+    after: Offsets = field(default_factory=dict)
+    found: dict[int, PreparedRows] = field(default_factory=dict)
+
+    def by(self, front: SqlFrontend) -> PreparedRows:
+        if id(front) not in self.found:
+            self.after = dict(self.offsets)
+            (self.found[id(front)],) = front.prepare([self.given], self.after)
+        return self.found[id(front)]
+
+    @property
+    def timed(self) -> pl.DataFrame:
+        """As `PreparedRows` has it: of a record where it lies is the same for all."""
+        return next(iter(self.found.values())).timed
+
+
+Rows = PreparedRows | LazyRows  # of a source, as a batch brings them
+
+
+@dataclass(frozen=True)
+class GivenEngine:
+    """Runs shard tasks one after the other over rows that Spark has prepared."""
+
+    front: SqlFrontend
+    logic: Operator
+
+    def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:
+        """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
+        return {name: self._prepared(name, rows, clock_us) for name, rows in batch.payload.items()}
+
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        """Nothing: rows are prepared when they are ingested."""
+        return {}
+
+    def _prepared(self, name: str, rows: Any, clock_us: int) -> PreparedRows:
+        if isinstance(rows, LazyRows):
+            return rows.by(self.front)
+        return rows if isinstance(rows, PreparedRows) else self.front.of_frame(name, rows, clock_us)
+
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
+        names = [s.name for s in self.front.sources]
+        given = self.prepared(batch, clock_us)
+        stats: dict[str, SourceStats] = {}
+        samples: dict[str, list[str]] = {}
+        unfit, staged = list[UnstorableRows](), list[LetterFile]()
+        parts, origins = list[pl.DataFrame](), list[pl.DataFrame]()
+        tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
+        for index, name in enumerate(names):
+            listed = batch.partitions.get(name, {})
+            if (rows := given.get(name)) is None:
+                if listed:
+                    stats[name] = SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None)))
+                continue
+            stats[name] = _stats(rows.timed, listed)
+            samples[name] = self._bad(name, rows.timed, tasks[0], staged)
+            out = self._fitting(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
+            told = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
+            source = np.full(out.height, index)
+            if idle.get(name) and listed:
+                source += len(names) * told["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
+            tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
+            parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
+            keys = out.select(self.logic.key_names if isinstance(self.logic, PaneOperator) else [])
+            origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
+        spans = Spans({n: _times(p.timed) for n, p in given.items()}, dict.fromkeys(given, _FOREVER))
+        bad = {n: s for n, s in samples.items() if s}
+        reports = self._run(tasks, parts, origins, staged) if parts else ()
+        return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)
+
+    def _run(
+        self,
+        tasks: Sequence[ShardTask],
+        parts: Sequence[pl.DataFrame],
+        origins: Sequence[pl.DataFrame],
+        staged: list[LetterFile],
+    ) -> list[Any]:
+        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
+        every = lift_inputs(self.logic, as_declared(self.logic, every))
+        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        mine = [(t, owner == t.shard) for t in tasks]
+        reports = [
+            ingest_and_emit.ingest_and_emit(t, every.filter(m), None if folded else origin[ORIGIN].filter(m))
+            for t, m in mine
+        ]
+        if folded and tasks[0].late is not None:
+            late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+            staged += [write_late(tasks[0], late)] if late.height else []
+        return reports
+
+    def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
+        """A few bad rows in words; the letters of all of them are staged where they are kept."""
+        bad = timed.filter(pl.col("bad").is_not_null())
+        if bad.height and task.keeps_bad:
+            sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
+            rows = bad.select(pl.col("bad").alias(storability.UNFIT), sane.alias("__start"), ORIGIN)
+            staged.append(self._letters(rows, task))
+        text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
+        return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
+
+    def _letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
+        letters = unfit_letters(rows, task.state.epoch, self.logic.pipeline)
+        reasons = dict(rows[storability.UNFIT].value_counts().iter_rows())
+        return LetterFile(output=task.state.write_output(letters), reasons=reasons)
+
+    def _fitting(
+        self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
+    ) -> pl.DataFrame:
+        """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
+        why = rows.rows[storability.UNFIT]
+        if not why.len() - why.null_count():
+            return rows.rows
+        bad = rows.rows.filter(why.is_not_null()).select(NUMBER, storability.UNFIT)
+        told = bad.join(rows.timed, on=NUMBER, how="left", maintain_order="left")
+        text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
+        samples = [f"{why}: {value}" for why, value in told.head(3).select(storability.UNFIT, text).iter_rows()]
+        unfit.append(UnstorableRows(source, dict(bad[storability.UNFIT].value_counts().iter_rows()), samples))
+        if task.keeps_bad:
+            staged.append(self._letters(told.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task))
+        return rows.rows.filter(why.is_null())
+
+    def payload(self, rows: pl.DataFrame) -> Any:
+        """Rows that the stage before emitted; they are prepared at the time of the epoch."""
+        return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+        return self.front.engine.reread(payload, clock_us, capacity)
+
+    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.front.engine.decoded(payload, clock_us)
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        return [t.operator.emit(t) for t in tasks]
+
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        return sum((Counter(question(t)) for t in tasks), Counter())
+
+    def given(self, rows: Sequence[GivenRows]) -> list[PreparedRows]:
+        return self.front.prepare(rows)
+
+
+_FOREVER = 2**62
+
+
+def _times(timed: pl.DataFrame) -> pl.DataFrame:
+    """The usable rows, as `Spans` asks them."""
+    rows = timed.filter(pl.col("bad").is_null())
+    partition = [] if rows["partition"].null_count() == rows.height else [pl.col("partition").alias("__partition")]
+    return rows.select("ts", *partition)
+
+
+def _stats(timed: pl.DataFrame, listed: Mapping[str, int]) -> SourceStats:
+    usable, why = timed.filter(pl.col("bad").is_null()), timed["bad"]
+    newest = usable["ts"].max()
+    heard = {p: usable["ts"].filter(usable["partition"] == p).max() for p in listed}
+    counts = {p: int((timed["partition"] == p).sum()) for p in listed}
+    return SourceStats(
+        timed.height,
+        usable.height,
+        newest if isinstance(newest, int) else None,
+        undecodable=int((why == "undecodable").sum()),
+        future=int((why == "future").sum()),
+        partitions={p: SourceActivity(counts[p], t if isinstance(t, int) else None) for p, t in heard.items()},
+        outside=int((why == OUTSIDE).sum()),
+    )
+
+
+__all__ = ["GivenEngine", "LazyRows", "Rows"]

@@ -1,0 +1,268 @@
+"""Rows that a test gives, as its sources would bring them: through the decoder of the source, without the system behind it.
+
+{"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (its bytes, its place) ─▶ the columns of the source
+"not json"                                       ─▶ a record as it is               ─▶ _corrupt_record
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from slackwater.config import ddl
+from slackwater.config.connection import Connection, KafkaConnection
+from slackwater.config.connector_info import CONNECTORS, metadata_columns
+from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.source import FRAMED, Source
+from slackwater.core.schema import Field
+from slackwater.errors import StartError
+from slackwater.sources import files
+from slackwater.sources.base import CORRUPT
+from slackwater.sources.kafka import KafkaSource
+from slackwater.sources.kafka_broker import KafkaBroker
+from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
+from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.sources.timestamp_parsing import UTC
+from slackwater.spark.source_statistics import FILE
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NUMBER = "__number"  # hidden: which of the given rows it is
+Row = Mapping[str, Any] | str
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_EVENT_TIME = "_event_ts"
+
+
+Offsets = dict[tuple[str, int], int]  # of each partition of a topic: the next one
+
+
+@dataclass(frozen=True)
+class GivenSource:
+    """A source of a config whose rows come from a test. `real`: the source itself, which decodes what was a dead letter."""
+
+    spec: Source
+    kind: str  # of its connection; "dataframe" for none
+    schema: Any
+    real: KafkaSource | files.FilesSource | DataFrameSource
+    payload: Payload | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
+        """The rows of files, by the reader of the source, with `__file`."""
+        assert isinstance(self.real, files.FilesSource)
+        found = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
+        return found.selectExpr("*", f"_metadata.file_path AS {FILE}")
+
+    def decode(
+        self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], offsets: Offsets
+    ) -> DataFrame:
+        """The rows with their columns and `__number`. `clocks_us`: when each one arrives, which is a record's own time.
+
+        `offsets`: where each partition goes on; they are moved.
+        """
+        if self.kind in ("files", "dataframe"):
+            return self._of_file(session, [self._text(row, self._plain) for row in rows])
+        return self._of_stream(session, rows, clocks_us, offsets)
+
+    # -- files, DataFrames ---------------------------------------------------------------------------------------
+
+    @property
+    def _plain(self) -> list[str]:
+        return [f.name for f in self.schema.fields]
+
+    def _text(self, row: Row, columns: Sequence[str]) -> str:
+        """A row as a line of its file; a text is one already."""
+        if isinstance(row, str):
+            return row
+        if unknown := [c for c in row if c not in columns]:
+            raise StartError(
+                f'source "{self.name}": a given row has "{unknown[0]}"{suggestion_or_list(unknown[0], columns)}; '
+                "declare it in the schema, or correct the row"
+            )
+        if self.spec.format == "text":
+            return str(row.get("value", ""))
+        if self.spec.format != "csv":
+            return json_text(row)
+        cells = [row.get(c) for c in self._plain]
+        out = io.StringIO()
+        plain = ["" if c is None else c if isinstance(c, str) else json_cell(c) for c in cells]
+        csv.writer(out, delimiter=self.spec.options.get("sep", ","), lineterminator="").writerow(plain)
+        return out.getvalue()
+
+    def _of_file(self, session: SparkSession, texts: Sequence[str]) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        table = pa.table({NUMBER: pa.array(range(len(texts)), pa.int64()), "value": pa.array(texts, pa.string())})
+        records, form, text = session.createDataFrame(table), self.spec.format, F.col("value")
+        kept = [f"CAST(NULL AS STRING) AS {FILE}"] if self.kind == "files" else []
+        kept += [NUMBER]
+        if form == "text":
+            return records.selectExpr("value", *kept)
+        columns = [f"_p.{quote_column(f.name)}" for f in self.schema.fields]
+        if form not in ("json", "csv"):
+            strict = F.from_json(text, self.schema, {"mode": "FAILFAST"})
+            return records.withColumn("_p", strict).selectExpr(*columns, *kept)
+        assert isinstance(self.real, files.FilesSource)
+        times, options = self.real.times, dict(self.spec.options)
+        whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+        reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        if form == "json":
+            parsed = F.from_json(text, whole, reading)
+        else:
+            fields = ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in whole.fields)
+            parsed = F.from_csv(text, fields, reading)
+        return times.convert(records.withColumn("_p", parsed).selectExpr(*columns, f"_p.{CORRUPT}", *kept))
+
+    # -- records of a stream -------------------------------------------------------------------------------------
+
+    def _of_stream(
+        self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], counts: Offsets
+    ) -> DataFrame:
+        assert self.payload is not None
+        known, meta = [f.name for f in self.payload.schema.fields], (*metadata_columns(self.kind), _EVENT_TIME)
+        values, places = list[bytes | None](), list[dict[str, Any]]()
+        for row in rows:
+            place: dict[str, Any] = {} if isinstance(row, str) else {c: row[c] for c in meta if c in row}
+            rest: Row = row if isinstance(row, str) else {c: v for c, v in row.items() if c not in place}
+            places.append(place)
+            if not isinstance(rest, str) and isinstance(self.payload, RawPayload):
+                rest = str(rest.get(self.payload.body, ""))
+            values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, known).encode())
+        topic = (self.spec.query or self.name).partition(",")[0].strip()
+        offsets = []
+        for place in places:
+            at = str(place.get("_topic", topic)), int(place.get("_partition", 0))
+            offsets.append(int(place.get("_offset", counts.get(at, 0))))
+            counts[at] = offsets[-1] + 1
+        moments = [to_micros(p.get(_EVENT_TIME, clock)) for p, clock in zip(places, clocks_us, strict=True)]
+        table = pa.table(
+            {
+                NUMBER: pa.array(range(len(rows)), pa.int64()),
+                self.payload.body: pa.array(values, pa.binary()),
+                "__key": pa.array([None if p.get("_key") is None else _bytes(p["_key"]) for p in places], pa.binary()),
+                "__headers": pa.array([_headers(p.get("_headers")) for p in places], _HEADERS),
+                "__topic": pa.array([str(p.get("_topic", topic)) for p in places], pa.string()),
+                "__partition": pa.array([int(p.get("_partition", 0)) for p in places], pa.int32()),
+                "__offset": pa.array(offsets, pa.int64()),
+                "__time": pa.array(moments, pa.timestamp("us", tz="UTC")),
+                **{f"_{c}": pa.array([_told(p.get(c)) for p in places], pa.string()) for c in _OF_RABBIT},
+            }
+        )
+        body = quote_column(self.payload.body)
+        if self.kind == "kafka":
+            found = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
+            found += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
+        elif self.kind == "rabbitmq":
+            found = [f"_{c} AS {c}" for c in _OF_RABBIT] + ["to_json(__headers) AS _headers", "__time AS _received"]
+            found += [f"{body} AS _value"]
+        else:
+            found = [f"__time AS {_EVENT_TIME}", f"{body} AS _value"]
+        return self.payload.decode(session.createDataFrame(table), [*found, NUMBER])
+
+
+_OF_RABBIT = ("_routing_key", "_exchange", "_message_id")
+
+
+def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None) -> GivenSource:
+    """A source of a config, without its system. `columns`: of a DataFrame that is none. Raises StartError without a schema."""
+    spec = pipeline.sources[index]
+    connection = resolve_connection(spec.connection, pipeline.connections) if spec.connection is not None else None
+    zone = pipeline.transform.step.event_time_zone or UTC
+    if connection is None:
+        frame = spec.dataframe
+        if columns is not None:
+            frame = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in columns))
+        real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
+        return GivenSource(spec, "dataframe", real.schema, real)
+    if connection.kind == "files":
+        known = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
+        return GivenSource(spec, "files", known.schema, known)
+    if CONNECTORS[connection.kind].is_table:
+        raise StartError(
+            f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
+            "source of files that declares them, or in Python with a DataFrame"
+        )
+    payload = _payload(session, spec, connection, zone)
+    if isinstance(connection, KafkaConnection):
+        kafka = KafkaSource(spec, KafkaBroker(connection), payload, "")
+        return GivenSource(spec, "kafka", kafka.schema, kafka, payload)
+    given = GivenSource(
+        spec, connection.kind, None, DataFrameSource(spec.name, session.createDataFrame([], payload.schema)), payload
+    )
+    schema = given.decode(session, [], [], {}).drop(NUMBER, CORRUPT).schema
+    return replace(given, schema=schema)
+
+
+def _payload(session: SparkSession, spec: Source, connection: Connection, zone: str) -> Payload:
+    body = "body" if connection.kind == "rabbitmq" else "value"
+    if spec.payload_format in FRAMED:
+        raise StartError(
+            f'source "{spec.name}": payload_format = "{spec.payload_format}": tests cannot write it yet; test the pipeline with '
+            'payload_format = "json" and the same schema'
+        )
+    return payload_of(RawRecords(session, spec, body, zone=zone))
+
+
+def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
+    """The columns that a source declares, without Spark; None where it declares none."""
+    declared = pipeline.sources[index].schema_
+    return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_columns(declared).items()}
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def json_text(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, default=_told, ensure_ascii=False)
+
+
+def json_cell(value: Any) -> str:
+    return str(_told(value)) if not isinstance(value, bool) else str(value).lower()
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
+    return None if value is None else [{"key": k, "value": _bytes(v)} for k, v in value.items()]
+
+
+def to_micros(value: Any) -> int:
+    """A moment in microseconds UTC: a number is one, a datetime without a zone is UTC."""
+    if isinstance(value, str):
+        value = dt.datetime.fromisoformat(value)
+    if isinstance(value, dt.datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise StartError(f"found {value!r}, expected a moment: a datetime, its text, or microseconds since 1970")
+    return value
+
+
+__all__ = ["NUMBER", "GivenSource", "columns_of", "json_text", "source_of", "to_micros"]

@@ -1,0 +1,366 @@
+"""The in-process engine: the same driver and shard tasks as on Spark, without Spark. For tests and laws.
+
+A batch's payload is one frame of rows per source, with `ts` (event time, int64 µs; NULL is a bad row) and the columns.
+Where the batch lists partitions of a source, `__partition` says which one a row is from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.core.dispatch import unregistered
+from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
+from slackwater.core.schema import Field
+from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
+from slackwater.joins.shared_columns import SharedColumns
+from slackwater.operators import ingest_and_emit, storability
+from slackwater.operators.base import Operator, Question, ShardTask
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.reports import EmitReport, LetterFile
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.sources.base import Batch
+from slackwater.watermark import CONFIRMS, SourceActivity, Span
+from slackwater.windows import panes
+from slackwater.windows.aggregations import AggregationInput, normalize_columns
+from slackwater.windows.state_rows import FAR, Int64s
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Runs shard tasks one after the other. `sources`: names, in the order of the config."""
+
+    logic: Operator
+    sources: Sequence[str]
+    keeps_late: bool = False  # late rows become letters
+    max_future_ms: int = 3_600_000  # as the window or join has it
+    inputs: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # what the step calls each, where it is not its name
+    foresees: bool = False  # knows of rows before they are read, as footers of files do
+
+    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+        return {n: s for n in self.sources if (s := self._stats(batch, n, clock_us))} if self.foresees else {}
+
+    def _latest(self, batch: Batch, name: str, clock_us: int) -> int:
+        """The time beyond which rows are bad: there is none for results of a stage."""
+        return FAR if name in batch.results else clock_us + self.max_future_ms * 1000
+
+    def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
+        rows, listed = batch.payload.get(name), batch.partitions.get(name, {})
+        latest = self._latest(batch, name, clock_us)
+        if rows is None or rows.is_empty():
+            return SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None))) if listed else None
+        sane = self._sane(rows)
+        usable = self._usable(rows, latest)
+        newest = usable["ts"].max()
+        return SourceStats(
+            rows.height,
+            usable.height,
+            newest if isinstance(newest, int) else None,
+            future=int((sane & (rows["ts"] > latest)).sum()),
+            outside=int((~sane).sum()),
+            partitions={p: _heard(rows, usable, p) for p in listed},
+        )
+
+    def _sane(self, rows: pl.DataFrame) -> pl.Series:
+        return rows["ts"].is_between(*storability.usable_times(self.logic))
+
+    def _usable(self, rows: pl.DataFrame, latest: int) -> pl.DataFrame:
+        """Also without those that have no time."""
+        return rows.filter(self._sane(rows) & (rows["ts"] <= latest))
+
+    def _keys(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The keys that the letters of late rows name, where a second look finds these rows."""
+        if not isinstance(self.logic, PaneOperator):
+            return pl.DataFrame()
+        return normalize_columns(rows.select(self.logic.key_names), list(self.logic.keys))
+
+    def ingest(
+        self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
+    ) -> IngestOutcome:
+        frames: Mapping[str, pl.DataFrame] = batch.payload
+        latest = {name: self._latest(batch, name, clock_us) for name in self.sources}
+        stats: dict[str, SourceStats] = {}
+        prepared: list[pl.DataFrame] = []
+        tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
+        origins: list[pl.DataFrame] = []
+        unfit, staged = list[UnstorableRows](), list[LetterFile]()
+        for index, name in enumerate(self.sources):
+            rows, listed = frames.get(name), batch.partitions.get(name, {})
+            if (told := self._stats(batch, name, clock_us)) is not None:
+                stats[name] = told
+            if rows is None or rows.is_empty():
+                continue
+            usable = self._usable(rows, latest[name])
+            for which in self.inputs.get(name, (name,)):
+                fit = self._fitting(name, which, usable, tasks[0], unfit, staged)
+                source = np.full(fit.height, index)
+                if idle.get(name) and listed:
+                    source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
+                prepared.append(prepare_rows(self.logic, which, fit, source if tagged else None))
+                if self.keeps_late:
+                    origin = _origins(name, fit, source if tagged else None)
+                    origins.append(origin.with_columns(self._keys(fit).get_columns()))
+        if not prepared:
+            return IngestOutcome((), stats, unfit=unfit, staged=staged)
+        spans = Spans(frames, latest)
+        every = pl.concat(prepared)
+        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        mine = [(t, owner == t.shard) for t in tasks]
+        kept, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
+        alongside = None if kept is None or folded else kept[ORIGIN]
+        reports = [
+            ingest_and_emit.ingest_and_emit(t, every.filter(m), None if alongside is None else alongside.filter(m))
+            for t, m in mine
+        ]
+        if kept is not None and folded:
+            late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+            staged += [write_late(tasks[0], late)] if late.height else []
+        return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
+
+    def _fitting(
+        self,
+        source: str,
+        name: str,
+        rows: pl.DataFrame,
+        task: ShardTask,
+        unfit: list[UnstorableRows],
+        staged: list[LetterFile],
+    ) -> pl.DataFrame:
+        """The rows that can be held by the input of this name; what cannot is noted, its letters staged where they are kept."""
+        why = storability.unstorable_reason(self.logic, self.logic.input_of(name), task.capacity, rows)
+        if why is None or not why.len() - why.null_count():
+            return rows
+        bad = rows.with_columns(why).filter(why.is_not_null())
+        counts = dict(bad[storability.UNFIT].value_counts().iter_rows())
+        row = pl.struct(pl.exclude(storability.UNFIT)).struct.json_encode().alias("row")
+        samples = [f"{why}: {text[:300]}" for why, text in bad.head(3).select(storability.UNFIT, row).iter_rows()]
+        unfit.append(UnstorableRows(source, counts, samples))
+        if task.keeps_bad:
+            origins = _origins(source, bad.drop(storability.UNFIT), None).with_columns(bad[storability.UNFIT])
+            letters = unfit_letters(origins, task.state.epoch, self.logic.pipeline)
+            staged.append(LetterFile(output=task.state.write_output(letters), reasons=counts))
+        return rows.filter(why.is_null())
+
+    def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
+
+    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+        latest = clock_us + self.max_future_ms * 1000
+        found = []
+        for name, frame in payload.items():
+            first, last = storability.usable_times(self.logic)
+            rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
+            for which in self.inputs.get(name, (name,)):
+                why = storability.unstorable_reason(self.logic, self.logic.input_of(which), capacity, rows)
+                found.append(lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
+        return pl.concat(found)
+
+    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        latest = clock_us + self.max_future_ms * 1000
+        why = (
+            pl.when(pl.col("ts").is_null())
+            .then(pl.lit("no event time"))
+            .when(pl.col("ts") > latest)
+            .then(pl.lit("future"))
+        )
+        return pl.concat([f.select("__letter", why.otherwise(None).alias("__bad")) for f in payload.values()])
+
+    def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
+        return [t.operator.emit(t) for t in tasks]
+
+    def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
+        return sum((Counter(question(t)) for t in tasks), Counter())
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
+
+    frames: Mapping[str, pl.DataFrame]
+    latest: Mapping[str, int]
+
+    def __call__(self, source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
+        rows = self.frames[source].filter(pl.col("ts") <= self.latest[source])
+        named = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
+        return {"": _newest(rows, jump_us)} | {
+            p: _newest(rows.filter(pl.col("__partition") == p), jump_us) for p in named
+        }
+
+
+def _newest(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
+    times = pl.col("ts")
+    buckets = rows.group_by(times.floordiv(max(jump_us, 1)).alias("b")).agg(
+        times.min().alias("low"), times.max().alias("high"), times.len().alias("n")
+    )
+    newest = buckets.sort("b", descending=True).head(CONFIRMS)
+    return tuple(newest.select("low", "high", "n").iter_rows())
+
+
+def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> SourceActivity:
+    newest = usable["ts"].filter(usable["__partition"] == partition).max()
+    return SourceActivity(int((rows["__partition"] == partition).sum()), newest if isinstance(newest, int) else None)
+
+
+@singledispatch
+def prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    """Rows of a source as `operator.ingest` takes them: what `spark.columns` does in Spark SQL."""
+    unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
+
+
+@prepare_rows.register(WindowOperator)
+def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    return lift_inputs(operator, _tagged(_inputs(operator, rows), tag))
+
+
+@singledispatch
+def as_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """The columns that the SQL of an epoch has picked, in the types that the step was bound with."""
+    unregistered(operator, "slackwater.testing.local_engine.as_declared")
+
+
+@as_declared.register(WindowOperator)
+def _(operator: WindowOperator, frame: pl.DataFrame) -> pl.DataFrame:
+    typed = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
+    return frame.with_columns(frame[n].cast(t) for n, t in typed.items())
+
+
+@as_declared.register(NonWindowOperator)
+def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame
+
+
+@singledispatch
+def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    """The same from the columns that the SQL of an epoch has picked (`spark.columns`), which those of a join are already."""
+    unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
+
+
+@lift_inputs.register(IntervalJoinOperator)
+@lift_inputs.register(KeyedOperator)
+def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame
+
+
+@lift_inputs.register
+def _(operator: PaneOperator, frame: pl.DataFrame) -> pl.DataFrame:
+    if not operator.lifts_in_sql:
+        return panes.lift_rows(operator, frame)
+    lifted = operator.lift_rows(frame)
+    return lifted.with_columns(
+        pl.Series("__start", panes.pane_start(operator, lifted["__ts"].to_numpy())),
+        pl.lit(1, pl.Int64).alias("__n"),
+        pl.col("__ts").alias("__first"),
+    ).drop("__ts")
+
+
+@lift_inputs.register
+def _(operator: SessionOperator, frame: pl.DataFrame) -> pl.DataFrame:
+    return operator.lift_rows(frame)
+
+
+@lift_inputs.register
+def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
+    """Spread over the shards in turn: on Spark a row is of the shard whose task has read it."""
+    return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
+
+
+@prepare_rows.register
+def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    which, slots = operator.input_of(source), SharedColumns.between(operator)
+    side = operator.sides[which]
+    keys = normalize_columns(rows, list(side.keys))
+    shared = [
+        Field(k.name, "bigint") if k.type != other.type else k
+        for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
+    ]
+    mine = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
+    empty = pl.Series([None]).new_from_index(0, rows.height)
+    columns = {
+        "__kh": key_hash(keys, shared),
+        "__ts": rows["ts"],
+        "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
+        **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
+    }
+    return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
+
+
+@prepare_rows.register
+def _(operator: KeyedOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    keys = normalize_columns(rows, list(operator.keys))
+    values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
+    columns = [key_hash(keys, operator.keys), rows["ts"].alias("__ts"), *(keys[k] for k in operator.key_names), *values]
+    return _tagged(pl.DataFrame(columns), tag)
+
+
+@prepare_rows.register
+def _(operator: StatelessOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
+    named = (timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields))
+    return lift_inputs(operator, pl.DataFrame(list(named)))
+
+
+def _tagged(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    return rows if tag is None else rows.with_columns(pl.Series("__src", tag, dtype=pl.Int32))
+
+
+@singledispatch
+def lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of dead letters, one by one: `__letter`, `__kh`, `__ts`; of windows those with a usable gap, with accumulators."""
+    unregistered(operator, "slackwater.testing.local_engine.lift_letters")
+
+
+@lift_letters.register(WindowOperator)
+def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    found = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
+    return found.drop_nulls("__end") if operator.ends else found
+
+
+@lift_letters.register
+def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+    return prepare_rows(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
+
+
+def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
+    fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
+    normal = normalize_columns(rows, list(fields.values()))
+    columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
+    columns += [_input(normal, i) for i in operator.inputs]
+    if operator.ends:  # here the gap is a column, in milliseconds
+        gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
+        usable = gap.is_between(0, cap, closed="none").fill_null(False)
+        columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
+    return pl.DataFrame({c.name: c for c in columns})
+
+
+def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+    """Where each row came from (see `operators.dead_letters`); its bytes are the row as JSON."""
+    known = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    fields = [known.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
+    sources = [] if tag is None else [pl.Series("__src", tag, dtype=pl.Int32)]
+    return rows.select(pl.col("ts").alias("__start"), pl.struct(fields).alias(ORIGIN), *sources)
+
+
+def _input(rows: pl.DataFrame, given: AggregationInput) -> pl.Series:
+    column = rows[given.source.name]
+    if not given.hashed:
+        return column
+    values = column.cast(pl.Int64) if given.source.base.startswith("timestamp") else column
+    types = (Field("type", "string"), given.source)
+    hashes = [None if v is None else spark_xxhash64((given.source.type, v), types) for v in values.to_list()]
+    return pl.Series(given.field.name, hashes, dtype=pl.Int64)

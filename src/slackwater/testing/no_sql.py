@@ -1,0 +1,138 @@
+"""Given rows without Spark: no SQL is run, and a pipeline that has any is refused, by name. For tests that need none of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.schema import Field
+from slackwater.core.text_times import text_time_us
+from slackwater.errors import StartError
+from slackwater.testing.given_sources import columns_of, to_micros
+
+Columns = Mapping[str, Field]
+_PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
+    """The SQL of a pipeline that only Spark can run: the key, and its text in one line."""
+    found = []
+    for own in pipeline.alone.values():
+        step = own.transform.step
+        found += [f"{at} = {_line(sql)}" for way in own.ways for at, sql in own.texts(way)]
+        for source in own.sources:
+            there = columns.get(source.name)
+            time = step.event_time_column
+            plain = ("_event_ts", "ts", *(there or ()))  # as given rows have it
+            if step.time_mode == "event" and time not in plain and not source.of_stage:
+                found.append(f"event_time_column = {_line(time)}")
+            gap = getattr(step, "gap_ms", None)
+            if isinstance(gap, str) and there is not None and gap not in there:
+                found.append(f"gap = {_line(gap)}")
+    return list(dict.fromkeys(found))
+
+
+def _line(sql: str) -> str:
+    text = re.sub(r"\s+", " ", sql).strip()
+    return f'"{text if len(text) <= 120 else f"{text[:117]}..."}"'
+
+
+def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
+    """Raise StartError for SQL that would not be run."""
+    if found := not_run(pipeline, columns):
+        raise StartError(
+            f"{pipeline.name}: this SQL would not be run: {'; '.join(found)}; give session=, a Spark session, "
+            "or test a pipeline without it"
+        )
+    for source, there in columns.items():
+        _check_ts(pipeline, source, there)
+
+
+def source_columns(pipeline: Pipeline, given: Mapping[str, Columns]) -> dict[str, Columns]:
+    """Per source the columns of its rows: those given, else those that it declares. Raises StartError where there are none."""
+    found = {}
+    for index, source in enumerate(pipeline.sources):
+        declared = given[source.name] if source.name in given else columns_of(pipeline, index)
+        if declared is None:
+            raise StartError(
+                f'{pipeline.name}: source "{source.name}" declares no schema; give schema={{"column": "type"}} to the test'
+            )
+        found[source.name] = declared
+    return found
+
+
+def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
+    """`ts` is what the in-process engine calls the event time: a column of that name must be it, and be nothing else."""
+    if "ts" not in declared:
+        return
+    own = next(own for own in pipeline.alone.values() if own.ways_from(source))
+    step, window = own.transform.step, own.transform.window
+    used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
+    if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
+        raise StartError(
+            f'{pipeline.name}: source "{source}" has a column "ts" that is not only the event time, which is read with Spark '
+            "alone: give session="
+        )
+
+
+def given_frame(
+    pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], there: Columns, clock_us: int
+) -> pl.DataFrame:
+    """Rows as the in-process engine takes them: `ts`, the event time in µs (NULL for a bad row), and the columns."""
+    step = pipeline.transform.step
+    made = {"ts": [_time(step.event_time_column, step.event_time_unit, row) for row in rows]}
+    if step.time_mode == "processing":
+        made["ts"] = [clock_us] * len(rows)
+    found = [pl.Series("ts", made["ts"], dtype=pl.Int64)]
+    for name, field in there.items():
+        if name in ("_event_ts", "ts"):  # the event time, see `columns`
+            continue
+        try:
+            found.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
+        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+            raise StartError(
+                f'source "{source}": column "{name}" is {field.type}, and a given row has another value ({_first(error)})'
+            ) from None
+    return pl.DataFrame(found)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _time(column: str, unit: str | None, row: Mapping[str, Any]) -> int | None:
+    value = row.get("ts") if column == "_event_ts" and "_event_ts" not in row else row.get(column)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return text_time_us(value)
+    try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value // 1000 if unit == "ns" else value * _PER_UNIT[unit or "us"]
+        return to_micros(value)
+    except (ValueError, StartError):
+        return None
+
+
+def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
+    """A column; times may be given as datetimes, as their texts, or in microseconds."""
+    if isinstance(kind, pl.Datetime):
+        numbers = [None if v is None else to_micros(v) for v in values]
+        return pl.Series(numbers, dtype=pl.Int64).cast(pl.Datetime("us")).cast(kind)
+    return pl.Series(values, dtype=kind)
+
+
+def decode_letter(value: bytes) -> dict[str, Any]:
+    """A letter's row; what is no JSON has no time, and so is bad again."""
+    try:
+        return dict(json.loads(value))
+    except ValueError:
+        return {}
+
+
+__all__ = ["decode_letter", "given_frame", "refuse_sql", "source_columns", "typed_series"]

@@ -1,0 +1,242 @@
+"""Object stores for tests, on loopback: an S3 server (moto), an Azure one (azurite, from npm), and a door before one that does wrong what a network can do wrong.
+
+with S3.started() as s3, Door.before(s3.port) as door:
+    FilesStore(s3.bucket("state"), "p", s3.options(door.port))
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import http.client
+import importlib.util
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from slackwater.errors import StartError
+from slackwater.spark import packages
+from slackwater.testing.services import SECONDS, Process, free_port
+
+Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs", "twice"]
+
+
+@dataclass
+class S3:
+    """An S3 server; what it holds goes with it."""
+
+    directory: Path
+    port: int
+    process: Process
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[S3]:
+        if importlib.util.find_spec("moto") is None:
+            raise StartError("an S3 server for tests comes with moto: pip install 'moto[server,s3]'")
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-s3-"))
+        port = free_port()
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        found = cls(directory, port, Process(command, directory / "log"))
+        try:
+            found.start()
+            yield found
+        finally:
+            found.process.stop(signal.SIGTERM)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def start(self) -> None:
+        self.process.start()
+        self.process.must_answer("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
+
+    def bucket(self, name: str) -> str:
+        """Make a bucket; the URL of a place in it."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
+        urllib.request.urlopen(request, timeout=60).close()
+        return f"s3://{name}/state"
+
+    def options(self, port: int | None = None) -> dict[str, str]:
+        """How it is reached, by default directly."""
+        return {
+            "endpoint": f"http://127.0.0.1:{port or self.port}",
+            "access_key_id": "AKIASLACKWATERTEST",
+            "secret_access_key": "not-so-secret-of-a-test",
+            "region": "us-east-1",
+        }
+
+
+@dataclass
+class Azurite:
+    """An Azure Blob server; what it holds goes with it. Its packages are fetched once, into the cache of `packages`."""
+
+    directory: Path
+    port: int
+    process: Process
+    VERSION: ClassVar[str] = "3.37.0"
+    ACCOUNT: ClassVar[str] = "devstoreaccount1"  # every Azurite has this account with this key, which is no secret
+    KEY: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+    @classmethod
+    @contextmanager
+    def started(cls) -> Iterator[Azurite]:
+        directory = Path(tempfile.mkdtemp(prefix="slackwater-azure-"))
+        port = free_port()
+        where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory)]
+        command = [str(cls._installed()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+        found = cls(directory, port, Process(command, directory / "log"))
+        try:
+            found.process.start()
+            found.process.must_answer("the Azure server", f"http://127.0.0.1:{port}/")
+            yield found
+        finally:
+            found.process.stop(signal.SIGTERM)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @classmethod
+    def _installed(cls) -> Path:
+        home = packages.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
+        command = home / "node_modules" / ".bin" / "azurite-blob"
+        if not command.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            npm = ["npm", "install", "--prefix", str(home), "--no-audit", "--no-fund", f"azurite@{cls.VERSION}"]
+            done = subprocess.run(npm, capture_output=True, text=True)
+            if done.returncode:
+                told = " | ".join(done.stderr.strip().splitlines()[-3:])
+                raise StartError(f"npm cannot be reached for azurite, the Azure server for tests: {told}")
+        return command
+
+    def bucket(self, name: str) -> str:
+        """Make a container; the URL of a place in it."""
+        date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+        signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
+        digest = hmac.new(base64.b64decode(self.KEY), signed.encode(), hashlib.sha256).digest()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        key = f"SharedKey {self.ACCOUNT}:{base64.b64encode(digest).decode()}"
+        headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": key, "Content-Length": "0"}
+        connection.request("PUT", f"/{self.ACCOUNT}/{name}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        connection.close()
+        if answer.status != 201:
+            raise StartError(f"the Azure server refused the container: {answer.status} {answer.reason}")
+        return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
+
+    def options(self, port: int | None = None) -> dict[str, str]:
+        """How it is reached, by default directly."""
+        endpoint = f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}"
+        return {"endpoint": endpoint, "account_name": self.ACCOUNT, "account_key": self.KEY}
+
+
+@dataclass
+class FaultyProxy:
+    """A door before an HTTP server. `judge`: what goes wrong with a request, by its method and path; "" for nothing.
+
+    "403", "503": refused; "dropped": the connection ends before anything is asked; "lost": asked, done, and the answer is lost;
+    "slow": answered `pause_s` later; "hangs": asked, done, and never answered while the door is open; "twice": asked twice, as by
+    somebody on the way who did not hear the first answer, and the second one is given.
+    """
+
+    target: int
+    judge: Callable[[str, str], Fault] = field(default=lambda method, path: "")
+    pause_s: float = 0.3
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    faults: list[tuple[str, str, Fault]] = field(default_factory=list)
+    port: int = 0
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    @contextmanager
+    def before(cls, target: int) -> Iterator[FaultyProxy]:
+        door = cls(target)
+
+        class Handler(_Handler):
+            behind = door
+
+        server = _Server(("127.0.0.1", 0), Handler)
+        door.port = int(server.server_address[1])
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield door
+        finally:
+            door.closed.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked is gone: a process that was killed, or that waits no longer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    behind: FaultyProxy
+    protocol_version = "HTTP/1.1"
+
+    def _pass(self) -> None:
+        door, method = self.behind, self.command
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = door.judge(method, self.path)
+        door.seen.append((method, self.path))
+        if fault:
+            door.faults.append((method, self.path, fault))
+        if fault == "dropped":
+            self.close_connection = True
+            return
+        if fault == "403":
+            self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
+            return
+        if fault == "503":
+            self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>of the test</Message></Error>")
+            return
+        for _ in range(2 if fault == "twice" else 1):
+            connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
+            try:
+                # the server signs nothing, but tells its own address in answers
+                connection.request(method, self.path, body or None, dict(self.headers))
+                answer = connection.getresponse()
+                content = answer.read()
+            finally:
+                connection.close()
+        if fault == "slow":
+            door.closed.wait(door.pause_s)
+        if fault == "hangs":
+            door.closed.wait()
+        if fault in ("lost", "hangs"):
+            self.close_connection = True
+            return
+        self._answer(answer.status, answer.getheaders(), content)
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.send_response(status)
+            for name, value in headers:
+                if name.lower() not in ("connection", "transfer-encoding", "content-length", "server", "date"):
+                    self.send_header(name, value)
+            length = next((v for n, v in headers if n.lower() == "content-length"), None)
+            self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        return

@@ -1,0 +1,249 @@
+"""The way of given rows as far as the shards, by Spark: decoded, event time, SQL, the columns that shards take.
+
+    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ what is told of them (time, bad, place)      one job
+                                                           └─▶ SQL ─▶ columns for the shards, numbered      one job
+
+The SQL is row-wise, so that it may run once over all rows of a test; each comes out with its number, and so finds its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.config.lineage import InputPath
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.core.schema import Field
+from slackwater.errors import EpochError, StartError
+from slackwater.operators import storability
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
+from slackwater.runner import stage_binding
+from slackwater.sources.base import CORRUPT, spark_error_reason
+from slackwater.sources.lookups import Lookups
+from slackwater.spark import analysis, session
+from slackwater.spark.engine import SparkEngine
+from slackwater.spark.row_plan import RowPlan
+from slackwater.spark.source_statistics import FILE, MARK
+from slackwater.testing.given_sources import NUMBER, GivenSource, Offsets, Row, source_of
+from slackwater.windows.aggregations import quote_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_CLOCK = "__clock"  # hidden: when a row arrives, µs
+_BATCH = "__batch"  # hidden: which of the given batches a row belongs to
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows of one source that arrive together: `rows`, and those of `files`. `clock_us`: when."""
+
+    source: str
+    rows: Sequence[Row] = ()
+    files: Sequence[Path] = ()
+    clock_us: int = 0
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """What became of them. `timed`: every row, with `__number`, `ts` (µs), `bad` (why), `partition` and `_origin`; `rows`: what came
+    out of the SQL, with the `__number` of its row, `__unfit` and the columns for the shards."""
+
+    timed: pl.DataFrame
+    rows: pl.DataFrame
+
+
+@dataclass
+class SqlFrontend:
+    """A pipeline's sources and SQL on a Spark session. `columns`: of sources that are DataFrames without any."""
+
+    base: SparkSession
+    pipeline: Pipeline
+    columns: Mapping[str, Sequence[Field]] = field(default_factory=dict)
+    capacity: ValueLimits = ANYTHING
+    logic: Operator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = session.private_session(self.base, 1)
+        self.session.conf.set("spark.sql.codegen.wholeStage", "false")  # a few rows are done before a compiler is
+        self.lookups = Lookups(self.session, self.pipeline.lookups, lambda line: None)
+        self.lookups.load()
+        self.sources = [
+            source_of(self.session, self.pipeline, i, self.columns.get(s.name))
+            for i, s in enumerate(self.pipeline.sources)
+        ]
+        reals: Any = self.sources
+        one = stage_binding.bind_stage(self.pipeline, self.session, stage_binding.frames_of(self.session, reals))
+        self.logic = one.operator
+        self._clocked = [n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
+        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
+        self.engine = SparkEngine(RowPlan(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session)))
+        self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.ways}
+
+    def _carrying(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
+        """SQL that lets the number of a row come out with it; None: none does."""
+        try:
+            return analysis.check_origin(self.session, self.pipeline, way, empty) or ()
+        except StartError:
+            return None
+
+    def source(self, name: str) -> GivenSource:
+        return next(s for s in self.sources if s.name == name)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, given: Sequence[GivenRows], offsets: Offsets | None = None) -> list[PreparedRows]:
+        """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError.
+
+        `offsets`: where each partition of a topic goes on, which these rows move; None: at its beginning.
+        """
+        found: list[PreparedRows | None] = [None] * len(given)
+        for source in self.sources:
+            mine = [(i, g) for i, g in enumerate(given) if g.source == source.name]
+            for i, prepared in self._of_source(source, mine, {} if offsets is None else offsets) if mine else ():
+                found[i] = prepared
+        return [f for f in found if f is not None]
+
+    def _of_source(
+        self, source: GivenSource, given: Sequence[tuple[int, GivenRows]], offsets: Offsets
+    ) -> list[tuple[int, PreparedRows]]:
+        try:
+            texts = [(i, g.clock_us, row) for i, g in given for row in g.rows]
+            found: dict[int, list[PreparedRows]] = {i: [] for i, _ in given}
+            if texts or not any(g.files for _, g in given):
+                rows, times = [row for _, _, row in texts], [clock for _, clock, _ in texts]
+                frame = source.decode(self.session, rows, times, offsets)
+                clocks = {i: g.clock_us for i, g in given}
+                for i, one in self._frame(source, frame, [i for i, _, _ in texts], clocks).items():
+                    found[i].append(one)
+            for i, g in given:
+                if g.files:
+                    read, count = self._numbered(source.read_files(self.session, g.files))
+                    found[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
+        except Exception as error:
+            if isinstance(error, StartError | EpochError):
+                raise
+            raise EpochError(f'{self.pipeline.name}: source "{source.name}": {spark_error_reason(error)}') from None
+        return [(i, _joined(parts)) for i, parts in found.items() if parts]
+
+    def of_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
+        """The same for rows that were decoded elsewhere: dead letters, what another stage emits."""
+        numbered, count = self._numbered(frame)
+        return self._frame(self.source(name), numbered, [0] * count, {0: clock_us})[0]
+
+    def _numbered(self, frame: DataFrame) -> tuple[DataFrame, int]:
+        table = frame.toArrow()
+        numbered = table.append_column(NUMBER, pa.array(range(table.num_rows), pa.int64()))
+        from pyspark.sql.types import LongType, StructField, StructType
+
+        schema = StructType([*frame.schema.fields, StructField(NUMBER, LongType())])
+        return self.session.createDataFrame(numbered, schema), table.num_rows
+
+    def _frame(
+        self, source: GivenSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
+    ) -> dict[int, PreparedRows]:
+        """Rows with `__number`; `owners`: per number the batch that it belongs to."""
+        timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
+        told = _collected(timed.selectExpr(*_told(timed, source.name)))
+        told = told.sort(NUMBER).with_columns(
+            pl.Series(_BATCH, [owners[n] for n in sorted(told[NUMBER])], dtype=pl.Int64)
+        )
+        ways = self.pipeline.ways_from(source.name)
+        apart = any(self._carried[w.key] is None for w in ways)
+        runs = told.partition_by(_BATCH, "partition") if apart else [told]
+        out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
+        out = out.join(told.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
+        return {
+            i: PreparedRows(told.filter(pl.col(_BATCH) == i).drop(_BATCH), out.filter(pl.col(_BATCH) == i).drop(_BATCH))
+            for i in (dict.fromkeys(owners) or clocks)
+        }
+
+    def _timed(
+        self, name: str, frame: DataFrame, times: set[int], owners: Sequence[int], clocks: Mapping[int, int]
+    ) -> DataFrame:
+        """With `_event_ts`, `__bad` and the hidden columns."""
+        if len(times) == 1:
+            clock = f"{next(iter(times))}L"
+        else:
+            every = ", ".join(f"{clocks[i]}L" for i in owners)
+            clock = f"element_at(array({every}), CAST({NUMBER} AS INT) + 1)"
+        timed = self.engine.rows.timed(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
+        if self.engine.rows.of_stage(name):
+            return timed
+        latest = f"{_CLOCK} + {self.pipeline.transform.step.max_future_ms * 1000}L"
+        plain = [quote_column(c) for c in timed.columns if c != "__bad"]
+        late = (
+            f"CASE WHEN __bad IS NOT NULL THEN __bad WHEN unix_micros(_event_ts) > {latest} THEN 'future' END AS __bad"
+        )
+        return timed.selectExpr(*plain, late)
+
+    def _sql(self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """What comes out of the SQL for these rows, with the number of the row where the SQL carries it, else of the first one."""
+        carried = self._carried[way.key]
+        rows = timed.where("__bad IS NULL")
+        if len(runs) > 1:
+            rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run[NUMBER]))})")
+        hidden = (FILE, MARK, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
+        plain = [quote_column(c) for c in rows.columns if c not in hidden]
+        number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
+        rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
+        out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
+        why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), self.capacity) or "CAST(NULL AS STRING)"
+        columns = self.engine.rows.columns(way, None, None)
+        return _collected(out.selectExpr(*columns, f"{why} AS {storability.UNFIT}", f"{number} AS {NUMBER}"))
+
+
+_KEPT = 16
+_FRONTS: list[SqlFrontend] = []  # a pipeline is bound to Spark once, however many tests it has
+
+
+def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> SqlFrontend:
+    """The front of a pipeline, from before if there is one; its lookups are read anew."""
+    for front in _FRONTS:
+        if front.base is base and front.pipeline == pipeline and front.columns == columns:
+            front.lookups.load()
+            return front
+    del _FRONTS[: max(len(_FRONTS) - _KEPT + 1, 0)]
+    _FRONTS.append(SqlFrontend(base, pipeline, columns))
+    return _FRONTS[-1]
+
+
+def _told(timed: DataFrame, source: str) -> list[str]:
+    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK, CORRUPT, NUMBER, _CLOCK)}
+    partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
+    origin = origin_column(
+        {**bytes_of, **({CORRUPT: "string"} if CORRUPT in timed.columns else {})},
+        source,
+        FILE if FILE in timed.columns else "NULL",
+    )
+    return [NUMBER, "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
+
+
+def _collected(frame: DataFrame) -> pl.DataFrame:
+    found = pl.from_arrow(frame.toArrow())
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def _joined(parts: Sequence[PreparedRows]) -> PreparedRows:
+    """Rows that were given in two ways: as they stand, and in files."""
+    if len(parts) == 1:
+        return parts[0]
+    first, second = parts
+    after = 1 + max(first.timed[NUMBER], default=0)
+    move = pl.col(NUMBER) + after
+    return replace(
+        first,
+        timed=pl.concat([first.timed, second.timed.with_columns(move)]),
+        rows=pl.concat([first.rows, second.rows.with_columns(move)]),
+    )
+
+
+__all__ = ["GivenRows", "PreparedRows", "SqlFrontend", "bind_frontend"]

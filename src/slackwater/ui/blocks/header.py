@@ -1,0 +1,87 @@
+"""What is so, in one sentence; and of which commit the page tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater.core.humanize import plural
+from slackwater.query.text import name_of, quote_stage, waiting_text
+from slackwater.query.why_report import WhyReport
+from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
+from slackwater.ui.format import format_number, format_span, format_time
+
+
+@dataclass(frozen=True)
+class Header:
+    """`stage`: of several the one that it tells of, None for the whole pipeline. `accounted`: no row is unaccounted for. `told`: what `slackwater why` says of this commit, line by line."""
+
+    pipeline: str
+    stage: str | None
+    epoch: int
+    committed_us: int
+    runner: str | None
+    published: bool
+    accounted: bool
+    sentence: str
+    held: str
+    told: tuple[str, ...]
+
+
+_NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "left out by the SQL"}
+
+
+def build_header(why: WhyReport, rows: RowAccounting, told: Sequence[str], stage: str | None = None) -> Header:
+    return Header(
+        pipeline=why.pipeline,
+        stage=stage,
+        epoch=why.epoch,
+        committed_us=why.committed_us,
+        runner=why.runner,
+        published=why.is_published,
+        accounted=not rows.unaccounted,
+        sentence=_sum(rows),
+        held=_held(why),
+        told=tuple(told),
+    )
+
+
+def _sum(rows: RowAccounting) -> str:
+    t = rows.total
+    parts = [(n, getattr(t, n)) for n in PARTS]
+    shown = [
+        f"{format_number(abs(v))} {'made by the SQL' if v < 0 else _NAMES.get(n, n)}"
+        for n, v in parts
+        if v or n == "used"
+    ]
+    became = f"{format_number(t.rows_in)} in = {' + '.join(shown)}".replace(" + ", " + ")
+    if rows.unaccounted:
+        return f"{plural(rows.unaccounted, 'row is', 'rows are')} unaccounted for: {became}"
+    return f"Every row is accounted for: {became}"
+
+
+def _held(w: WhyReport) -> str:
+    h = w.holder
+    if h is None and w.through:
+        return f"The watermark is at {format_time(w.watermark_us)}; stage {quote_stage(w.stage)} waits for {waiting_text(w)}."
+    if h is None:
+        runs_on = "" if w.idle_close_us is None else f"; it runs on after {format_span(w.idle_close_us)} of silence"
+        return f"The watermark is at {format_time(w.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
+    name = name_of(h)
+    since = (
+        f"quiet for {format_span(h.quiet_us)}, since {format_time(w.committed_us - h.quiet_us)}"
+        if h.quiet_us
+        else "it had rows in this epoch"
+    )
+    if w.through:
+        name = waiting_text(w)
+        at = (
+            "There is no watermark yet"
+            if w.watermark_us is None
+            else f"The watermark is at {format_time(w.watermark_us)}"
+        )
+        return f"{at}; stage {quote_stage(w.stage)} waits for {name} ({since})."
+    if w.watermark_us is None:
+        return f"There is no watermark yet; {name} holds it ({since})."
+    behind = f", {format_span(w.committed_us - w.watermark_us)} behind the clock of the commit"
+    return f"The watermark is at {format_time(w.watermark_us)}{behind}; {name} holds it ({since})."

@@ -1,0 +1,147 @@
+"""Joins: what waits on each side, by event time; which share of it found a partner; and the key with the most rows.
+
+        expires at                watermark
+left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row is over once the watermark is past its time plus what its side keeps:
+right ────────────────────────┼─▃▇▅▁─┤        those before the line are gone, and are not counted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.hashing import shard_of
+from slackwater.engine import next_commit
+from slackwater.evolution.operator_from_state import step_in
+from slackwater.joins.logic import JoinLogic
+from slackwater.query.inspect import plain_row
+from slackwater.state.protocol import Snapshot
+from slackwater.ui.axis import tick_step
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.state_rows import FAR
+
+BINS = 100
+
+
+@dataclass(frozen=True)
+class AgeBin:
+    """Rows with event times of `from_us` <= … < `to_us`. `matched`: that found a partner, None of a side that is not outer."""
+
+    from_us: int
+    to_us: int
+    rows: int
+    matched: int | None
+
+
+@dataclass(frozen=True)
+class BufferHotKey:
+    """The key with the most rows of a side, and how many."""
+
+    key: Mapping[str, Any]
+    rows: int
+
+
+@dataclass(frozen=True)
+class BufferSide:
+    """A side. `rows` wait now; `expires_us`: those before it are over, None before there is a watermark.
+
+    Over the life of the pipeline: `entered` the state, of which `matched` found a partner (that is known of all rows of an
+    outer side; of another one's, of those that found one as they came); `unmatched` came out alone, `evicted` had to go.
+    """
+
+    side: str
+    source: str
+    outer: bool
+    keep_us: int
+    expires_us: int | None
+    rows: int
+    ages: tuple[AgeBin, ...]
+    hot_key: BufferHotKey | None
+    entered: int
+    matched: int
+    unmatched: int
+    evicted: int
+    late: int
+    null_keys: int
+
+    @property
+    def share(self) -> float | None:
+        """Of what entered, the part that found a partner."""
+        return self.matched / self.entered if self.entered else None
+
+
+@dataclass(frozen=True)
+class JoinBuffers:
+    """The block. `width_us`: of the ages of both sides; `pairs`: over the life of the pipeline."""
+
+    watermark_us: int | None
+    width_us: int
+    pairs: int
+    sides: tuple[BufferSide, ...]
+
+
+def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
+    """Of a snapshot of one stage; None where that is no join. `sources`: of the left side and the right. Raises StateError."""
+    first = snapshot.commit.stages[0]
+    if first.fingerprint.get("kind") != "join":
+        return None
+    logic = cast("JoinLogic", step_in(snapshot.commit))
+    watermark = first.watermark_us
+    rows = [
+        pl.concat([snapshot.buffers(n, logic).outline(side.which, watermark) for n in range(first.shards)])
+        for side in logic.sides
+    ]
+    times = [r["__ts"].to_numpy() for r in rows]
+    low = min((int(t.min()) for t in times if len(t)), default=0)
+    high = max((int(t.max()) for t in times if len(t)), default=0)
+    width = tick_step(high - low + 1, BINS - 1)
+    counters = next_commit.total_counters(snapshot.commit)
+    found = []
+    for side, source, waiting in zip(logic.sides, sources, rows, strict=True):
+        counts = counters.sides.get(side.name, {})
+        found.append(
+            BufferSide(
+                side.name,
+                source,
+                side.outer,
+                side.keep_us,
+                None if watermark <= NO_WATERMARK else watermark - side.keep_us,
+                waiting.height,
+                _ages(waiting, width, side.outer),
+                _hot_key(snapshot, logic, side.which, waiting["__kh"].to_numpy(), watermark),
+                *(counts.get(n, 0) for n in ("buffered", "matched", "unmatched", "evicted", "late", "null_keys")),
+            )
+        )
+    pairs = first.counters.get("emitted", {}).get("match", 0)
+    return JoinBuffers(None if watermark <= NO_WATERMARK else watermark, width, pairs, tuple(found))
+
+
+def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
+    grouped = rows.group_by((pl.col("__ts") // width * width).alias("low")).agg(pl.len(), pl.col("__matched").sum())
+    return tuple(
+        AgeBin(low, low + width, count, matched if outer else None)
+        for low, count, matched in grouped.sort("low").iter_rows()
+    )
+
+
+def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> BufferHotKey | None:
+    """The key is looked up by its hash; of keys that share one, which is next to never, the larger one."""
+    if not len(hashes):
+        return None
+    values, counts = np.unique(hashes, return_counts=True)
+    most = values[int(counts.argmax())]
+    side, names = logic.sides[which], [k.name for k in logic.sides[which].keys]
+    held = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
+    wanted = np.array([most], dtype=np.int64)
+    buffers = snapshot.buffers(int(shard_of(wanted, snapshot.commit.shards)[0]), logic)
+    for run in buffers.runs(which, wanted, -FAR, FAR):
+        places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))
+        gone = buffers.evicted(which, run.kh[places], run.id[places])
+        held.append(run.take(places[~gone]).select(names))
+    keys = pl.concat(held).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
+    return BufferHotKey(plain_row(keys.row(0, named=True), names), keys["len"][0])

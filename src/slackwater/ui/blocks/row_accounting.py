@@ -1,0 +1,124 @@
+"""Where did every row go? What came in, and what became of it: in all, and of each kept epoch.
+
+in  =  used + late + refused + bad + lost          rows of a source; "lost": gone before they were read
+       + by the SQL (left out; negative: made)  + without a key (joins)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slackwater.core.lateness_histogram import NOTHING, LatenessStats
+from slackwater.engine import next_commit
+from slackwater.state.commit import Commit
+
+PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sql")
+
+
+@dataclass(frozen=True)
+class Account:
+    """Rows. `rows_in` counts those that were `lost`, too; `unaccounted`: how many more went in than are
+    told of. `replayed`: late rows that `dlq replay` has applied since, which only a total knows."""
+
+    rows_in: int
+    used: int
+    late: int
+    refused: int
+    bad: int
+    lost: int
+    keyless: int
+    by_sql: int
+    unaccounted: int
+    replayed: int = 0
+
+
+@dataclass(frozen=True)
+class EpochRows:
+    """A kept commit; `account`: of the rows since the one before it, None where that is not kept. `emitted`: since then."""
+
+    epoch: int
+    committed_us: int
+    account: Account | None
+    emitted: int | None
+
+
+@dataclass(frozen=True)
+class RowAccounting:
+    """The block. `letters` and `late`: by reason, over the life of the pipeline; so is `total`.
+
+    `lateness`: of the rows since the sources have their present lateness, with what more of it would have kept.
+    """
+
+    total: Account
+    unaccounted: int
+    epochs: tuple[EpochRows, ...]
+    letters: Mapping[str, int]
+    late: Mapping[str, int]
+    emitted: Mapping[str, int]
+    lateness: LatenessStats
+    advice: str | None
+
+
+def build_accounting(
+    kept: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
+) -> RowAccounting:
+    """From the kept commits, oldest first; `lateness` and `advice`: what `why` says of the latest."""
+    latest = next_commit.total_counters(kept[-1])
+    total = _account(_parts(kept[-1]), sql=True)
+    applied = min(latest.replayed_late, total.late)
+    total = replace(total, late=total.late - applied, replayed=applied)
+    epochs = tuple(_epoch(m, kept[n - 1] if n else None) for n, m in enumerate(kept))
+    missing = max([abs(total.unaccounted), *(abs(e.account.unaccounted) for e in epochs if e.account)])
+    by_reason = dict(latest.letters), dict(latest.late), dict(latest.emitted)
+    return RowAccounting(total, missing, epochs, *by_reason, lateness, advice)
+
+
+def _epoch(commit: Commit, before: Commit | None) -> EpochRows:
+    if commit.epoch > 0 and (before is None or before.epoch != commit.epoch - 1):
+        return EpochRows(commit.epoch, commit.committed_us, None, None)
+    now, former = _parts(commit), dict.fromkeys(_parts(commit), 0) if before is None else _parts(before)
+    since = {n: now[n] - former[n] for n in now}
+    written = any(
+        text
+        for m in (commit, before or commit)
+        for stage in m.stages
+        for name, text in stage.texts.items()
+        if name.endswith("sql")
+    )
+    return EpochRows(commit.epoch, commit.committed_us, _account(since, written), since["emitted"])
+
+
+def _parts(commit: Commit) -> dict[str, int]:
+    c = next_commit.total_counters(commit)
+    keyless = sum(side.get("keyless", 0) for side in c.sides.values())
+    return {
+        "in": c.rows_in,
+        "sql": c.rows_sql,
+        "used": c.rows_used,
+        "late": c.rows_late,
+        "refused": c.rows_refused,
+        "bad": c.rows_bad,
+        "lost": c.rows_lost,
+        "keyless": keyless,
+        "emitted": c.rows_emitted,
+    }
+
+
+def _account(p: Mapping[str, int], sql: bool) -> Account:
+    """`sql`: whether there is a SELECT that may leave rows out or make some; else nothing may differ behind the source."""
+    by_sql = p["in"] - p["bad"] - p["sql"]
+    missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
+    if not sql:
+        by_sql, missing = 0, missing + by_sql
+    return Account(
+        rows_in=p["in"] + p["lost"],
+        used=p["used"],
+        late=p["late"],
+        refused=p["refused"],
+        bad=p["bad"],
+        lost=p["lost"],
+        keyless=p["keyless"],
+        by_sql=by_sql,
+        unaccounted=missing,
+    )

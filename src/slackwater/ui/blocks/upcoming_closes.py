@@ -1,0 +1,240 @@
+"""What closes next? Open windows by the watermark that closes them, in at most BINS bins; and the first keys of one bin.
+
+watermark
+    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: from one scan of three columns, WHOLE rows close when they are due;
+    └──────────────▶ closes at           fragments that the cap may yet cut are put together as they would come out
+                                         windows: from the counts of keys per pane, which are part of the commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.arrays import Int64s, distinct_values, in_sorted
+from slackwater.core.dispatch import unregistered
+from slackwater.core.hashing import mix
+from slackwater.core.humanize import plural
+from slackwater.evolution.operator_from_state import step_in
+from slackwater.operators.base import Operator
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.query import inspect
+from slackwater.state.protocol import Snapshot, StateReader
+from slackwater.ui.axis import tick_step
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import panes
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
+
+BINS = 200
+KEYS = 100  # of a bin that are listed
+PANES = 5000  # that are looked into for these, of very short hops in a very long window
+AT_ONCE = 50_000  # units that are put together at a time
+
+
+@dataclass(frozen=True)
+class CloseBin:
+    """Windows that close at a watermark of `from_us` <= … < `to_us`."""
+
+    from_us: int
+    to_us: int
+    count: int
+
+
+@dataclass(frozen=True)
+class UpcomingCloses:
+    """The block. `what`: sessions; keys in windows, for hopping ones the most that it can be. `bins`: those with windows.
+
+    `width_us`: of each bin but the last one, which may be wider: it holds what is far behind the others.
+    """
+
+    what: str
+    watermark_us: int | None
+    total: int
+    width_us: int
+    bins: tuple[CloseBin, ...]
+
+
+@dataclass(frozen=True)
+class ClosingWindow:
+    """An open window of a key; µs."""
+
+    key: Mapping[str, Any]
+    start_us: int
+    closes_us: int
+    reason: str
+
+
+def count_windows(count: int, what: str) -> str:
+    """Windows with their noun: `1 open session`, `2,000 keys in open windows`."""
+    if what == "sessions":
+        return plural(count, "open session")
+    return plural(count, "key in open windows", "keys in open windows")
+
+
+def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
+    """The windows of a snapshot of one stage; None where that is a join. Raises StateError."""
+    last = snapshot.commit.stages[-1]
+    found = _closes(step_in(snapshot.commit, -1), snapshot)
+    if found is None:
+        return None
+    what, times, counts = found
+    width, bins = bin_times(times, counts)
+    watermark = last.watermark_us
+    return UpcomingCloses(what, None if watermark <= NO_WATERMARK else watermark, int(counts.sum()), width, bins)
+
+
+@singledispatch
+def _closes(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
+    """What closes, when (in any order), and how many then."""
+    unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
+
+
+@_closes.register
+def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+    last = snapshot.commit.stages[-1]
+    groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
+    totals = panes.window_totals(operator, groups, last.watermark_us)
+    ends = {s + operator.duration_us: n for s, n in sorted(totals.items()) if n}
+    still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
+    times = np.array([e for e, _ in still], dtype=np.int64)
+    return "keys in windows", times, np.array([n for _, n in still], dtype=np.int64)
+
+
+@_closes.register
+def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
+    watermark = snapshot.commit.stages[-1].watermark_us
+    found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+    for reader, rows in _outlines(snapshot, operator):
+        h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
+        fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
+        whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark)
+        if len(fragments):
+            whole &= ~in_sorted(h, fragments)
+        found.append(due[whole])
+        for hashes in _parts(fragments):
+            found.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
+    times = np.concatenate(found)
+    return "sessions", times, np.ones(len(times), dtype=np.int64)
+
+
+@_closes.register(NonWindowOperator)
+def _(operator: Operator, snapshot: Snapshot) -> None:
+    return
+
+
+def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
+    """Times with their counts in bins of one handy width. The last per cent lies in one bin, if it is far away.
+
+    Nothing is sorted: there may be millions.
+    """
+    if not len(times):
+        return 0, ()
+    first, last = int(times.min()), int(times.max())
+    near = _percentile(times, counts)
+    end = near if last - first > 20 * max(near - first, 1_000_000) else last
+    width = tick_step(end - first + 1, BINS - 2)
+    end = (end // width + 1) * width - 1  # of the bin that it is in
+    low = first // width
+    far = times > end
+    inside = ~far
+    sums = np.bincount(times[inside] // width - low, weights=counts[inside])
+    found = [
+        CloseBin((low + n) * width, (low + n + 1) * width, round(float(sums[n]))) for n in np.flatnonzero(sums).tolist()
+    ]
+    if far.any():
+        found.append(CloseBin(int(times[far].min()), last + 1, int(counts[far].sum())))
+    return width, tuple(found)
+
+
+def _percentile(times: Int64s, counts: Int64s) -> int:
+    """The time before which 99 of 100 lie."""
+    if len(times) == counts.sum():  # each counts once
+        place = max(-(-99 * len(times) // 100) - 1, 0)
+        return int(np.partition(times, place)[place])
+    order = np.argsort(times)
+    return int(times[order][int(np.searchsorted(np.cumsum(counts[order]), 0.99 * int(counts.sum())))])
+
+
+def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
+    """The first KEYS windows that close within a bin, by when they close. Raises StateError."""
+    return _keys(step_in(snapshot.commit, -1), snapshot, from_us, to_us)
+
+
+@singledispatch
+def _keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
+    unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
+
+
+@_keys.register(WindowOperator)
+def _(operator: WindowOperator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
+    watermark = snapshot.commit.stages[-1].watermark_us
+    found = [inspect.open_windows(operator, operator.empty_state(), watermark)]
+    for reader, rows in _outlines(snapshot, operator):
+        for hashes in _of_bin(operator, reader, rows, watermark, low, high):
+            windows = inspect.open_windows(operator, reader.units(hashes), watermark)
+            found.append(windows.filter(pl.col("__closes").is_between(low, high, closed="left")))
+    chosen = pl.concat(found).sort("__closes", "__start", *operator.key_names).head(KEYS)
+    return [
+        ClosingWindow(inspect.plain_row(r, operator.key_names), r["__start"], r["__closes"], r["__reason"])
+        for r in chosen.iter_rows(named=True)
+    ]
+
+
+@_keys.register(NonWindowOperator)
+def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
+    return []
+
+
+@singledispatch
+def _of_bin(
+    operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
+) -> Iterator[Int64s]:
+    """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
+    unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
+
+
+@_of_bin.register
+def _(
+    operator: PaneOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
+) -> Iterator[Int64s]:
+    h, start = rows["__h"].to_numpy(), rows["__start"].to_numpy()
+    inside = np.flatnonzero((start < high) & (start >= low - operator.duration_us))
+    starts = distinct_values(np.sort(start[inside]))[:PANES]
+    # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
+    picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
+    if picked:
+        hashes = distinct_values(reader.units(distinct_values(np.concatenate(picked)))["__kh"].to_numpy())
+        yield distinct_values(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
+
+
+@_of_bin.register
+def _(
+    operator: SessionOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
+) -> Iterator[Int64s]:
+    h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
+    fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
+    whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark) & (due >= low) & (due < high)
+    chosen = np.flatnonzero(whole & ~in_sorted(h, fragments))
+    chosen = chosen[np.argsort(due[chosen], kind="stable")][:KEYS]
+    yield distinct_values(h[chosen])
+    yield from _parts(fragments)
+
+
+def _outlines(snapshot: Snapshot, logic: WindowOperator) -> Iterator[tuple[StateReader, pl.DataFrame]]:
+    stages = snapshot.commit.stages
+    for shard in range(stages[-1].shards):
+        reader = snapshot.reader(shard, logic, len(stages) - 1)
+        yield reader, reader.outline()
+
+
+def _parts(hashes: Int64s) -> Iterator[Int64s]:
+    for begin in range(0, len(hashes), AT_ONCE):
+        yield hashes[begin : begin + AT_ONCE]

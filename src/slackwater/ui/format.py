@@ -1,0 +1,69 @@
+"""Times, lengths and counts as the page says them."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+_UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("µs", 1))
+
+
+def format_time(us: int | None) -> str:
+    """A time to the second, with what is below it if there is any: `2024-03-01 09:02:00Z`."""
+    if us is None:
+        return "none yet"
+    try:
+        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us:,} µs"
+    rest = f".{at.microsecond:06d}".rstrip("0") if at.microsecond else ""
+    return f"{at:%Y-%m-%d %H:%M:%S}{rest}Z"
+
+
+def format_seconds(us: int) -> str:
+    """A time to the second, where more would only look exact."""
+    return format_time(us - us % 1_000_000)
+
+
+def format_span(us: int) -> str:
+    """A length of time in its two largest units: `14 min 3 s`; exact below a second."""
+    sign, left, parts = ("−" if us < 0 else ""), abs(us), list[str]()
+    for place, (name, length) in enumerate(_UNITS):
+        if left >= length:
+            parts.append(f"{left // length} {name}")
+            left %= length
+            if place + 1 < len(_UNITS) and left >= _UNITS[place + 1][1] and name not in ("ms", "µs"):
+                follow, below = _UNITS[place + 1]
+                parts.append(f"{left // below} {follow}")
+            break
+    return sign + " ".join(parts) if parts else "0 s"
+
+
+def format_size(count: float) -> str:
+    """Bytes: `1.2 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def format_number(count: int | None) -> str:
+    return "—" if count is None else f"{count:,}".replace("-", "−")
+
+
+def format_brief(count: float) -> str:
+    """A count for an axis: `12 k`, `3.4 M`."""
+    for unit, length in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= length:
+            return f"{count / length:.3g} {unit}"
+    return f"{count:.3g}"
+
+
+def format_rate(count: float) -> str:
+    """So many a second: `1,234`, `12.3`, `0.05`."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
+
+
+def format_key(key: dict[str, object]) -> str:
+    """A key for people: `user=u7, region=NULL`."""
+    return ", ".join(f"{n}={'NULL' if v is None else v}" for n, v in key.items()) or "(no key)"

@@ -1,0 +1,151 @@
+"""The latest look at each pipeline: made once per commit, by whoever notices first, and shared by all who watch.
+
+epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ blocks, made once ──▶ Update ──▶ viewers
+asked at most every LOOK_S, and not while nobody watches; a look is followed by a pause in proportion to what it cost
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from slackwater.errors import SlackwaterError
+from slackwater.state.runs import Run
+from slackwater.ui.page_model import NoCommitError, PageModel, PageSource, look_at
+from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
+
+Blocks = Callable[["PageCache"], Mapping[str, bytes]]
+
+LOOK_S = 0.5  # between two questions whether there is another commit
+RUNNER_S = 3.0  # between two whether a runner is up
+PAUSE = (
+    40  # times as long as a look took, and as showing it to all who watch will: a page costs a fortieth of a processor
+)
+LONGEST_S = 30.0
+SHOW_S = 0.0005  # what it takes to send one viewer the blocks that changed
+WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
+
+
+class PageCache:
+    """One pipeline, or one stage of it. `seen` and `problem` are of the latest look: one of them is None.
+
+    `blocks`: draws what is seen, or the problem, for those who follow.
+    """
+
+    def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
+        self.watched, self.stage, self._blocks = watched, stage, blocks
+        self.bell = ViewerNotifier()
+        self._update: PageUpdate | None = None
+        self.viewers = 0
+        self.seen: PageModel | None = None
+        self.problem: str | None = None
+        self.waits = False  # the problem is only that nothing is committed yet
+        self._made: tuple[str, dict[str, bytes]] = ("", {})
+        self._looking = threading.Lock()
+        self._next = self._next_runner = self._asked = 0.0
+        self._known: tuple[object, ...] = ()
+        self._runner: str | None = None
+        self._noted: tuple[Run, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.watched.pipeline.name
+
+    @property
+    def tag(self) -> str:
+        """Another one wherever the page would be another one."""
+        seen, problem = self.seen, self.problem
+        return seen.tag if seen is not None else f"problem-{hash(problem) & 0xFFFFFFFF:08x}"
+
+    @property
+    def is_watched(self) -> bool:
+        return self.viewers > 0 or time.monotonic() - self._asked < WATCHED_S
+
+    def now(self) -> PageModel | None:
+        """What is so, for a request; None while there is a `problem`."""
+        self._asked = time.monotonic()
+        self.refresh()
+        return self.seen
+
+    def refresh(self) -> None:
+        """Look again if there may be another commit."""
+        with self._looking:
+            now, used, before = time.monotonic(), time.process_time(), self.tag
+            if now < self._next:
+                return
+            try:
+                if not self._differs(now):
+                    self._next = now + LOOK_S
+                    return
+                self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
+                self.waits = False
+            except SlackwaterError as error:
+                self.seen, self.problem, self._known = None, str(error), ()
+                self.waits = isinstance(error, NoCommitError)
+            if self.viewers and self.tag != before:
+                self._updated()
+                self.bell.ring()
+            # what it waited for, as disks and others that compute, is no cost
+            spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
+            self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
+
+    def _differs(self, now: float) -> bool:
+        """Whether something else is there than was seen."""
+        if now >= self._next_runner:
+            self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
+            self._noted = self.watched.store.runs()[-1:]
+        known = (self.watched.store.epochs()[-1:], self._runner, self._noted)
+        if self.seen is not None and known == self._known and self.seen.top.published:
+            return False
+        self._known = known
+        return True
+
+    @property
+    def ready(self) -> PageUpdate | None:
+        """The latest look for those who follow, if it is drawn already."""
+        found = self._update
+        return found if found is not None and found.tag == self.tag else None
+
+    def update(self) -> PageUpdate:
+        """The latest look for those who follow. Look first."""
+        with self._looking:
+            return self._updated()
+
+    def _updated(self) -> PageUpdate:
+        if self._update is None or self._update.tag != self.tag:
+            self._update = build_update(self.tag, self._blocks(self), self._update)
+        return self._update
+
+    def made(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
+        """Something made of what is seen, once per commit, and its tag; None while there is a `problem`."""
+        seen = self.now()
+        if seen is None:
+            return None
+        tag, held = self._made
+        if tag != seen.tag:
+            held = {}
+            self._made = (seen.tag, held)
+        found = held.get(name)
+        if found is None:
+            found = held[name] = make(seen)
+        return seen.tag, found
+
+
+class CommitWatcher:
+    """One thread that looks for commits of all pipelines and stages that somebody watches."""
+
+    def __init__(self, lives: Callable[[], Sequence[PageCache]]) -> None:
+        self._lives, self._stop = lives, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ui-watcher", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            for live in self._lives():
+                if live.is_watched:
+                    live.refresh()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)

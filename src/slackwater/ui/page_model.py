@@ -1,0 +1,249 @@
+"""One look at a pipeline: everything that its page tells of one commit, made at once, so that all of it fits together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.window import KINDS_OF_WINDOW
+from slackwater.core.lateness_histogram import NOTHING, LatenessStats, advice_text
+from slackwater.errors import SlackwaterError, StateError
+from slackwater.maintenance.sizes import retained_commits
+from slackwater.query import stage_view as staged
+from slackwater.query.inspect import Texts
+from slackwater.query.key_history import with_history
+from slackwater.query.pipeline_from_state import pipeline_in
+from slackwater.query.text import quote_stage
+from slackwater.query.why import why_of
+from slackwater.query.why_report import WhyReport
+from slackwater.state.commit import Commit
+from slackwater.state.protocol import Snapshot, StateStore
+from slackwater.state.runs import Run
+from slackwater.ui.backlog_poller import BacklogPoller
+from slackwater.ui.blocks.growth import StateGrowth, build_growth
+from slackwater.ui.blocks.header import Header, build_header
+from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
+from slackwater.ui.blocks.key import KeyView, one_key
+from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
+from slackwater.ui.blocks.runs import Runs, runs
+from slackwater.ui.blocks.stages import StageSummary, build_stages
+from slackwater.ui.blocks.throughput import Throughput, build_throughput
+from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
+from slackwater.ui.blocks.watermark import WatermarkBlock, build_watermark
+from slackwater.ui.format import format_seconds
+
+
+class NoCommitError(StateError):
+    """Nothing is wrong with the state: its first commit is still to come."""
+
+
+Told = Callable[[WhyReport, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
+
+
+@dataclass(frozen=True)
+class PageSource:
+    """A pipeline that has a page: its config, the file of that, and where its commits are.
+
+    Without a config, `pipeline` is as each commit describes it, and `file` is where the state lies.
+    """
+
+    pipeline: Pipeline
+    file: str
+    store: StateStore
+    told: Told
+    asker: BacklogPoller = field(default_factory=BacklogPoller)
+    is_described: bool = False
+
+    def of(self, commit: Commit) -> Pipeline:
+        """The pipeline that a commit is looked at by. Raises StateError."""
+        return pipeline_in(commit) if self.is_described else self.pipeline
+
+
+@dataclass(frozen=True)
+class PageModel:
+    """The blocks of one commit, of the whole pipeline or of one `stage`. `tag`: another one wherever something else is seen.
+
+    `closing`: None where nothing has a window, `joined`: where nothing is joined; of several stages each is of the last one that
+    has some, which is `closing_of`, `joined_of`. `pace`, `runs`: None of a stage. `runs`: None of a former commit, too. `kept`: the commits up to this one that can be looked at.
+    """
+
+    tag: str
+    looked_us: int
+    top: Header
+    watermark: WatermarkBlock
+    rows: RowAccounting
+    closing: UpcomingCloses | None
+    growth: StateGrowth
+    pace: Throughput | None
+    joined: JoinBuffers | None
+    stages: tuple[StageSummary, ...]
+    kept: tuple[int, ...]
+    stage: str | None = None
+    closing_of: StageSummary | None = None
+    joined_of: StageSummary | None = None
+    runs: Runs | None = None
+
+
+def look_at(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
+    """Look at the latest commit, or at a kept one; at the whole pipeline, or one stage of several.
+
+    Raises StateError if there is no commit, it is damaged, or the config cannot go on with it; StartError without such a stage.
+    """
+    with watched.store.peek(epoch) as snapshot:
+        if snapshot is None:
+            raise _no_commit(watched)
+        noted = watched.store.runs() if epoch is None else None
+        return build_model(
+            watched, snapshot, retained_commits(watched.store), watched.store.runner(), now_us, stage, noted
+        )
+
+
+def _no_commit(watched: PageSource) -> StateError:
+    runner = watched.store.runner()
+    begins = (
+        f"{runner} works on the first epoch, and this page shows it once it is committed"
+        if runner is not None
+        else f"it begins with the first epoch of: slackwater run {watched.file}"
+    )
+    failure = runs(watched.store.runs(), runner, -1).failure
+    if failure is not None:
+        why = "" if failure.error is None else f": {failure.error}"
+        line = f"the run that started at {format_seconds(failure.started_us)} {failure.said}{why}"
+        return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
+    return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
+
+
+def look_at_all(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
+    """The latest commit, of the whole pipeline and, where there are several stages, of each. Raises as `look_at` does."""
+    with latest_snapshot(watched) as snapshot:
+        given = retained_commits(watched.store), watched.store.runner(), now_us
+        whole = build_model(watched, snapshot, *given, noted=watched.store.runs())
+        several = whole.stages if whole.stages[1:] else ()
+        return whole, [build_model(watched, snapshot, *given, s.name) for s in several]
+
+
+def build_model(
+    watched: PageSource,
+    snapshot: Snapshot,
+    commits: Iterable[Commit],
+    runner: str | None,
+    now_us: int,
+    stage: str | None = None,
+    noted: Sequence[Run] | None = None,
+) -> PageModel:
+    commit = snapshot.commit
+    # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
+    history = [*(m for m in commits if m.epoch < commit.epoch), commit]
+    pipeline = watched.of(commit)
+    whole = why_of(pipeline, snapshot, runner, now_us)
+    found = build_stages(commit, whole)
+    closing_of, joined_of = _last(found, windowed=True), _last(found, windowed=False)
+    answer = whole
+    if stage is not None and whole.stages:
+        at = staged.place_of(commit, stage, "stage")
+        answer = replace(whole, **vars(next(s for s in whole.stages if s.stage == stage)), stages=())
+        (here,) = (s for s in found if s.name == stage)
+        closing_of, joined_of = here if _has_windows(here) else None, here if here.kind == "join" else None
+        snapshot = staged.snapshot_of(snapshot, at)
+        names = [[s.name for s in m.stages] for m in history]
+        history = [staged.commit_of(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
+    else:
+        stage = None
+    counted = build_accounting(history, *_lateness(answer))
+    return PageModel(
+        tag_of(commit, runner, answer.is_published, (noted or ())[-1:]),
+        now_us,
+        build_header(answer, counted, list(watched.told(answer, watched.file)), stage),
+        build_watermark(answer, history),
+        counted,
+        None if closing_of is None else build_closes(_only(snapshot, closing_of)),
+        build_growth(history),
+        None if stage is not None else build_throughput(history, watched.asker.waits(pipeline, snapshot), now_us),
+        None if joined_of is None else build_buffers(_only(snapshot, joined_of), _sides(whole, joined_of.name)),
+        found,
+        tuple(m.epoch for m in history),
+        stage,
+        closing_of,
+        joined_of,
+        None if stage is not None or noted is None else runs(noted, runner, commit.epoch),
+    )
+
+
+def _has_windows(stage: StageSummary) -> bool:
+    return stage.kind in KINDS_OF_WINDOW
+
+
+def _last(found: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
+    """The last stage with windows, or the last join: that is nearest to what comes out."""
+    return next((s for s in reversed(tuple(found)) if (_has_windows(s) if windowed else s.kind == "join")), None)
+
+
+def _only(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
+    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, stage.name))
+
+
+def _sides(why: WhyReport, stage: str) -> list[str]:
+    """What the sides of a join read."""
+    return [side.source for s in why.told if s.stage == stage for side in s.sides]
+
+
+def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
+    """Of the only stage that reads sources; where several do, each has an advice of its own."""
+    readers = [s for s in why.told if s.lateness.rows]
+    if len(readers) == 1:
+        return readers[0].lateness, advice_text(readers[0].lateness)
+    each = [f"stage {quote_stage(s.stage)}: {told}" for s in readers if (told := advice_text(s.lateness)) is not None]
+    return NOTHING, "; ".join(each) or None
+
+
+def tag_of(commit: Commit, runner: str | None, published: bool, noted: Sequence[Run] = ()) -> str:
+    """The epoch, with what else may differ: whose state it is, who runs it, what is published, how the latest run went."""
+    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{noted}"
+    return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
+
+
+@contextmanager
+def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
+    """The latest commit. Raises StateError where there is none."""
+    with watched.store.peek() as snapshot:
+        if snapshot is None:
+            raise _no_commit(watched)
+        yield snapshot
+
+
+def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
+    """A snapshot of one stage alone, by default of the last that has windows; with its name, where there are several.
+
+    Raises StartError for a stage that is not there.
+    """
+    found = snapshot.commit.stages
+    if not found[1:]:
+        return snapshot, None
+    windowed = [s.name for s in found if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
+    name = stage if stage is not None else (windowed or [found[-1].name])[-1]
+    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, name, "stage")), name
+
+
+def key_at(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
+    """One key of the latest commit. Raises StartError for a wrong key, StateError."""
+    with latest_snapshot(watched) as snapshot:
+        one, name = windows_of(snapshot, stage)
+        one_key(one, key)  # what is wrong with the key is said of its stage
+        try:
+            answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key, name)
+            if not watched.is_described:
+                answer = with_history(watched.pipeline, watched.store, answer, key)
+        except SlackwaterError:
+            return one_key(one, key)
+        history = None if answer.key is None else answer.key.history
+        return one_key(one, key, _lines_of_key(watched, answer), history)
+
+
+def _lines_of_key(watched: PageSource, answer: WhyReport) -> list[str]:
+    """What `why --key` says of the key itself."""
+    lines = list(watched.told(answer, watched.file))
+    begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
+    return lines[begins:]

@@ -1,0 +1,67 @@
+"""From finished values back to accumulators, where a target's row says enough: for corrections of windows that left the state.
+
+A stored sum of floating-point numbers was rounded once: a correction goes on from the rounded sum.
+
+stored   n = 3, total = 12, mean = 4.0, first = 'a'
+n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from slackwater.windows.aggregations import Agg
+from slackwater.windows.aggregations.extremes import Extreme
+from slackwater.windows.aggregations.floats import FloatTotal
+from slackwater.windows.aggregations.sets import CollectSet
+from slackwater.windows.aggregations.totals import Count, DecimalTotal, IntegerTotal
+
+_LOW = (1 << 32) - 1
+_TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
+
+
+def lost_aggregations(aggs: Sequence[Agg]) -> list[str]:
+    """The aggregations whose accumulators cannot be had from the stored values, as in `"mean" (avg)`."""
+    return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _kept(a, aggs)]
+
+
+def accumulators_of(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
+    """The accumulators of stored rows (the output columns); NULLs for aggregations that are `lost`."""
+    found: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
+    known = {e.meta.output_name(): e for a in aggs if _kept(a, aggs) for e in _parts(a, aggs)}
+    return rows.select(known.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in found.items())
+
+
+def _kept(agg: Agg, aggs: Sequence[Agg]) -> bool:
+    kind = agg.kind
+    if isinstance(kind, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.column == agg.column):
+        return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may stand for a sum that did not fit
+    if isinstance(kind, _TOTALS) and agg.spec.agg == "avg":
+        return _of(aggs, agg, "sum") is not None and _of(aggs, agg, "count") is not None
+    return isinstance(kind, Count | Extreme | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)
+
+
+def _of(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
+    """The output column that holds another aggregation of the same column."""
+    return next((a.name for a in aggs if a.spec.agg == which and a.column == agg.column), None)
+
+
+def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
+    kind = agg.kind
+    if isinstance(kind, Count | Extreme | CollectSet):
+        (name,) = agg.accumulators
+        yield pl.col(agg.name).alias(name)
+        return
+    total, count = pl.col(_of(aggs, agg, "sum") or agg.name), _of(aggs, agg, "count")
+    # of a sum only whether there was a value matters
+    n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
+    yield n.alias(kind.part("n"))
+    if isinstance(kind, IntegerTotal):
+        yield (total.fill_null(0) // (1 << 32)).alias(kind.part("hi"))
+        yield (total.fill_null(0) & _LOW).alias(kind.part("lo"))
+    else:
+        yield total.fill_null(0).alias(kind.part("sum"))
+    if isinstance(kind, FloatTotal):
+        yield pl.lit(0.0).alias(kind.part("rest"))

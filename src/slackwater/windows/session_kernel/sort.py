@@ -1,0 +1,137 @@
+"""The order in which sessions are walked: intervals by (hash of the key, start, last); compiled.
+
+Hashes are spread evenly over all numbers, so that their first bits say nearly where each belongs:
+
+rows as they came ─▶ by the first bits, a few in each bucket ─▶ each bucket put in order where it lies
+
+A bucket of many (a key of many rows, hashes of somebody's choice) is merged from sorted stretches, which costs no square of their number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slackwater.core.arrays import Int64s
+from slackwater.core.jit import compiled, inlined
+
+FEW = 32  # intervals that are sorted by insertion
+
+
+@compiled
+def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """The order of intervals by (hash, start, last), equal ones as they came; and the hashes in that order."""
+    ends, shift = _buckets(hashes)
+    order, by_hash, by_start = np.empty_like(hashes), np.empty_like(hashes), np.empty_like(hashes)
+    for i in range(len(hashes)):
+        own = _bucket(hashes[i], shift)
+        to = ends[own]
+        ends[own] = to + 1
+        order[to], by_hash[to], by_start[to] = i, hashes[i], start[i]
+    spare = np.empty(0, np.int64)
+    begin = 0
+    for bucket in range(len(ends) - 1):
+        stop = ends[bucket]
+        if stop - begin <= FEW:
+            _insert(order, by_hash, by_start, begin, stop, last)
+        else:
+            if not len(spare):
+                spare = np.empty(len(order), np.int64)
+            merge_sort(order, begin, stop, hashes, start, last, spare)
+            for at in range(begin, stop):
+                by_hash[at] = hashes[order[at]]
+        begin = stop
+    return order, by_hash
+
+
+@compiled
+def distinct_hashes(hashes: Int64s) -> Int64s:
+    """The distinct hashes, ascending."""
+    ends, shift = _buckets(hashes)
+    found = np.empty(len(hashes), np.int64)
+    for value in hashes:
+        own = _bucket(value, shift)
+        found[ends[own]] = value
+        ends[own] += 1
+    begin, kept = 0, 0
+    for bucket in range(len(ends) - 1):
+        stop = ends[bucket]
+        if stop - begin > FEW:
+            found[begin:stop] = np.sort(found[begin:stop])
+        else:
+            for i in range(begin + 1, stop):
+                one, to = found[i], i
+                while to > begin and found[to - 1] > one:
+                    found[to] = found[to - 1]
+                    to -= 1
+                found[to] = one
+        for i in range(begin, stop):
+            if not kept or found[kept - 1] != found[i]:
+                found[kept] = found[i]
+                kept += 1
+        begin = stop
+    return found[:kept].copy()
+
+
+@inlined
+def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
+    """Where each bucket begins, at last their number; and by how many bits a hash is shifted for the number of its own."""
+    bits = 1
+    while (4 << bits) < len(hashes):
+        bits += 1
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for value in hashes:
+        ends[_bucket(value, shift) + 1] += 1
+    for bucket in range(1, len(ends)):
+        ends[bucket] += ends[bucket - 1]
+    return ends, shift
+
+
+@inlined
+def _bucket(value: np.int64, shift: np.uint64) -> np.int64:
+    """The first bits of a hash, the negative ones first."""
+    return np.int64((np.uint64(value) ^ np.uint64(1 << 63)) >> shift)
+
+
+@inlined
+def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: int, last: Int64s) -> None:
+    """Sort a few by insertion."""
+    for i in range(begin + 1, stop):
+        one, hash_, time, to = order[i], by_hash[i], by_start[i], i
+        while to > begin:
+            other = order[to - 1]
+            if (by_hash[to - 1], by_start[to - 1], last[other], other) < (hash_, time, last[one], one):
+                break
+            order[to], by_hash[to], by_start[to] = other, by_hash[to - 1], by_start[to - 1]
+            to -= 1
+        order[to], by_hash[to], by_start[to] = one, hash_, time
+
+
+@inlined
+def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s) -> None:
+    """Put a stretch of an order in that of three columns, by merging ever longer stretches."""
+    width = 1
+    while width < stop - begin:
+        for left in range(begin, stop - width, 2 * width):
+            _merge(order, left, left + width, min(left + 2 * width, stop), first, then, last, spare)
+        width *= 2
+
+
+@inlined
+def _merge(
+    order: Int64s, begin: int, middle: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s
+) -> None:
+    """Make one of two sorted stretches that stand together, unless they are one."""
+    one, other = order[middle - 1], order[middle]
+    if (first[one], then[one], last[one], one) > (first[other], then[other], last[other], other):
+        left, right = begin, middle
+        for to in range(begin, stop):
+            one, other = order[min(left, middle - 1)], order[min(right, stop - 1)]
+            earlier = (first[one], then[one], last[one], one) < (first[other], then[other], last[other], other)
+            if right == stop or (left < middle and earlier):
+                spare[to] = one
+                left += 1
+            else:
+                spare[to] = other
+                right += 1
+        order[begin:stop] = spare[begin:stop]

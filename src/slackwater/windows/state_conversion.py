@@ -1,0 +1,150 @@
+"""The state rows of a window as those of another: aggregations added and removed, a new gap, a higher cap.
+
+A larger gap joins at once what it makes touch; a smaller one leaves what was joined. Of closed windows nothing changes.
+
+    gap 5       watermark │
+    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and was forgotten
+
+    gap 12
+    late to 13     [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before any row touches it
+    gap 2
+    late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
+
+What left the state left it under the former gap: its floor stays where it was. Floors that were forgotten made rows late up
+to `watermark - gap`, and these stay late by themselves (`SessionLogic.rows_from_us`); windows that were gone stay gone (`gone_us`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatch
+
+import numpy as np
+import polars as pl
+
+from slackwater.core.dispatch import unregistered
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import panes
+from slackwater.windows.intervals import (
+    Bools,
+    IntervalBatch,
+    SessionLogic,
+    first_of_each,
+    mark_emitted,
+    runs_of,
+    select_rows,
+)
+from slackwater.windows.logic import WindowLogic
+from slackwater.windows.panes import PaneLogic
+from slackwater.windows.session_layout import build_layout, session_heads
+from slackwater.windows.sessions import floor_rows, state_of
+from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
+
+
+def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`.
+
+    `logic`: as `WindowLogic.after` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
+    have: those of other aggregations begin as of no row.
+    """
+    rows = logic.unrevised(initial_state(logic, rows))
+    rows = _going_on(logic, former, former.forget(former.unrevised(rows), watermark), watermark)
+    return logic.forget(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
+
+
+@singledispatch
+def _going_on(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """State rows that are not forgotten, as the new window goes on with them."""
+    unregistered(logic, "slackwater.windows.state_conversion.convert_state")
+
+
+@_going_on.register
+def _(logic: PaneLogic, former: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    return panes.renew_state(logic, rows, former.updates)
+
+
+@_going_on.register
+def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    if rows.is_empty() or (former.gap_us, former.cap_us) == (logic.gap_us, logic.cap_us):
+        return rows
+    return _rejoined(former, logic, rows, watermark)
+
+
+def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
+    """State rows with the accumulators of every aggregation, also of one that earlier versions kept in another form.
+
+    Those that they lack are as of no row.
+    """
+    lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
+    former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
+    rows = rows.with_columns(c for a in former for c in a.from_former(rows))
+    added = [a for a in lacking if a not in former]
+    if not added:
+        return rows
+    nothing = pl.concat([a.neutral() for a in added], how="horizontal")
+    return rows.with_columns(nothing[c].new_from_index(0, rows.height) for c in nothing.columns)
+
+
+def _rejoined(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Open and retained sessions as the new gap and cap join and cut them; what is gone becomes floors."""
+    whole = IntervalBatch.of(former, mark_emitted(former, rows, watermark))
+    horizon = former.horizon(watermark)
+    floors = whole.floors(former.reach_us, horizon)
+    unit = select_rows(whole, ~whole.is_gone(horizon))
+    parts = [logic.empty_state()]
+    if len(unit.key):
+        parts.append(_as_one_state(former, logic, unit, floors, watermark))
+    left = np.ones(whole.keys, dtype=bool)
+    left[unit.key] = False
+    alone = np.flatnonzero(left & (floors != NO_WATERMARK))
+    if len(alone):
+        parts.append(floor_rows(logic, whole.frame[first_of_each(whole.key)[alone]], alone, floors))
+    return pl.concat(parts)
+
+
+def _as_one_state(
+    former: SessionLogic, logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int
+) -> pl.DataFrame:
+    was = build_layout(former, unit)
+    before, end = was.session, was.end[was.session]
+    if logic.gap_us < former.gap_us:
+        # fragments would fall apart: they become the sessions that they are by now
+        whole = _sessions(former, unit, logic.cap_us)
+        unit = _merged(logic, _unlike(unit, before, whole), whole)
+        before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
+    if not logic.dynamic:
+        unit = replace(unit, end=unit.last + logic.gap_us)
+    now = build_layout(logic, unit)
+    unit = _unlike(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
+    return state_of(logic, unit, floors, watermark)
+
+
+def _sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
+    """Number the sessions that intervals make if no row comes any more."""
+    run, _ = runs_of(logic, unit)
+    return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
+
+
+def _unlike(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
+    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+
+    `ends`: the intervals of sessions that are open and end elsewhere now.
+    """
+    heads = first_of_each(after)
+    first, last = before[heads], np.maximum.reduceat(before, heads)
+    whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
+    changed = ((first != last) | ~whole)[after]
+    changed |= False if ends is None else ends
+    kind = np.where(changed & (unit.kind == EMITTED), WHOLE, unit.kind)
+    return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
+
+
+def _merged(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
+    """One interval per session."""
+    heads = first_of_each(session)
+    columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
+    frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])
+    emitted = np.logical_and.reduceat(unit.emitted, heads)
+    last, end = np.maximum.reduceat(unit.last, heads), np.maximum.reduceat(unit.end, heads)
+    kind = np.where(emitted, EMITTED, WHOLE).astype(np.int8)
+    return IntervalBatch(frame, unit.key[heads], kind, unit.start[heads], last, unit.due[heads], end)
