@@ -118,12 +118,7 @@ def _hand_over(before: str, former: Pipeline, name: str) -> ExplainedStage:
 
 def _read(pipeline: Pipeline) -> ExplainedStage:
     lines = [_source(s, resolve_connection(s.connection, pipeline.connections)) for s in pipeline.sources]
-    return ExplainedStage(
-        "read",
-        "Spark",
-        f"read {plural(len(pipeline.sources), 'source')}",
-        tuple(lines),
-    )
+    return ExplainedStage("read", "Spark", f"read {plural(len(pipeline.sources), 'source')}", tuple(lines))
 
 
 def _source(s: Source, connection: Connection | None) -> str:

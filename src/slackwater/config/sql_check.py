@@ -8,7 +8,7 @@ It is on the safe side: what it reports, a start refuses as well; what it cannot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
@@ -23,7 +23,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import FRAMED, Lookup, Source
 from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns
 from slackwater.config.sql.query import resolve_expression, resolve_query
-from slackwater.config.sql.types import INTEGERS, NO_KEYS, base_type
+from slackwater.config.sql.types import INTEGERS, NO_KEYS, base_type, event_time_problems
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.transform import Stage
 from slackwater.config.window import Window
@@ -212,7 +212,7 @@ class _StepCheck:
         text = step.event_time_column
         if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
-            if type_ is not None and any(_no_time(type_, None)):
+            if type_ is not None and any(event_time_problems(type_, None)):
                 line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
                 self.found.add(f"{self.at}.sql", line)
             return
@@ -234,7 +234,7 @@ class _StepCheck:
             if type_ is None and columns.closed:
                 self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
         if type_ is not None and step.time_mode != "processing":
-            for wrong, fact in _no_time(type_, step.event_time_unit):
+            for wrong, fact in event_time_problems(type_, step.event_time_unit):
                 self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{format_value(text)} {fact}")
 
     # -- SQL -----------------------------------------------------------------------------------------------------
@@ -390,18 +390,9 @@ class _StepCheck:
         spec = next((s for s in self.pipeline.sources if s.name == origin), None)
         if spec is None:
             return ()
-        connection = (
-            resolve_connection(spec.connection, self.pipeline.connections) if spec.connection is not None else None
-        )
-        return metadata_columns(connection.kind if connection is not None else None)
-
-
-def _no_time(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
-    if type_ in INTEGERS:
-        if unit is None:
-            yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
-    elif type_ not in ("timestamp", "timestamp_ntz", "date", "string"):
-        yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"
+        given = spec.connection
+        connection = None if given is None else resolve_connection(given, self.pipeline.connections)
+        return metadata_columns(None if connection is None else connection.kind)
 
 
 __all__ = ["CheckResult", "check_draft", "check_sql"]

@@ -28,6 +28,7 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
+from slackwater.query.clock_reports import known_time, report_clocks, slowest_clock
 from slackwater.query.stage_view import place_of, snapshot_of
 from slackwater.query.why_report import (
     ClockReport,
@@ -177,9 +178,9 @@ class _StageInspector:
             reads=(*self.clocks, *self.read),
             read_by=(),
             kind=waits.kind,
-            watermark_us=_known(self.state.watermark_us),
+            watermark_us=known_time(self.state.watermark_us),
             clocks=(
-                *(c for name, clock in self.clocks.items() for c in _clocks(name, clock)),
+                *(c for name, clock in self.clocks.items() for c in report_clocks(name, clock)),
                 *(self._clock_of(name) for name in self.read),
             ),
             holder=held,
@@ -213,7 +214,7 @@ class _StageInspector:
         record = self.state.clocks.get(self.read[name].name)
         newest = None if record is None else record.max_event_us
         return ClockReport(
-            name, None, newest, self._hold(name), _known(self._reached(name)), False, 0, None, of_stage=True
+            name, None, newest, self._hold(name), known_time(self._reached(name)), False, 0, None, of_stage=True
         )
 
     def held(self) -> tuple[ClockReport | None, tuple[str, ...]]:
@@ -229,7 +230,7 @@ class _StageInspector:
                 return found, (slowest, *through)
         if own is None:
             return None, ()
-        return _slowest(_clocks(own, self.clocks[own])), ()
+        return slowest_clock(report_clocks(own, self.clocks[own])), ()
 
     # -- what is open --------------------------------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ class _StageInspector:
         rows = inspect.rows_of(self.snapshot, operator, key)
         found = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
         unit, horizon = IntervalBatch.of(operator, rows), operator.horizon(watermark)
-        floor = _known(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
+        floor = known_time(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
         return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), found, floor, before)
 
@@ -319,10 +320,7 @@ class _StageInspector:
         return self._rows(logic, found, lambda row: self._last(logic, row, state))
 
     def _rows(
-        self,
-        logic: WindowOperator,
-        found: pl.DataFrame,
-        last: Callable[[Mapping[str, Any]], int | None] | None = None,
+        self, logic: WindowOperator, found: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
         """Open windows of keys; `last`: the time of the last event of one, where that is known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
@@ -393,22 +391,3 @@ class _StageInspector:
             return None
         quiet = min(c.quiet_us for c in self.clocks.values())
         return max(closes - max(heard), 1000 * after) - quiet
-
-
-def _known(us: int) -> int | None:
-    return None if us <= NO_WATERMARK else us
-
-
-def _clocks(name: str, clock: SourceClock) -> list[ClockReport]:
-    return [_clock(name, None, clock), *(_clock(name, p, c) for p, c in clock.partitions.items())]
-
-
-def _clock(name: str, partition: str | None, c: SourceClock) -> ClockReport:
-    left = None if c.idle else max(c.idleness_us - c.quiet_us, 0)
-    return ClockReport(name, partition, c.max_event_us, c.lateness_us, _known(c.watermark_us), c.idle, c.quiet_us, left)
-
-
-def _slowest(clocks: Sequence[ClockReport]) -> ClockReport:
-    """Of a source's clocks, itself first: the partition that holds it, or itself."""
-    awake = [c for c in clocks[1:] if not c.idle]
-    return min(awake, key=lambda c: NO_WATERMARK if c.watermark_us is None else c.watermark_us, default=clocks[0])

@@ -205,11 +205,7 @@ class LocalPipeline:
         self._faults.step, self._faults.nth, self._reshard = step, nth, shards
 
     def restart(
-        self,
-        described: Pipeline | Window | Join | None = None,
-        *,
-        shards: int | None = None,
-        target: str | None = None,
+        self, described: Pipeline | Window | Join | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
         """Stop and start again over the same state: with another config, other shards, or another target (a name for it).
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double", "decimal")
 SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz")
@@ -11,3 +13,12 @@ NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types tha
 def base_type(type_: str) -> str:
     """Without its parameters."""
     return type_.partition("(")[0].partition("<")[0]
+
+
+def event_time_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the key and the fact that keep a column of this type from being the event time."""
+    if type_ in INTEGERS:
+        if unit is None:
+            yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'
+    elif type_ not in ("timestamp", "timestamp_ntz", "date", "string"):
+        yield "event_time_column", f"is {type_}; expected a timestamp, a date, an ISO-8601 string or an integer"

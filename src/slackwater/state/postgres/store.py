@@ -21,10 +21,9 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +45,7 @@ from slackwater.state.postgres import (
     version_merge,
 )
 from slackwater.state.postgres.commit import RefusedError, Transaction, separate_refusals
+from slackwater.state.postgres.reported_errors import report_database_errors
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
 from slackwater.state.postgres.tables import TableNames
@@ -56,21 +56,6 @@ log = logging.getLogger("slackwater")
 T = TypeVar("T")
 
 PATIENCE_S = 30.0  # how long a lost connection is looked for again
-
-
-def _told(method: Callable[..., T]) -> Callable[..., T]:
-    """What the database says, in one line."""
-
-    @wraps(method)
-    def told(self: PostgresStore, *given: Any) -> T:
-        try:
-            return method(self, *given)
-        except psycopg.Error as error:
-            raise EpochError(
-                f"state store {self._place}: {client.error_reason(error)}; start again once it is there"
-            ) from None
-
-    return told
 
 
 class PostgresStore:
@@ -169,7 +154,7 @@ class PostgresStore:
     def runs(self) -> tuple[Run, ...]:
         return runs.read(self._url, self.tables, self._place)
 
-    @_told
+    @report_database_errors
     def note_run(self, run: Run) -> None:
         runs.note(self._db, self.tables, run)
 
@@ -225,7 +210,7 @@ class PostgresStore:
             self._connection.close()
             self._connection = None
 
-    @_told
+    @report_database_errors
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `prepare`."""
         with self._db.transaction():
@@ -251,17 +236,17 @@ class PostgresStore:
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         return self.outputs([meta])[0]
 
-    @_told
+    @report_database_errors
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         beside = self._connection is None  # looked at from beside a runner
         with client.borrow_connection(self._url, "state store") if beside else nullcontext(self._db) as db:
             return [outputs.read_output(db, self.tables, self._place, meta) for meta in metas]
 
-    @_told
+    @report_database_errors
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
         return offset_lists.write_list(self._db, self.tables, epoch, lines)
 
-    @_told
+    @report_database_errors
     def read_list(self, name: str) -> list[str]:
         return offset_lists.read_list(self._db, self.tables, self._place, name)
 
@@ -408,6 +393,6 @@ class PostgresStore:
     def discard_attempt(self, epoch: int) -> None:
         """Rows in the staged table count only once a commit names them."""
 
-    @_told
+    @report_database_errors
     def collect_garbage(self) -> None:
         offset_lists.collect_garbage(self._db, self.tables, self._epoch)

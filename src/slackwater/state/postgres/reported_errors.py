@@ -1,0 +1,36 @@
+"""Errors of the database as one line that names the state store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+
+from slackwater.errors import EpochError
+from slackwater.state.postgres import client
+
+T = TypeVar("T")
+
+
+class NamedStore(Protocol):
+    """A store that says where it is."""
+
+    @property
+    def _place(self) -> str: ...
+
+
+def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
+    """Make a method of a store raise EpochError with one line where the database raised an error."""
+
+    @wraps(method)
+    def reporting(self: NamedStore, *arguments: Any) -> T:
+        try:
+            return method(self, *arguments)
+        except psycopg.Error as error:
+            raise EpochError(
+                f"state store {self._place}: {client.error_reason(error)}; start again once it is there"
+            ) from None
+
+    return reporting
