@@ -77,3 +77,60 @@ def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
     assert again.place.has(f"manifests/{done.epoch:09d}.json") and not again.place.has("manifests/000000001.json")
     assert go_on(again, done, "b").epoch == 1
     again.close()
+
+
+CHECK = """import os, sys
+import slackwater.runner.check_connections as connecting
+import slackwater.runner.local_paths as paths
+from slackwater.config import toml
+pipeline = toml.load(sys.argv[1])
+def check():
+    return [*paths.unwritable_directories(pipeline), *connecting.find_problems(pipeline)]
+check()  # as the user who may: it imports what it needs
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(*check(), sep="\\n", end="")
+"""
+PIPELINE = """name = "p"
+connections.lake.kind = "files"
+sources = [{{ name = "events", connection = "lake", query = "{home}/in/*.jsonl", format = "json", schema = "user STRING, ts TIMESTAMP" }}]
+transform.window = {{ kind = "tumbling", duration = "1m", event_time_column = "ts", group_by = ["user"], aggregations = [{{ agg = "count", as = "n" }}] }}
+target = {{ connection = "lake", path = "{home}/out" }}
+state_store = {{ kind = "files", path = "{home}/state" }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "mode", "expected"),
+    [
+        ("in/1.jsonl", 0o000, 'source "events": "{path}" cannot be read (Permission denied); let this user read it'),
+        ("in/*.jsonl", 0o000, '"{home}/in/0.jsonl" (and 2 more) cannot be read (Permission denied)'),
+        ("in", 0o000, '"{path}" cannot be looked into (Permission denied)'),
+        ("state/p/segments", 0o555, 'state_store.path: "{path}" cannot be written (Permission denied)'),
+        ("out/_slackwater", 0o555, 'target.path: "{path}" cannot be written (Permission denied)'),
+        ("in", 0o755, ""),
+    ],
+)
+def test_a_check_names_what_this_user_may_not_read_or_write(public: Path, part: str, mode: int, expected: str) -> None:
+    for name in ("in", "state/p/segments", "state/p/manifests", "out/_slackwater"):
+        (public / name).mkdir(parents=True)
+    for number in range(3):
+        (public / "in" / f"{number}.jsonl").write_text("")
+    config = public / "p.toml"
+    config.write_text(PIPELINE.format(home=public))
+    if os.geteuid() == 0:
+        for path in [public, *public.rglob("*")]:
+            os.chown(path, NOBODY, NOBODY)
+    spoiled = sorted(public.glob(part))
+    assert spoiled
+    for path in spoiled:
+        path.chmod(mode)
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, str(config)], capture_output=True, text=True, check=False, cwd=Path.cwd()
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == bool(expected)
+    assert expected.format(path=spoiled[0], home=public) in "".join(said)
+    for path in spoiled:
+        path.chmod(0o755)

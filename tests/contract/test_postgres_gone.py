@@ -7,8 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from tests.support.effort import some
+
+from slackwater.errors import EpochError
+from slackwater.runner.error_boundary import error_boundary
+from slackwater.state.postgres import client
 
 SCRIPT = """
 import os, signal, sys, time
@@ -108,3 +113,16 @@ def test_nothing_of_libpq_reaches_standard_error(server: Any, how: str) -> None:
         "ingest: one line",
         "fetch: one line",
     ]
+
+
+def test_an_error_of_a_connection_that_ended_names_its_server(server: Any) -> None:
+    url = server.database("ended")
+    with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as connection:
+        other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        with pytest.raises(EpochError) as raised, error_boundary("clicks"), connection.cursor() as cursor:
+            for _ in range(100):  # the signal takes a moment
+                cursor.execute("SELECT 1")
+    line = str(raised.value)
+    assert line.startswith(f"clicks: Postgres at {client.server_address(url)}: ")
+    assert line.endswith("; what was committed stays; fix that and start again")
+    assert len(line.splitlines()) == 1

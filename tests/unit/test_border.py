@@ -82,6 +82,14 @@ def service_error(module: str, text: str) -> Exception:
             "clicks: server closed the connection;",
         ),
         (service_error("pyspark.errors.exceptions.captured", "[TABLE] gone\n\tat java"), "clicks: [TABLE] gone; what"),
+        (
+            service_error(
+                "py4j.protocol",
+                "An error occurred while calling o1.count.\n: org.apache.spark.SparkException: Job aborted\n"
+                "Caused by: java.io.FileNotFoundException: file:/in/2.jsonl (Permission denied)\n\tat java",
+            ),
+            'clicks: "/in/2.jsonl" cannot be read (Permission denied); let this user read it; what',
+        ),
         (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; what was committed stays"),
     ],
 )

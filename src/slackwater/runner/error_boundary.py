@@ -77,16 +77,34 @@ def _told(error: Exception, where: str, spark: SparkSession | None, committed: C
             "epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
     text = None if isinstance(error, SlackwaterError) else of_service(error)
-    return (
-        error if text is None else EpochError(f"{where}: {text}; what was committed stays: mend that and start again")
-    )
+    return error if text is None else EpochError(f"{where}: {text}; what was committed stays; fix that and start again")
 
 
 def of_service(error: Exception) -> str | None:
     """The one line of an error of a service or of the system; None for any other, which is a bug."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
-    return spark_error_reason(error) if type(error).__module__.partition(".")[0] in _SERVICES else None
+    service = type(error).__module__.partition(".")[0]
+    if service not in _SERVICES:
+        return None
+    server = postgres_server(error) if service == "psycopg" else None
+    return spark_error_reason(error) if server is None else f"Postgres at {server}: {spark_error_reason(error)}"
+
+
+def postgres_server(error: Exception) -> str | None:
+    """Return `host:port/database` of the connection that raised a driver's error; None where it cannot be known."""
+    trace, server = error.__traceback__, None
+    while trace is not None:
+        connection: Any = trace.tb_frame.f_locals.get("self")
+        connection = getattr(connection, "connection", connection)  # of a cursor
+        if type(connection).__module__.partition(".")[0] == "psycopg" and hasattr(connection, "info"):
+            try:
+                at = connection.info
+                server = f"{at.host}:{at.port}/{at.dbname}"
+            except Exception:  # it was closed meanwhile, and forgot where it was
+                log.debug("a closed connection does not know its server")
+        trace = trace.tb_next
+    return server
 
 
 def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:

@@ -26,6 +26,17 @@ def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
         elif not os.access(there, os.W_OK | os.X_OK):
             what = "cannot be written" if there == place else "cannot be created"
             yield f"{key}: {shown} {what} (Permission denied); choose another path, or give this user the right to write there"
+        elif refused := [part for part in _inner(key, place, pipeline) if not os.access(part, os.W_OK | os.X_OK)]:
+            yield f'{key}: "{refused[0]}" cannot be written (Permission denied); give this user the right to write there'
+
+
+def _inner(key: str, place: Path, pipeline: Pipeline) -> Iterator[Path]:
+    """Yield the directories inside a place that earlier runs made and that a run writes to."""
+    from slackwater.state.files.storage import FOLDERS
+    from slackwater.targets.output_directory import OWN
+
+    inner = [pipeline.name, *(f"{pipeline.name}/{part}" for part in FOLDERS)] if key == "state_store.path" else [OWN]
+    return (place / part for part in inner if (place / part).is_dir())
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:

@@ -233,6 +233,7 @@ _OUT_OF_MEMORY = {
 
 
 _CLASSES = {"S3AFileSystem": "s3a", "SecureAzureBlobFileSystem": "abfss", "GoogleHadoopFileSystem": "gs"}
+_NOT_PERMITTED = re.compile(r"FileNotFoundException: (?:file:/*(?=/))?(.+?) \(Permission denied\)")  # as Java says it
 _NO_CONNECTOR = re.compile(
     r'(S3AFileSystem|SecureAzureBlobFileSystem|GoogleHadoopFileSystem) not found|No FileSystem for scheme "([\w.+-]+)"'
 )
@@ -246,6 +247,8 @@ def spark_error_reason(error: BaseException) -> str:
     if (absent := _NO_CONNECTOR.search(str(error))) is not None:
         scheme = _CLASSES.get(absent[1] or "", absent[2])
         return f"Spark has no connector for {scheme}:// {_connector(scheme)}"
+    if (refused := _NOT_PERMITTED.search(str(error))) is not None:
+        return f'"{refused[1]}" cannot be read (Permission denied); let this user read it'
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slackwater.config.source import Source
 from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FileOffsets
-from slackwater.errors import EpochError, ExhaustedError
+from slackwater.errors import EpochError, ExhaustedError, StartError
 from slackwater.sources import files, listing
 from slackwater.sources.base import SelfPlannedSource, SourceBatch
 from slackwater.sources.files import FileEntry, FilesSource
@@ -46,9 +47,17 @@ _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
 def listing_of(source: FilesSource) -> DirectoryListing | None:
-    """How its files are listed without Spark; None where only Spark can: in another file system, or by options of its own."""
-    options = {name.lower(): value for name, value in source.spec.options.items()}
-    pattern = _LOCAL.sub("", files.absolute_query(source.spec.query or ""), count=1)
+    """Return how a source's files are listed without Spark, see `listing_of_spec`."""
+    return listing_of_spec(source.spec)
+
+
+def listing_of_spec(spec: Source) -> DirectoryListing | None:
+    """Return how a source's files are listed without Spark.
+
+    None where only Spark can list them: in another file system, or by options of its own.
+    """
+    options = {name.lower(): value for name, value in spec.options.items()}
+    pattern = _LOCAL.sub("", files.absolute_query(spec.query or ""), count=1)
     if not pattern.startswith("/") or _OF_SPARK & set(options):
         return None
     return DirectoryListing(
@@ -66,6 +75,30 @@ class FileBatch:
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
         offsets = files.store_file_list(store, epoch, FileOffsets.known(record.offsets), self.entries)
         return self.source.of(session, self.entries, offsets)
+
+
+def check_readable(spec: Source) -> None:
+    """Raise StartError if this user may not list a local source's directories, or not read one of its files."""
+    files_there = listing_of_spec(spec)
+    if files_there is None:
+        return
+    try:
+        refused = [path for path in files_there.files() if not os.access(path, os.R_OK)]
+    except ValueError as error:
+        raise StartError(f'source "{spec.name}": {error}') from None
+    except OSError as error:
+        raise StartError(f'source "{spec.name}": {unlistable(error)}') from None
+    if refused:
+        more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
+        raise StartError(
+            f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); let this user read it, or name '
+            "less in query"
+        )
+
+
+def unlistable(error: OSError) -> str:
+    """Return why a directory cannot be listed, and what to do."""
+    return f'"{error.filename}" cannot be looked into ({error.strerror}); make it readable for this user, or name less in query'
 
 
 class FilesPlanner:
@@ -112,10 +145,7 @@ class FilesPlanner:
         except ValueError as error:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
-            raise ExhaustedError.of(error) or EpochError(
-                f'source "{self._source.name}": "{error.filename}" cannot be looked into ({error.strerror}); make it readable for this '
-                "user, or name less in query"
-            ) from None
+            raise ExhaustedError.of(error) or EpochError(f'source "{self._source.name}": {unlistable(error)}') from None
         entries = [entry for path in new if (entry := self._entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 

@@ -18,7 +18,7 @@ from slackwater.runner.connectors.base import Connector, zone_of
 from slackwater.runner.dead_letter_filter import LetterFilter
 from slackwater.sources import backlog, files
 from slackwater.sources.backlog import Question
-from slackwater.sources.files_planner import PlannedFilesSource
+from slackwater.sources.files_planner import PlannedFilesSource, check_readable
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.output_directory import OWN, folder_at
@@ -34,6 +34,7 @@ class FilesConnector(Connector[FilesConnection]):
 
     def check_source(self, spec: Source) -> None:
         files.check_exists(spec)
+        check_readable(spec)
 
     def question(self, spec: Source) -> Question | None:
         return None if not spec.query or "://" in spec.query else partial(backlog.unread_files, spec)
