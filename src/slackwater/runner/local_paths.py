@@ -10,6 +10,7 @@ from pathlib import Path
 from slackwater.config.message_format import EnvString, format_value
 from slackwater.config.paths import as_written, is_local, local_directories
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.directory_names import OUTPUT_FOLDER, STATE_FOLDERS
 from slackwater.errors import StartError
 
 
@@ -32,10 +33,11 @@ def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
 
 def _inner(key: str, place: Path, pipeline: Pipeline) -> Iterator[Path]:
     """Yield the directories inside a place that earlier runs made and that a run writes to."""
-    from slackwater.state.files.storage import FOLDERS
-    from slackwater.targets.output_directory import OWN
-
-    inner = [pipeline.name, *(f"{pipeline.name}/{part}" for part in FOLDERS)] if key == "state_store.path" else [OWN]
+    inner = (
+        [pipeline.name, *(f"{pipeline.name}/{part}" for part in STATE_FOLDERS)]
+        if key == "state_store.path"
+        else [OUTPUT_FOLDER]
+    )
     return (place / part for part in inner if (place / part).is_dir())
 
 

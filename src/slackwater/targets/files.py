@@ -18,12 +18,13 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits
+from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.core.json_text import TIME, apply_to_scalars, has_map, is_nested, json_text, object_text
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
-from slackwater.targets.output_directory import OWN, folder_at
+from slackwater.targets.output_directory import folder_at
 
 _TIME = f"{TIME}Z"
 
@@ -38,7 +39,7 @@ class FilesTarget:
         self, path: str | Path, form: str, table: TargetTable, options: Mapping[str, str] | None = None
     ) -> None:
         self._folder, self._format, self._table = folder_at(path, options), form, table
-        self._marker = f"{OWN}/{table.writer}.json"
+        self._marker = f"{OUTPUT_FOLDER}/{table.writer}.json"
         self.description = f'{form} files in "{path}"'
 
     @property
@@ -72,7 +73,7 @@ class FilesTarget:
 
     def writers(self) -> list[str]:
         try:
-            return [name.removesuffix(".json") for name in self._folder.names(OWN) if name.endswith(".json")]
+            return [name.removesuffix(".json") for name in self._folder.names(OUTPUT_FOLDER) if name.endswith(".json")]
         except OSError as error:
             raise StartError(
                 f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
@@ -161,7 +162,7 @@ class FilesTarget:
 
     @staticmethod
     def _aside_name(what: str) -> str:
-        return f"{OWN}/{what}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
+        return f"{OUTPUT_FOLDER}/{what}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
 
     def _not_moved(self, aside: str, error: OSError) -> StartError:
         return StartError(

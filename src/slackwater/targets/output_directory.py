@@ -18,11 +18,10 @@ from typing import Protocol
 import xxhash
 
 from slackwater.config.paths import is_local
+from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.errors import PublishError
 from slackwater.state.files.cache import FileCache
 from slackwater.state.files.object_client import ObjectClient
-
-OWN = "_slackwater"  # a folder within it that readers of the rows leave out
 
 
 class OutputDirectory(Protocol):
@@ -78,8 +77,8 @@ class LocalDirectory:
             return []
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
-        (self.path / OWN).mkdir(parents=True, exist_ok=True)
-        aside = self.path / OWN / f".{name}"
+        (self.path / OUTPUT_FOLDER).mkdir(parents=True, exist_ok=True)
+        aside = self.path / OUTPUT_FOLDER / f".{name}"
         with _removed_on_failure(aside):
             fill(aside)
             _flush(aside)

@@ -13,6 +13,7 @@ from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
+from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.errors import StartError
 from slackwater.runner.connectors.base import Connector, zone_of
 from slackwater.runner.dead_letter_filter import LetterFilter
@@ -21,7 +22,7 @@ from slackwater.sources.backlog import Question
 from slackwater.sources.files_planner import PlannedFilesSource, check_readable
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import OWN, folder_at
+from slackwater.targets.output_directory import folder_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ class FilesConnector(Connector[FilesConnection]):
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
         if not is_local(spec.path or ""):
-            folder_at(spec.path or "", self.connection.options).read(OWN)
+            folder_at(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
 
     def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")

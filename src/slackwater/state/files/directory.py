@@ -11,9 +11,10 @@ from pathlib import Path
 
 import polars as pl
 
+from slackwater.core.directory_names import STATE_FOLDERS
 from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files import arrow, lock
-from slackwater.state.files.storage import FOLDERS, FileRef, Storage, StorageLock, VersionedContent, open_file
+from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent, open_file
 
 PENDING = ".commit-"  # how the name of a commit begins that is not yet linked
 
@@ -110,7 +111,7 @@ class LocalStorage:
 
     def prepare(self) -> None:
         try:
-            for name in (*FOLDERS, "checkpoint"):
+            for name in (*STATE_FOLDERS, "checkpoint"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ExhaustedError.of(error) or StateError(

@@ -21,7 +21,6 @@ from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files import arrow
 
-FOLDERS = ("manifests", "segments", "outputs")
 NAMED = ("segments", "outputs", "offsets")  # folders of files that commits name
 
 
