@@ -115,6 +115,17 @@ def test_their_letters_hold_what_came(runner: Runner) -> None:
             "kind = 'x'",
             'gap "kind = \'x\'" is boolean; expected milliseconds, an interval, or text such as "5 minutes"',
         ),
+        *(
+            (gap, f"must be row-wise, it uses .*{part}")
+            for gap, part in [
+                ("CAST(1000 * rand() AS BIGINT) + 1", r"rand\(\)"),
+                ("ms + second(current_timestamp())", r"current_timestamp\(\)"),
+                ("CAST(reflect('java.lang.Math', 'random') AS BIGINT)", r"reflect\(\)"),
+                ("(SELECT max(id) FROM range(3)) + ms", "a subquery"),
+                ("sum(ms) OVER (PARTITION BY user)", "window function"),
+                ("CASE WHEN ts < TIMESTAMP 'now' THEN ms ELSE 1 END", "TIMESTAMP 'now'"),
+            ]
+        ),
     ],
 )
 def test_what_is_no_gap_is_said_at_start(runner: Runner, gap: str, said: str) -> None:

@@ -10,6 +10,7 @@ from slackwater.config.aggregator import UnfitError
 from slackwater.config.check_result import CheckResult
 from slackwater.config.join import EVENT_TIME
 from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.sql import lexical
 from slackwater.config.sql.columns import Findings, KnownColumns
 from slackwater.config.sql.query import resolve_expression
 from slackwater.config.sql.types import NO_KEYS, NUMBERS, base_type
@@ -37,6 +38,9 @@ class WindowColumns:
                 key,
                 f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
             )
+        own.beyond |= set(lexical.clock_times(self.window.gap_ms))
+        if own.beyond and not own.problems:
+            self.found.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(own.beyond))}")
         if own.unsure or (not own.problems and not out.closed):
             why = own.unsure[0] if own.unsure else "the columns are known at the start"
             self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from slackwater.config.groupable_columns import ROW_BY_ROW
 from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
@@ -160,7 +161,8 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
     """
     window = pipeline.transform.window
     assert window is not None
-    out = run_sql(session, pipeline, way, _own_view(session, pipeline, way, frame))
+    view = _own_view(session, pipeline, way, frame)
+    out = run_sql(session, pipeline, way, view)
     where = f'{pipeline.name}: source "{way.origin}": gap "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
@@ -168,6 +170,16 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
         raise StartError(
             f"{where} is neither a duration nor a valid expression over the row ({_fact(error)}); there are: {', '.join(out.columns)}"
         ) from None
+    text = f"SELECT ({window.gap_ms}) AS g FROM source"
+    gaps = _over(session, out, text)
+    if spark_connect.is_connect(session):
+        beyond = row_wise.forbidden_parts_of_text(gaps, text, out)
+    else:
+        bounds = [bounds for _, _, bounds in pipeline.texts_with_bounds(way)]
+        beyond = row_wise.forbidden_parts(gaps, view, bounds[-1] if bounds else ROW_BY_ROW)
+    beyond |= set(lexical.clock_times(text))
+    if beyond:
+        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(beyond))}")
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
