@@ -307,6 +307,19 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_a_clock_that_is_set_back_delays_a_trigger_by_no_more_than_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script() -> Iterator[Any]:
+        clock.now -= 3600.0  # while the sources were asked
+        yield ROWS
+        yield ROWS
+
+    clock = Clock(monkeypatch)
+    clock.now = 10_003.0
+    run = Run(clock, script, every_ms=10_000)
+    run.go()
+    assert run.asked[:2] == [10_003.0, 6_413.0]
+
+
 def test_the_end_of_the_input_ends_it_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
     run.go(available_now=True)

@@ -369,8 +369,8 @@ class StageRunner:
         )
 
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
-        """emit = "updates": whether windows that are open may be emitted again by now."""
-        return clock_us - state.emitted_us >= self.operator.early_us
+        """Return True if open windows may be emitted again by now (emit = "updates"), or if the clock was set back since."""
+        return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
 def in_time(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:

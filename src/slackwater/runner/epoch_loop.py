@@ -136,6 +136,7 @@ class EpochLoop:
         return int(min(asked - self._heard, most) * 1e6)
 
     def _until_trigger(self, asked: float) -> float:
-        """Seconds from now to the whole interval of the clock after an ask; 0 where it has passed."""
+        """Return the seconds from now to the whole interval of the clock after an ask: 0 where it has passed, and at most one
+        interval, whatever the clock was set to meanwhile."""
         due = (math.floor(asked / self._every) + 1) * self._every
-        return max(due - time.time(), 0)
+        return min(max(due - time.time(), 0), self._every)

@@ -1,0 +1,107 @@
+"""A clock that is set forward or back between epochs and between starts changes no result, and delays none for long.
+
+clock of the machine   ──▶──▶ │ a day back: ──▶──▶ │ an hour forward: ──▶──▶      event times go on as before
+watermark              ──▶──▶───▶──▶──────────────────▶──▶                        it follows the events alone
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+from tests.laws.stage_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
+from tests.support.effort import some
+
+import slackwater as sw
+from slackwater.testing.pipeline import LocalPipeline
+
+MS = 1000
+HOUR_MS = 3_600_000
+COUNT = [sw.Aggregation(agg="count", as_="n")]
+
+
+def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int, int]], dict[str, Any]]:
+    """Run a seed's graph: the results by stage, the watermarks of all stages after each epoch, and what was counted.
+
+    `jumps`: the clock is set to another time before some epochs, by up to a day.
+    """
+    rng, clock = random.Random(seed), random.Random(-1 - seed)
+    lateness = rng.choice([0, 10])
+    stages = graph(rng, lateness)
+    spec, at = pipeline(stages), 0
+    names = [s.name for s in spec.sources]
+    watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
+    watermarks: list[tuple[int, int]] = []
+    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 3]), listen=False, watch=watched) as test:
+        for _ in range(rng.randrange(5, 20)):
+            rows: dict[str, list[dict[str, Any]]] = {}
+            for source in sorted(rng.sample(names, rng.randrange(1, len(names) + 1))):
+                rows[source] = []
+                for _ in range(rng.choice([0, 1, 2, 4])):
+                    at += rng.choice([0, 1, 4, 8, 40])
+                    behind = rng.choice([0, 0, 12]) if lateness else 0
+                    rows[source].append(
+                        {"k": rng.choice(["x", "y", None]), "v": rng.randrange(9), "ts": (at - behind) * MS}
+                    )
+            if jumps and clock.random() < 0.4:
+                test.now_us += clock.choice([-24, -1, 1, 24]) * HOUR_MS * MS + clock.randrange(-5000, 5000)
+            test.pipe(rows)
+            watermarks += [(n, s.watermark_us) for n, s in enumerate(test._driver.state.stages)]
+            if rng.random() < 0.3:
+                test.quiet(rng.choice([600, 1100]))
+            if rng.random() < 0.2:
+                test.restart(shards=rng.choice([1, 2]))
+        test.flush()
+        result, state = test.result(), test._driver.state
+    counted = {
+        s.name: {k: s.counters.get(k, 0) for k in ("rows_in", "rows_used", "rows_bad", "late")} for s in state.stages
+    }
+    return {s.name: content(s, emitted(s, result.stages[s.name])) for s in stages}, watermarks, counted
+
+
+@pytest.mark.parametrize("first", some(range(0, 60, 10)))
+def test_no_result_depends_on_the_clock(first: int) -> None:
+    seeds.quiet()
+    assert len(SOURCES) == 3
+    for seed in range(first, first + 10):
+        steady, jumped = answer(seed, jumps=False), answer(seed, jumps=True)
+        assert jumped == steady, f"seed {seed}"
+        latest: dict[int, int] = {}
+        for stage, watermark in jumped[1]:
+            assert watermark >= latest.get(stage, watermark), f"seed {seed}: a watermark went back"
+            latest[stage] = watermark
+
+
+@pytest.mark.parametrize("hours", [-24, -1, 1, 24])
+def test_open_windows_are_emitted_again_whatever_the_clock_was_set_to(hours: int) -> None:
+    """
+    clock     00:00    00:10             set to another time     + 20 s: at the latest now
+    row       1        2                 3                       4
+    n emitted 1        (10 s have not    3                       4
+                        passed)
+    """
+    window = sw.Window(
+        kind="tumbling",
+        duration_ms="1h",
+        group_by=["user"],
+        aggregations=COUNT,
+        emit="updates",
+        emit_interval_ms="10s",
+        max_groups_per_window=10,
+    )
+    with LocalPipeline(window, {"user": "string"}) as test:
+
+        def counted(second: int) -> int | None:
+            test.pipe([{"user": "u", "ts": second * 1_000_000}])
+            held = test.target().held.to_dicts()
+            return held[0]["n"] if held else None
+
+        assert counted(1) == 1
+        test.now_us += 1_000_000
+        assert counted(2) == 1, "not more often than emit_interval"
+        test.now_us += hours * HOUR_MS * MS
+        assert counted(3) == 3
+        test.now_us += 20_000_000
+        assert counted(4) == 4
