@@ -155,3 +155,18 @@ def test_late_rows_come_out_by_themselves(runner: Runner, kind: str) -> None:
     rows = found.sort("window_start", "_emit_reason").select("_emit_reason", "n").rows()
     assert rows == [("close", 2), ("standalone", 2), ("flush", 2)]
     assert runner.statuses[-1].counters.emitted == {"close": 1, "standalone": 1, "flush": 1}
+
+
+@pytest.mark.parametrize(
+    "time", ["timestamp_millis(CAST(1000 * rand() AS BIGINT))", "current_timestamp()", "ts + INTERVAL 1 HOUR"]
+)
+def test_an_event_time_by_sql_looks_at_its_row_alone(runner: Runner, time: str) -> None:
+    runner.write("1.jsonl", [at(0)])
+    window = sessions("10s").model_copy(update={"event_time_column": time})
+    if "ts" in time.split():
+        assert counts(runner.run(source=runner.source(SCHEMA), window=window)) == [1]
+    else:
+        with pytest.raises(
+            StartError, match=r"event_time_column .* must be row-wise, it uses (rand|current_timestamp)"
+        ):
+            runner.run(source=runner.source(SCHEMA), window=window)

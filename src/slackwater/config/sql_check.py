@@ -21,6 +21,7 @@ from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import EnvString, format_value, suggestion_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import FRAMED, Lookup, Source
+from slackwater.config.sql import lexical
 from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns
 from slackwater.config.sql.query import resolve_expression, resolve_query
 from slackwater.config.sql.types import INTEGERS, NO_KEYS, base_type, event_time_problems
@@ -202,7 +203,7 @@ class _StepCheck:
         return self.pipeline.transform.step.table
 
     def _of(self, source: str) -> str:
-        """Which source is spoken of, where there are several."""
+        """Return the words that name a source where there are several."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
     # -- event time ----------------------------------------------------------------------------------------------
@@ -229,15 +230,15 @@ class _StepCheck:
                 self.found.add(key, f"{of}{line}" if line.startswith("column") else f"{of}{shown} {line}")
             for line in own.unsure:
                 self.found.skip(key, f"{shown}: {line}")
-            if own.problems or own.unsure:
+            if beyond := own.beyond | set(lexical.clock_times(text)):
+                self.found.add(key, f"{of}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
+            if own.problems or own.unsure or beyond:
                 return
             if type_ is None and columns.closed:
                 self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in event_time_problems(type_, step.event_time_unit):
                 self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{format_value(text)} {fact}")
-
-    # -- SQL -----------------------------------------------------------------------------------------------------
 
     def _sql(
         self,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config.groupable_columns import ROW_BY_ROW
+from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
@@ -65,6 +65,8 @@ def time_expression(
             f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_fact(error)}); '
             f"there are: {', '.join(columns)}"
         ) from None
+    if text not in columns:
+        _check_row_wise(session, empty_frame(session, frame), text, f'{where}: event_time_column "{text}"')
     type_ = Field("t", field.dataType.simpleString())
     if pipeline.transform.is_rows and type_.type not in TIMES:
         raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
@@ -133,6 +135,26 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
     return {name: field for name, field in fields_of(rows).items() if name != own}
 
 
+def _check_row_wise(
+    session: SparkSession,
+    rows: DataFrame,
+    expression: str,
+    where: str,
+    view: DataFrame | None = None,
+    bounds: GroupableColumns = ROW_BY_ROW,
+) -> None:
+    """Raise StartError if an expression over `rows` looks beyond its row. `view`, `bounds`: see `row_wise.forbidden_parts`."""
+    text = f"SELECT ({expression}) AS e FROM source"
+    out = _over(session, rows, text)
+    if spark_connect.is_connect(session):
+        found = row_wise.forbidden_parts_of_text(out, text, rows)
+    else:
+        found = row_wise.forbidden_parts(out, view, bounds)
+    found |= set(lexical.clock_times(text))
+    if found:
+        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(found))}")
+
+
 def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
     """What a text selects has what is read on. Raises StartError."""
     if pipeline.transform.is_rows:  # what it selects is what comes out
@@ -170,16 +192,8 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
         raise StartError(
             f"{where} is neither a duration nor a valid expression over the row ({_fact(error)}); there are: {', '.join(out.columns)}"
         ) from None
-    text = f"SELECT ({window.gap_ms}) AS g FROM source"
-    gaps = _over(session, out, text)
-    if spark_connect.is_connect(session):
-        beyond = row_wise.forbidden_parts_of_text(gaps, text, out)
-    else:
-        bounds = [bounds for _, _, bounds in pipeline.texts_with_bounds(way)]
-        beyond = row_wise.forbidden_parts(gaps, view, bounds[-1] if bounds else ROW_BY_ROW)
-    beyond |= set(lexical.clock_times(text))
-    if beyond:
-        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(beyond))}")
+    bounds = [bounds for _, _, bounds in pipeline.texts_with_bounds(way)]
+    _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 

@@ -87,6 +87,24 @@ def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
     assert [line for line in found.unchecked if said in line], found.unchecked
 
 
+@pytest.mark.parametrize(
+    ("expression", "part"),
+    [
+        ("rand() * 1000", "rand()"),
+        ("unix_millis(current_timestamp())", "current_timestamp()"),
+        ("(SELECT max(id) FROM range(3))", "a subquery"),
+        ("sum(n) OVER ()", "a window function (OVER)"),
+        ("reflect('java.lang.Math', 'random')", "reflect() or java_method()"),
+        ("CASE WHEN TIMESTAMP 'now' > TIMESTAMP '2020-01-01' THEN 1 ELSE 2 END", "TIMESTAMP 'now'"),
+    ],
+)
+def test_a_gap_and_an_event_time_by_sql_look_at_their_row_alone(expression: str, part: str) -> None:
+    gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
+    for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
+        problems = sql_check.check_sql(pipeline(**case)).problems
+        assert f'transform.window.{key}: "{expression}" must be row-wise, it uses {part}' in problems
+
+
 def test_every_pipeline_of_the_pages_is_right() -> None:
     names = re.findall(
         r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
