@@ -258,5 +258,23 @@ def test_commands_on_the_pages_exist() -> None:
                     assert option in section, f"{page}: {line.strip()}"
 
 
+def test_commands_in_sentences_and_tables_exist() -> None:
+    """Every `slackwater …` within a line of any page is a command, or a group of commands, and has these options."""
+    known = (DOCS / "commands.md").read_text()
+    seen = 0
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        for text in re.findall(r"`(slackwater [^`\n]+)`", page.read_text()):
+            words = text.split()
+            if words[1] in ("COMMAND", "--help", "--install-completion") or f"## {' '.join(words)} " in known:
+                continue
+            name = next((n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in known), None)
+            assert name is not None, f"{page.name}: there is no command `{text}`"
+            section = known.split(f"## {name}\n")[1].split("\n## ")[0]
+            for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", text):
+                assert option in section, f"{page.name}: `{text}` has no {option}"
+            seen += 1
+    assert seen > 50
+
+
 def test_the_events_are_json_lines() -> None:
     assert all(json.loads(line) for line in pictures.EVENTS.read_text().splitlines())

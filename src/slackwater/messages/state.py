@@ -155,7 +155,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "A table of a state in Postgres has other rows, columns or values than the commits wrote: somebody else changed it. Going on would "
         "give wrong results.",
-        "Restore the database from a backup, look at what is left with `slackwater verify`, or start over with `--rebuild`.",
+        "Restore the database from a backup, look at what is left with `slackwater state verify`, or start over with `--rebuild`.",
         ("was changed by somebody else", "state could not be read: "),
     ),
     MessageFamily(

@@ -1,6 +1,6 @@
 """What each start checks of the tables of a state: that they have the rows and the columns that the latest commit recorded.
 
-One count and one look at the catalog per stage. `slackwater verify` reads every row.
+One count and one look at the catalog per stage. `slackwater state verify` reads every row.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
         if differences := list(table_differences(db, table, stage.table)):
             raise StateError(
                 f'stage "{stage.name}": table {table} {place} was changed by somebody else since epoch {commit.epoch}: '
-                f"{'; '.join(differences)}; nothing was changed: restore the database from a backup, see what is left with `slackwater "
-                "verify`, or start over with: slackwater run FILE --rebuild"
+                f"{'; '.join(differences)}; nothing was changed: restore the database from a backup, see what is left with "
+                "`slackwater state verify`, or start over with: slackwater run FILE --rebuild"
             )
 
 

@@ -18,7 +18,7 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
 _FAR = 2**62  # µs: what a commit may say of a time
 _WAYS = (
-    "somebody else changed it. Restore the database from a backup, see what is left with `slackwater verify`, or start over with: "
+    "somebody else changed it. Restore the database from a backup, see what is left with `slackwater state verify`, or start over with: "
     "slackwater run FILE --rebuild"
 )
 
