@@ -195,7 +195,7 @@ def test_a_message_keeps_its_headers_and_address(rabbit: Any, source: Any, queue
 
 def test_a_batch_is_found_again_and_stays_in_the_queue(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(10))
-    settings = source.Settings(rabbit.url, queue, 5)
+    settings = source.RabbitSettings(rabbit.url, queue, 5)
     reader = source.RabbitReader(settings)
     rows, end = reader.read(reader.initialOffset())
     assert [int(r[0]) for r in rows] == list(range(5)) and end["batch"] == 1
@@ -216,11 +216,11 @@ def test_a_batch_that_is_not_there_any_more(
     monkeypatch.setattr(source, "_REPLAY", 0.0)
     monkeypatch.setattr(source, "RETURN", 0.0)
     publish(range(3))
-    gone = source.Message(b"9", queue, "", "m9", None, False, None).identity
-    kept = source.Message(b"1", queue, "", "m1", None, False, None).identity
+    gone = source.RabbitMessage(b"9", queue, "", "m9", None, False, None).identity
+    kept = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity
     with pytest.raises(EpochError, match="gives 1 of the 2 messages of a batch to repeat"):
-        source.replay(source.Settings(rabbit.url, queue), [kept, gone])
-    found = source.replay(source.Settings(rabbit.url, queue, on_data_loss="skip"), [kept, gone])
+        source.replay_messages(source.RabbitSettings(rabbit.url, queue), [kept, gone])
+    found = source.replay_messages(source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [kept, gone])
     assert bodies(found) == [1]
 
 
@@ -236,26 +236,26 @@ def test_a_missing_queue(rabbit: Any, source: Any) -> None:
 def test_an_unreachable_broker(source: Any) -> None:
     port = free_port()
     with pytest.raises(StartError, match="does not answer") as raised:
-        source.check(f"amqp://me:s3cret@127.0.0.1:{port}/", "q")
+        source.check_queue(f"amqp://me:s3cret@127.0.0.1:{port}/", "q")
     assert f"amqp://127.0.0.1:{port}/" in str(raised.value) and "s3cret" not in str(raised.value)
     assert "Connection refused" in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_wrong_password(rabbit: Any, source: Any, queue: str) -> None:
     with pytest.raises(StartError, match="refused the user") as raised:
-        source.check(rabbit.url.replace(":guest@", ":s3cret@"), queue)
+        source.check_queue(rabbit.url.replace(":guest@", ":s3cret@"), queue)
     assert "s3cret" not in str(raised.value)
 
 
 def test_a_wrong_virtual_host(rabbit: Any, source: Any, queue: str) -> None:
     with pytest.raises(StartError, match="refused the virtual host"):
-        source.check(rabbit.url.replace("%2F", "elsewhere"), queue)
+        source.check_queue(rabbit.url.replace("%2F", "elsewhere"), queue)
 
 
 def test_without_pika(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pika", None)
     with pytest.raises(StartError, match=r"pip install 'slackwater\[rabbitmq\]'"):
-        source.check("amqp://host", "q")
+        source.check_queue("amqp://host", "q")
 
 
 def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_no_address(source: Any, url: str) -> None:
     with pytest.raises(StartError, match="is not an address of a broker") as raised:
-        source.where(url)
+        source.broker_address(url)
     assert "s3cret" not in str(raised.value)
 
 
@@ -289,7 +289,7 @@ def test_what_is_no_address(source: Any, url: str) -> None:
 def test_options(source: Any, options: dict[str, str], message: str) -> None:
     given = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
     with pytest.raises(StartError, match=message):
-        source.Settings.of(given)
+        source.RabbitSettings.of(given)
 
 
 # -- through Spark -----------------------------------------------------------------------------------------------------
@@ -416,12 +416,12 @@ PIPELINE = """
 import sys
 import slackwater as sw
 from slackwater.spark import session
-from slackwater.sources.rabbitmq import stream_queue
+from slackwater.sources.rabbitmq import stream
 
 def run(spark, url, queue, home, flush):
     sw.run_streaming_pipeline(
         name="rabbit",
-        sources=[sw.Source(name="queue", dataframe=stream_queue(spark, url, queue, max_messages_per_trigger=100))],
+        sources=[sw.Source(name="queue", dataframe=stream(spark, url, queue, max_messages_per_trigger=100))],
         transform_sql="SELECT CAST(CAST(body AS STRING) AS INT) AS n, _event_ts FROM source",
         window=sw.Window(
             kind="tumbling", duration_ms="1h", event_time_column="timestamp_seconds(1700000000)",

@@ -118,4 +118,4 @@ def test_a_run_returns_its_results(spark: Any, file: Path) -> None:
         assert handle.results().equals(status.results())
     answer = sw.why(pipeline)
     assert str(answer).splitlines()[0].startswith("p: epoch ")
-    assert repr(answer).startswith("Why(")
+    assert repr(answer).startswith("WhyReport(")

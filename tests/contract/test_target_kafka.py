@@ -91,7 +91,7 @@ def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
 import os, signal
 import slackwater.targets.kafka as module
 from slackwater.core.schema import Field
-from slackwater.targets.base import Table
+from slackwater.targets.base import TargetTable
 import polars as pl
 
 class Dying(module.Producer):
@@ -100,7 +100,7 @@ class Dying(module.Producer):
         os.kill(os.getpid(), signal.SIGKILL)
 
 module.Producer = Dying
-table = Table({topic!r}, (Field("key", "string"), Field("n", "bigint")), ("key",))
+table = TargetTable({topic!r}, (Field("key", "string"), Field("n", "bigint")), ("key",))
 target = module.KafkaTarget({{"bootstrap.servers": {kafka.address!r}}}, {topic!r}, table, "json", "exactly_once")
 target.open()
 target.publish({epoch}, pl.DataFrame({{"key": ["k1", "k2"], "n": [1, 2]}}))

@@ -38,11 +38,11 @@ ANY = (-(2**63), 2**63 - 1)
 BROKEN: tuple[
     tuple[str, str, Any, range], ...
 ] = (  # a kind, a guard, what stands in its place, and cases that it is for
-    ("names", "slackwater.config.window.misnamed", lambda name: None, range(59, 60)),
+    ("names", "slackwater.config.window.name_problem", lambda name: None, range(59, 60)),
     ("names", "slackwater.query.windows.own_names", lambda logic: {n: n for n in OWN}, range(62, 63)),
     ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
-    ("where", "tests.laws.hostile_where.chosen", lambda frame, wanted: [frame.filter(~wanted)], range(40)),
+    ("where", "tests.laws.hostile_where.filter_frame", lambda frame, wanted: [frame.filter(~wanted)], range(40)),
 )
 
 

@@ -97,7 +97,7 @@ def is_url(where: str | Path) -> bool:
 def objects_at(url: str, options: Mapping[str, str] | None = None) -> list[str]:
     """The pipelines that have their state below a URL; without `options` reached by what the environment says."""
     objects = _reaching(url)
-    return [name for name in objects.names(url, options or {}) if ASIDE not in name]
+    return [name for name in objects.pipeline_names(url, options or {}) if ASIDE not in name]
 
 
 def _reaching(url: str) -> ModuleType:

@@ -207,7 +207,7 @@ class StateView(NotebookRepr):
 @singledispatch
 def _check_sessions(operator: Operator) -> None:
     """Raise StartError if the windows are no sessions."""
-    unregistered(operator, "slackwater.query.view.find_sessions")
+    unregistered(operator, "slackwater.query.view._check_sessions")
 
 
 @_check_sessions.register

@@ -226,7 +226,7 @@ class RabbitDataSource(DataSource):
         return RabbitReader(self._settings)
 
 
-def stream_queue(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
+def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
     """A queue as a streaming DataFrame. Raises StartError if the broker or the queue is not there."""
     given = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
     RabbitSettings.of(given)
@@ -261,5 +261,5 @@ __all__ = [
     "broker_address",
     "check_queue",
     "replay_messages",
-    "stream_queue",
+    "stream",
 ]

@@ -21,7 +21,7 @@ class RabbitMQConnector(SparkStreamConnector[RabbitMQConnection]):
         most: dict[str, Any] = {}
         if spec.max_messages_per_trigger is not None:
             most["max_messages_per_trigger"] = spec.max_messages_per_trigger
-        frame = rabbitmq.stream_queue(session, self.connection.url, spec.query or "", **{**spec.options, **most})
+        frame = rabbitmq.stream(session, self.connection.url, spec.query or "", **{**spec.options, **most})
         return RecordFrame(frame, "body", [f"{c} AS _{c}" for c in _BESIDE])
 
     def check_source(self, spec: Source) -> None:
