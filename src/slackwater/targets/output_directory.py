@@ -151,8 +151,7 @@ class BucketDirectory:
 
     def mark(self, name: str, content: bytes) -> None:
         self.read(name)
-        before = self._versions[name]
-        version = self.client.create(name, content) if before is None else self.client.replace(name, content, before)
+        version = self.client.rewrite(name, content, self._versions[name])
         if version is None:
             del self._content[name], self._versions[name]
             raise PublishError(f"{self.shown}/{name} was written by another runner meanwhile; this one stops")

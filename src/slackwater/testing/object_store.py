@@ -14,6 +14,7 @@ import http.client
 import importlib.util
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,21 @@ from slackwater.errors import StartError
 from slackwater.spark import packages
 from slackwater.testing.services import SECONDS, Process, free_port
 
-Fault = Literal["", "403", "503", "lost", "dropped", "slow", "hangs", "twice"]
+Fault = Literal[
+    "", "400", "403", "404", "409", "412", "429", "500", "501", "503",
+    "done-403", "done-404", "done-412", "done-500", "lost", "dropped", "slow", "hangs", "twice", "half", "cut",
+]  # fmt: skip
+CODES = {
+    400: "RequestTimeout",
+    403: "AccessDenied",
+    404: "NoSuchUpload",
+    409: "ConditionalRequestConflict",
+    412: "PreconditionFailed",
+    429: "TooManyRequests",
+    500: "InternalError",
+    501: "NotImplemented",
+    503: "SlowDown",
+}
 
 
 @dataclass
@@ -143,13 +158,16 @@ class Azurite:
 class FaultyProxy:
     """A door before an HTTP server. `judge`: what goes wrong with a request, by its method and path; "" for nothing.
 
-    "403", "503": refused; "dropped": the connection ends before anything is asked; "lost": asked, done, and the answer is lost;
+    A status ("403", "503", …): refused; "done-403" and the like: asked, done, and answered by that status; "half": half of what
+    is uploaded arrives; "cut": half of the answer arrives; "dropped": the connection ends before anything is asked; "lost": asked, done, and the answer is lost;
     "slow": answered `pause_s` later; "hangs": asked, done, and never answered while the door is open; "twice": asked twice, as by
-    somebody on the way who did not hear the first answer, and the second one is given.
+    somebody on the way who did not hear the first answer, and the second one is given. `revise`: the content of an answer as
+    it goes on, by method, path and what the server said.
     """
 
     target: int
     judge: Callable[[str, str], Fault] = field(default=lambda method, path: "")
+    revise: Callable[[str, str, bytes], bytes] = field(default=lambda method, path, content: content)
     pause_s: float = 0.3
     seen: list[tuple[str, str]] = field(default_factory=list)
     faults: list[tuple[str, str, Fault]] = field(default_factory=list)
@@ -200,11 +218,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "dropped":
             self.close_connection = True
             return
-        if fault == "403":
-            self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
+        if fault.isdigit():
+            self._refuse(int(fault))
             return
-        if fault == "503":
-            self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>of the test</Message></Error>")
+        if fault == "half":
+            self._send_half(body)
             return
         for _ in range(2 if fault == "twice" else 1):
             connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
@@ -222,9 +240,22 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("lost", "hangs"):
             self.close_connection = True
             return
-        self._answer(answer.status, answer.getheaders(), content)
+        if fault.startswith("done-"):
+            self._refuse(int(fault.removeprefix("done-")))
+            return
+        self._answer(answer.status, answer.getheaders(), door.revise(method, self.path, content), fault == "cut")
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+    def _refuse(self, status: int) -> None:
+        self._answer(status, [], f"<Error><Code>{CODES[status]}</Code><Message>of the test</Message></Error>".encode())
+
+    def _send_half(self, body: bytes) -> None:
+        """Announce all of a request to the server, send half of it, and close both connections."""
+        self.close_connection = True
+        head = "".join(f"{n}: {v}\r\n" for n, v in self.headers.items())
+        with socket.create_connection(("127.0.0.1", self.behind.target), SECONDS) as upstream:
+            upstream.sendall(f"{self.command} {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body[: len(body) // 2])
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(status)
             for name, value in headers:
@@ -234,7 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(content)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(content)
+                self.wfile.write(content[: len(content) // 2] if cut else content)
+            self.close_connection |= cut
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
 

@@ -29,6 +29,13 @@ class CommitLog:
             raise ExhaustedError.of(error) or error from None
         return sorted(int(name[:-5]) for name in found if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
+    def epochs_to_the_last(self) -> list[int]:
+        """The same with those that the list of an object store does not show yet: one request more. Raises StateError."""
+        found = self.epochs()
+        while self.place.is_remote and self.place.has(self.file(following := found[-1] + 1 if found else 0)):
+            found.append(following)
+        return found
+
     @staticmethod
     def file(epoch: int) -> str:
         return f"manifests/{epoch:09d}.json"

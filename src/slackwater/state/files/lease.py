@@ -103,7 +103,7 @@ class Lease:
             if self._lost or self._ended.is_set():
                 return
             began = time.monotonic()
-            version = self._client.replace(self._file, self._body(True), self._version)
+            version = self._client.rewrite(self._file, self._body(True), self._version)
             if version is None:
                 found = self._found()
                 self._lost = _name(found[0]) if found else "somebody removed the lease, or another runner"
@@ -130,7 +130,7 @@ class Lease:
     def _release(self) -> None:
         with self._renewing, suppress(SlackwaterError):
             if self._version and not self._lost:
-                self._client.replace(self._file, self._body(False), self._version)
+                self._client.rewrite(self._file, self._body(False), self._version)
 
 
 def _end(ended: threading.Event, token: str) -> None:

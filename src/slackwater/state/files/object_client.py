@@ -41,6 +41,7 @@ class ObjectClient:
     options: Mapping[str, str] = field(repr=False)
     what: str = "state store"  # for messages
     requests: Counter[str] = field(default_factory=Counter)
+    _unanswered: dict[str, list[bytes]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         try:
@@ -78,8 +79,12 @@ class ObjectClient:
         """Whatever is there; an object of its own name, so repeating it changes nothing. Raises EpochError."""
         self.requests["put"] += 1
         large = len(content) > 2 * PART
-        try:
+
+        def put() -> None:
             self._obs.put(self._store, file, content, use_multipart=large, chunk_size=PART, max_concurrency=4)
+
+        try:
+            self._repeated(put, _cut_off)
         except Exception as error:
             raise self._failed(error, f"{file} cannot be written", EpochError) from None
 
@@ -90,6 +95,25 @@ class ObjectClient:
     def replace(self, file: str, content: bytes, version: str) -> str | None:
         """Put where there is this version; None where there is another one, or none. Raises EpochError."""
         return self._conditional(file, content, json.loads(version))
+
+    def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
+        """Put where there is this version (None: no object), or what an earlier `rewrite` put there and got no answer for.
+
+        Return the new version, None where there is another writer's. Raises EpochError, StateError: the store may have stored
+        the content then.
+        """
+        while True:
+            try:
+                done = self.create(file, content) if version is None else self.replace(file, content, version)
+                found = self._look(file) if done is None and file in self._unanswered else None
+            except SlackwaterError:
+                self._unanswered.setdefault(file, []).append(content)
+                raise
+            if found is not None and bytes(found.content) in self._unanswered[file]:
+                version = found.version
+                continue
+            self._unanswered.pop(file, None)
+            return done
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
         """The version of what was put, by this request or one before it whose answer was lost."""
@@ -213,17 +237,17 @@ class ObjectClient:
         except Exception as error:
             raise self._failed(error, f"{file} cannot be copied", StateError) from None
 
-    def _repeated(self, work: Callable[[], object]) -> None:
-        """What may be done twice, and is not repeated below when it took too long."""
+    def _repeated(self, work: Callable[[], object], passes: Callable[[str], bool] | None = None) -> None:
+        """Do what may be done twice, again while it fails with an error that passes; obstore repeats few of these itself."""
+        passes = passes or _passes
         ends = time.monotonic() + PATIENCE_S
         while True:
             try:
                 work()
                 return
-            except FileNotFoundError:
-                raise
             except Exception as error:
-                if not _passes(str(error)) or time.monotonic() > ends:
+                gone = isinstance(error, FileNotFoundError) and passes is _passes
+                if gone or not passes(str(error)) or time.monotonic() > ends:
                     raise
                 time.sleep(0.1)
 
@@ -281,6 +305,11 @@ def _status(text: str) -> str:
 def _passes(text: str) -> bool:
     """Whether an error says nothing against the request itself."""
     return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
+
+
+def _cut_off(text: str) -> bool:
+    """Whether an upload did not arrive as a whole, or its parts are gone since another request has put them together."""
+    return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 
 def _short(error: Exception) -> str:

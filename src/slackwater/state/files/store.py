@@ -113,7 +113,7 @@ class FilesStore:
 
     def _found(self) -> Commit | None:
         """The latest commit, if it is what the rest of the directory says it is."""
-        epochs = self.epochs()
+        epochs = self._log.epochs_to_the_last()
         latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published(), latest.epoch if latest else -1)
         if latest is None:
@@ -275,7 +275,8 @@ class FilesStore:
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
-        epochs = self.epochs()
+        # a list may lag behind: what this runner committed itself it knows
+        epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # the record of many shards is long: what this runner wrote itself it need not read
             seen, kept = self._named, epochs[-KEPT_EPOCHS:]

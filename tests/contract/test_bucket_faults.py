@@ -1,0 +1,243 @@
+"""State in an object store: puts that were stored and got no answer, lists that lag behind, uploads that arrive in part."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.effort import some
+from tests.support.stores import go_on, running
+from tests.support.topics import waited_for
+
+from slackwater.core.schema import Field
+from slackwater.errors import EpochError, FencedError, PublishError, SlackwaterError
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.files import lease, object_client
+from slackwater.state.files.object_client import ObjectClient
+from slackwater.state.files.store import FilesStore
+from slackwater.state.runs import Run
+from slackwater.targets.base import TargetTable
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.output_directory import folder_at
+from slackwater.testing.object_store import S3, FaultyProxy
+
+Make = Callable[[], Any]
+
+
+@pytest.fixture
+def proxy(s3: S3) -> Iterator[FaultyProxy]:
+    with FaultyProxy.before(s3.port) as found:
+        yield found
+
+
+@pytest.fixture
+def options(s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """How the bucket is reached through the proxy; a client repeats a request for half a second."""
+    monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
+    return {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"}
+
+
+@pytest.fixture
+def make(bucket: str, options: dict[str, str]) -> Make:
+    return lambda: FilesStore(bucket, "p", options)
+
+
+def store_and_cut(proxy: FaultyProxy, part: str) -> threading.Event:
+    """Let the next such put be stored and lose its answer; no request arrives from then on. The event: it has happened."""
+    gone = threading.Event()
+
+    def judge(method: str, path: str) -> Any:
+        if method == "PUT" and part in path and not gone.is_set():
+            gone.set()
+            return "lost"
+        return "dropped" if gone.is_set() else ""
+
+    proxy.judge = judge
+    return gone
+
+
+def mend(proxy: FaultyProxy) -> None:
+    proxy.judge = lambda method, path: ""
+
+
+def hide(proxy: FaultyProxy, name: str) -> None:
+    """Leave an object out of every list."""
+    one = re.compile(rb"<Contents>(?:(?!</Contents>).)*?" + re.escape(name).encode() + rb".*?</Contents>", re.S)
+    proxy.revise = lambda method, path, content: one.sub(b"", content) if "list-type" in path else content
+
+
+# -- a put that was stored and got no answer ---------------------------------------------------------------------------
+
+
+def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
+    make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.1)
+    store = running(make)
+    done = go_on(store, None, "a")
+    store_and_cut(proxy, "/lock")
+    waited_for(lambda: "the lease is renewed later" in caplog.text)
+    mend(proxy)
+    store._lock._until = 0.0  # as much time has passed
+    go_on(store, done, "b")
+    store.close()
+    assert make().runner() is None
+
+
+def test_a_lease_that_another_runner_took_meanwhile_is_lost(
+    make: Make, bucket: str, s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of a renewal without an answer makes another runner's lease one's own."""
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    store = running(make)
+    done = go_on(store, None, "a")
+    store_and_cut(proxy, "/lock")
+    with pytest.raises(SlackwaterError, match="whether lock was written is not known"):
+        store._lock.renew()
+    mend(proxy)
+    ObjectClient(f"{bucket}/p", s3.options()).put(
+        "lock", b'{"token": "other", "held": true, "holder": "process 1 on x"}'
+    )
+    store._lock._until = 0.0
+    with pytest.raises(FencedError, match="process 1 on x took over"):
+        go_on(store, done, "b")
+    store.close()
+
+
+@pytest.mark.parametrize("note", some(["runs", "reached", "published"]))
+def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
+    note: str, make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows is other content: of the first, `runs`, the run goes on and notes its end."""
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    store = running(make)
+    done = go_on(store, go_on(store, None, "a"), "b")
+    writes: dict[str, list[Callable[[], None]]] = {
+        "runs": [
+            lambda: store.note_run(Run(started_us=1, runner="r", epoch=-1)),
+            lambda: store.note_run(Run(started_us=1, runner="r", epoch=-1, ended_us=2, outcome="finished")),
+        ],
+        "reached": [lambda: store.note_reached(1, "x"), lambda: store.note_reached(1, "y")],
+        "published": [lambda: store.note_published(0), lambda: store.note_published(1)],
+    }
+    before, after = writes[note]
+    for _ in range(2):  # where there is none yet, and where there is one
+        store_and_cut(proxy, f"/{note}")
+        with pytest.raises(EpochError, match=f"whether {note} was written is not known"):
+            before()
+        mend(proxy)
+        after()
+    assert (note != "runs" or [r.ended_us for r in make().runs()] == [2]) and store.epochs() == [0, 1]
+    assert note != "published" or make().published() == 1
+    go_on(store, done, "c")
+    store.close()
+
+
+def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
+    bucket: str, options: dict[str, str], proxy: FaultyProxy
+) -> None:
+    table = TargetTable("p", (Field("n", "bigint"),), None)
+    target = FilesTarget(bucket, "parquet", table, options)
+    for epoch in range(4):
+        store_and_cut(proxy, "/_slackwater/p.json")
+        with pytest.raises(PublishError, match=rf"epoch {epoch} is committed, the next start publishes it"):
+            target.publish(epoch, pl.DataFrame({"n": [epoch]}))
+        mend(proxy)
+        target.publish(epoch, pl.DataFrame({"n": [epoch]}))
+    assert target.last_epoch() == 3
+    found = pl.concat([pl.read_parquet(p) for p in sorted(folder_at(bucket).here().glob("*.parquet"))])
+    assert found["n"].to_list() == [0, 1, 2, 3]
+
+
+# -- lists that lag behind ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", some([1, 3]))
+def test_a_cleanup_spares_what_a_list_does_not_show(
+    behind: int, make: Make, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit that is not listed names files; they look like garbage by the list alone."""
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    store, done = running(make), None
+    for n in range(12):
+        done = go_on(store, done, "a", f"u{n}")
+    hide(proxy, f"manifests/{store.epochs()[-behind]:09d}")
+    store.collect_garbage()
+    proxy.revise = lambda method, path, content: content
+    store.collect_garbage()
+    store.close()
+    assert verify_state(FilesStore(bucket, "p")).problems == []
+    assert FilesStore(bucket, "p").epochs() == list(range(4, 12))
+
+
+@pytest.mark.parametrize("what", some(["manifest", "segment"], keep=2))
+def test_a_start_finds_what_a_list_does_not_show(what: str, make: Make, proxy: FaultyProxy) -> None:
+    store, done = running(make), None
+    for n in range(3):
+        done = go_on(store, done, "a", f"u{n}")
+    assert done is not None
+    store.close()
+    hide(proxy, f"manifests/{done.epoch:09d}" if what == "manifest" else done.stages[0].segments[0][-1].file)
+    again = make()
+    assert again.open() == done
+    again.close()
+
+
+# -- uploads that arrive in part ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "method", "part"),
+    some(
+        [
+            ("done-404", "POST", "uploadId"),  # the parts were put together by a request whose answer was lost
+            ("400", "PUT", "partNumber"),
+            ("half", "PUT", "partNumber"),
+            ("500", "PUT", "partNumber"),
+            ("lost", "POST", "uploadId"),
+            ("hangs", "POST", "uploadId"),
+            ("dropped", "POST", "uploads"),
+        ],
+        keep=3,
+    ),
+)
+def test_an_upload_in_parts_is_there_as_a_whole(
+    fault: str,
+    method: str,
+    part: str,
+    bucket: str,
+    options: dict[str, str],
+    proxy: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_client, "PATIENCE_S", 60.0)
+    client, content = ObjectClient(bucket, options), os.urandom(2 * object_client.PART + 1)
+    hit: list[str] = []
+
+    def judge(asked: str, path: str) -> Any:
+        if asked == method and part in path and not hit:
+            hit.append(path)
+            return fault
+        return ""
+
+    proxy.judge = judge
+    client.put("segments/x", memoryview(content))
+    assert hit and bytes(client.get("segments/x", len(content)).content) == content
+
+
+def test_a_refused_upload_ends_with_one_line_and_leaves_nothing(
+    bucket: str, options: dict[str, str], proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    client = ObjectClient(bucket, options)
+    proxy.judge = lambda method, path: "403" if "partNumber" in path else ""
+    with pytest.raises(SlackwaterError, match=r"access was denied \(AccessDenied\)") as told:
+        client.put("segments/x", memoryview(bytes(2 * object_client.PART + 1)))
+    assert "\n" not in str(told.value)
+    mend(proxy)
+    assert not client.has("segments/x")

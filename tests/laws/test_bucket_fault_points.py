@@ -1,0 +1,138 @@
+"""One fault at each request of a run whose state and target lie in a bucket: the run goes on, or it ends in one line and the next start goes on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.laws import seeds
+from tests.support.effort import long, some
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.files import lease, object_client, objects
+from slackwater.state.files.store import FilesStore
+from slackwater.targets.base import TargetTable
+from slackwater.targets.files import FilesTarget
+from slackwater.targets.output_directory import folder_at
+from slackwater.testing.object_store import S3, Fault, FaultyProxy
+from slackwater.testing.pipeline import LocalPipeline
+
+FAULTS: tuple[Fault, ...] = (
+    "412", "done-412", "done-403", "half", "403", "500", "done-500", "400", "404", "done-404", "409", "429", "501", "cut",
+)  # fmt: skip
+WINDOW = Window(
+    kind="tumbling",
+    duration_ms=10,
+    max_groups_per_window=1000,
+    group_by=["u"],
+    aggregations=[Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")],
+)
+EPOCHS = [
+    [{"ts": 1000 * (epoch * 9 + n * 7 % 14), "u": "abc"[n % 3], "id": 1 << n} for n in range(epoch * 5, epoch * 5 + 5)]
+    for epoch in range(6)
+]
+Answer = list[tuple[Any, ...]]
+
+
+class RestartedPipeline(LocalPipeline):
+    """A pipeline with state and target in a bucket that starts again after each error and repeats what it did. `errors`: those."""
+
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        self.url, self.options, self.errors = url, options, list[SlackwaterError]()
+        super().__init__(WINDOW, {"u": "string", "id": "bigint"}, store=lambda: FilesStore(url, "law", options))
+
+    def _put(self, place: str) -> None:
+        super()._put(place)
+        for name, own in self.pipeline.by_target.items():
+            columns = tuple(self._steps[str(own.target.from_)].output)
+            table = TargetTable("law", columns, None, self._state_id)
+            self._targets[name] = FilesTarget(f"{self.url}/out", "parquet", table, self.options)  # type: ignore[assignment]
+
+    def _begin(self) -> None:
+        for _ in range(4):
+            try:
+                self._put("")
+                self._begun()
+                return
+            except SlackwaterError as error:
+                self.errors.append(error)
+        raise AssertionError(self.errors)
+
+    def _survive(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
+        for _ in range(4):
+            try:
+                work()
+                return
+            except SlackwaterError as error:
+                self.errors.append(error)
+                self._stop()
+                self._begin()
+                if not again:
+                    return
+        raise AssertionError(self.errors)
+
+
+def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError]]:
+    """The rows that the target holds behind a run, and the errors that ended it."""
+    url = s3.bucket(f"b{uuid.uuid4().hex}")
+    objects._clients.clear()
+    proxy.seen.clear()
+    proxy.judge = judge
+    test = RestartedPipeline(url, {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"})
+    try:
+        for rows in EPOCHS:
+            test.pipe(rows)
+        test.restart()
+        test.quiet(10_000)
+        test.flush()
+    finally:
+        proxy.judge = lambda method, path: ""
+        test.close()
+    files = sorted(folder_at(f"{url}/out", s3.options()).here().glob("*.parquet"))
+    assert verify_state(FilesStore(url, "law", s3.options())).problems == []
+    return sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()), test.errors
+
+
+@pytest.fixture
+def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    seeds.quiet()
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
+    with FaultyProxy.before(s3.port) as found:
+        yield found
+
+
+def hit_at(number: int, fault: Fault) -> Callable[[str, str], Fault]:
+    count = itertools.count()
+    return lambda method, path: fault if next(count) == number else ""
+
+
+def check(s3: S3, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list[int]]) -> None:
+    expected, errors = run(s3, proxy, lambda method, path: "")
+    assert expected and not errors
+    for point in points(len(proxy.seen)):
+        proxy.faults.clear()
+        found, errors = run(s3, proxy, hit_at(point, fault))
+        where = (fault, point, proxy.faults, errors)
+        assert found == expected and len(proxy.faults) == 1, where
+        assert len(errors) < 2 and not any("\n" in str(error) for error in errors), where
+
+
+@pytest.mark.parametrize("fault", some(FAULTS, keep=4))
+def test_a_fault_at_a_few_requests_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
+    check(s3, proxy, fault, lambda requests: random.Random(fault).sample(range(requests), 4))
+
+
+@long(beside="test_bucket_fault_points.py::test_a_fault_at_a_few_requests_of_a_run_changes_no_row")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_each_request_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
+    check(s3, proxy, fault, lambda requests: list(range(requests)))
