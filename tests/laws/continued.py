@@ -83,7 +83,7 @@ class Start(LocalPipeline):
             if latest is None and choice == previous_output.ASIDE:
                 previous_output.put_aside(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
-            found_marks = target_marks.unnamed(pipeline, latest)
+            found_marks = target_marks.unnamed_marks(pipeline, latest)
             self._targets = targets_of(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
             for target in self._targets.values():
                 target.open()

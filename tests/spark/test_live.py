@@ -116,10 +116,10 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        found, asked = poll_interval.of_query(query), query._jsq.streamingQuery()
-        found.quiet_for(60)
+        found, asked = poll_interval.from_query(query), query._jsq.streamingQuery()
+        found.slow_down(60)
         assert asked.pollingDelayMs() == found.pause_ms == poll_interval.LONGEST_MS
-        found.rows_came()
+        found.speed_up()
         assert asked.pollingDelayMs() == found.pause_ms == poll_interval.SHORTEST_MS
     finally:
         query.stop()

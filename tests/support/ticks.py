@@ -17,7 +17,7 @@ from slackwater.config.value_parsers import Kind, choice_parser, integer_parser
 from slackwater.core import offsets
 from slackwater.core.offsets import Ask, OffsetChange, Offsets
 from slackwater.errors import StartError
-from slackwater.runner.connectors import SYSTEMS
+from slackwater.runner.connectors import CONNECTOR_TYPES
 from slackwater.runner.connectors.base import Connector
 from slackwater.sources import dead_letter_rows
 from slackwater.sources.base import SelfPlannedSource, SourceBatch
@@ -134,8 +134,8 @@ class Ticks(Connector[TicksConnection]):
         fields = [T.StructField("n", T.LongType()), T.StructField("_event_ts", T.TimestampType())]
         return TicksSource(spec, self.connection.count, T.StructType(fields))
 
-    def place(self, spec: Source, wanted: str | int) -> TicksRead:
-        return TicksRead(self.connection.count if wanted == "latest" else 0)
+    def resolve_position(self, spec: Source, position: str | int) -> TicksRead:
+        return TicksRead(self.connection.count if position == "latest" else 0)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def known() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(connection.CONNECTIONS, "ticks", TicksConnection)  # type: ignore[arg-type]
         patch.setitem(CONNECTORS, "ticks", TICKS)  # type: ignore[arg-type]
-        patch.setitem(SYSTEMS, "ticks", Ticks)  # type: ignore[arg-type]
+        patch.setitem(CONNECTOR_TYPES, "ticks", Ticks)  # type: ignore[arg-type]
         patch.setattr(offsets, "KINDS", (TicksRead, *offsets.KINDS))
         patch.setattr(Source, "OF", kinds_of_keys("format", "max_files_per_trigger", "schema_", *Source.KINDS))
         yield

@@ -9,24 +9,24 @@ def test_the_pause_grows_with_the_silence_in_few_steps_and_falls_at_once() -> No
     put: list[int] = []
     pace = PollInterval(put.append)
     for tenth in range(600):
-        pace.quiet_for(tenth / 10)
+        pace.slow_down(tenth / 10)
         assert pace.pause_ms <= max(SHORTEST_MS, 1000 * tenth / 10 * 0.02), "at most a fiftieth of the silence"
     assert put == sorted(put)
     assert put[-1] == LONGEST_MS
     assert len(put) < 10, "each is a call into Spark's process"
-    pace.rows_came()
-    pace.rows_came()
+    pace.speed_up()
+    pace.speed_up()
     assert put[-2:] == [LONGEST_MS, SHORTEST_MS]
 
 
 def test_what_was_not_asked_yet_is_no_silence() -> None:
     pace = PollInterval(lambda ms: None)
-    assert pace.asked(100.0) == 100.0 - SHORTEST_MS / 1000
-    pace.quiet_for(60.0)
-    assert pace.asked(100.0) == 100.0 - LONGEST_MS / 1000
+    assert pace.polled_until(100.0) == 100.0 - SHORTEST_MS / 1000
+    pace.slow_down(60.0)
+    assert pace.polled_until(100.0) == 100.0 - LONGEST_MS / 1000
 
 
 def test_where_the_pause_cannot_be_set_it_stays_what_it_is() -> None:
     pace = PollInterval(None)
-    pace.quiet_for(60.0)
+    pace.slow_down(60.0)
     assert pace.pause_ms == SHORTEST_MS

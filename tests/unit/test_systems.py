@@ -11,17 +11,17 @@ from slackwater.config.connection import CONNECTIONS
 from slackwater.config.connector_info import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.runner.connectors import SYSTEMS
+from slackwater.runner.connectors import CONNECTOR_TYPES
 from slackwater.runner.connectors.base import Connector
 
 
 def test_every_kind_of_connection_has_both() -> None:
-    assert CONNECTIONS.keys() == CONNECTORS.keys() == SYSTEMS.keys()
+    assert CONNECTIONS.keys() == CONNECTORS.keys() == CONNECTOR_TYPES.keys()
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
 def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> None:
-    connection, system = CONNECTIONS[kind], SYSTEMS[kind]
+    connection, system = CONNECTIONS[kind], CONNECTOR_TYPES[kind]
     assert (system.source is not Connector.source) == connection.READS
     for method in ("target", "letters"):
         assert (getattr(system, method) is not getattr(Connector, method)) == connection.WRITES, method

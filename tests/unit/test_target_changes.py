@@ -156,7 +156,7 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
     found = _waiting(store, commit, commit.missing(store.reached()))
-    assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.alone
+    assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.has_one_target
 
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:

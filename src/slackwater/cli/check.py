@@ -46,7 +46,7 @@ def _check(file: Path, connect: bool) -> None:
     problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
     if problems:
         raise ConfigError(problems)
-    local_paths.check_former(pipeline)
+    local_paths.check_moved_directories(pipeline)
     notes = list(explain.build_plan(pipeline).notes)
     if connect:
         from slackwater.runner import check_connections as connecting

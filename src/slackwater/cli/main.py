@@ -82,12 +82,12 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        from slackwater.runner.error_boundary import of_service
+        from slackwater.runner.error_boundary import service_error_text
 
         if exhausted := ExhaustedError.of(error):
             _tell(exhausted)
             sys.exit(1)
-        if line := of_service(error):
+        if line := service_error_text(error):
             print(f"error: {mask_secrets(line)}", file=sys.stderr)
             sys.exit(1)
         text = mask_secrets((str(error).strip().splitlines() or [""])[0])

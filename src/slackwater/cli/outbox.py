@@ -26,7 +26,7 @@ def show_file(file: Path, limit: int) -> None:
         f"{plural(found.total, 'row')}, {plural(found.letters, 'dead letter')}"
     )
     for names, rows in found.rows.items():
-        if not found.alone:
+        if not found.has_one_target:
             print(f"for {' and '.join(map(escape_controls, names))}, {plural(rows.height, 'row')}:")
         for row in json_objects(rows.head(limit)):
             print(f"  {escape_controls(row.decode(errors='replace'))}")

@@ -17,7 +17,7 @@ from slackwater.evolution import compare
 from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyChange
 from slackwater.runner import previous_name, previous_output, target_marks
 from slackwater.runner.components import store_of
-from slackwater.runner.local_paths import check_former
+from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_changes import with_tables
 from slackwater.secrets import mask_secrets
 from slackwater.state.maintenance_commit import pending_epoch_error
@@ -27,7 +27,7 @@ from slackwater.state.protocol import Snapshot, StateStore
 def plan_file(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and their sum; exit code 1 if a start would refuse. Raises SlackwaterError."""
     pipeline = toml.load(file)
-    check_former(pipeline)
+    check_moved_directories(pipeline)
     found = _compared(pipeline)
     refused = None if found is not None else _question(pipeline)
     if as_json:

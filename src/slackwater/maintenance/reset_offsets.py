@@ -112,7 +112,7 @@ def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | Non
 
         assert spec is not None
         assert connection is not None
-        return system_of(connection).place(spec, word)
+        return system_of(connection).resolve_position(spec, word)
 
     asked = None if kind is None else ask
     if isinstance(wanted, Mapping) and isinstance(known, KafkaOffsets):

@@ -78,7 +78,7 @@ def run_backfill(
     and the allowed lateness. Dead letters are not written. Raises StartError for what cannot be read again, else
     SlackwaterError.
     """
-    own = backfill_pipeline(pipeline, since_us, until_us, into)
+    backfill = backfill_pipeline(pipeline, since_us, until_us, into)
     window = pipeline.transform.window
     assert window is not None
     lateness = max(window.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
@@ -86,31 +86,31 @@ def run_backfill(
     span = BackfillRange(since_us, until_us, reach_us(window), 1000 * slack)
     written = RangeCounts()
 
-    def within(
+    def range_targets(
         pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str, latest: Commit | None
     ) -> dict[str, TargetWriter]:
         now = time.time_ns() // 1000
-        found = targets_of(pipeline, operators, state_id, latest)
-        return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in found.items()}
+        targets = targets_of(pipeline, operators, state_id, latest)
+        return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
 
-    runner = Runner(own, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
-    with runner.border():
+    runner = Runner(backfill, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
+    with runner.error_boundary():
         latest = runner.store.open()
         try:
             if latest is not None:
                 runner.reporter.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
-            parts = runner.prepare(latest, within)
+            parts = runner.prepare(latest, range_targets)
             last = None
             if parts is not None:
                 _HistoryRunner(runner, parts, span).read()
-                last = _finished(runner, parts)
+                last = _finish(runner, parts)
             after = None if latest is None else latest.epoch
-            return BackfillResult(own.name, last or runner.reporter.last, written, last is not None, after)
+            return BackfillResult(backfill.name, last or runner.reporter.last, written, last is not None, after)
         finally:
             runner.close()
 
 
-def _finished(runner: Runner, parts: RunComponents) -> Status | None:
+def _finish(runner: Runner, parts: RunComponents) -> Status | None:
     """Close what is open, and remove the state; None if the run was to stop before."""
     if runner.stop.is_set():
         return None
@@ -133,8 +133,8 @@ class _HistoryRunner:
         run, number = uuid.uuid4().hex, 0
         while not self.stop.is_set():
             state = self.driver.state
-            found = {r.source.name: r.next(state.sources[r.source.name], state.epoch + 1) for r in self.readers}
-            parts = {name: part for name, part in found.items() if part is not None}
+            batches = {r.source.name: r.next(state.sources[r.source.name], state.epoch + 1) for r in self.readers}
+            parts = {name: part for name, part in batches.items() if part is not None}
             if not parts:
                 return
             some = {name: replace(p, frame=self._rows_of_range(name, p.frame)) for name, p in parts.items()}
@@ -167,5 +167,5 @@ class _HistoryRunner:
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows without a usable time stay: what becomes of them is not decided here."""
         low, high = self.span.rows_us
-        at = f"unix_micros({self.engine.rows.times[name]})"
-        return frame.where(f"{at} IS NULL OR ({at} >= {low}L AND {at} < {high}L)")
+        time_sql = f"unix_micros({self.engine.rows.times[name]})"
+        return frame.where(f"{time_sql} IS NULL OR ({time_sql} >= {low}L AND {time_sql} < {high}L)")

@@ -90,9 +90,9 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     if kind == "console":
         connections["backfill"] = FilesConnection()
     of_several = bool(pipeline.targets)  # each has a state of its own
-    kept = {"late_data": "drop"} if window.late_data == "dlq" else {}
+    window_changes = {"late_data": "drop"} if window.late_data == "dlq" else {}
     on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
-    transform = {"window": window.model_copy(update=kept), "on_error": on_error}
+    transform = {"window": window.model_copy(update=window_changes), "on_error": on_error}
     return pipeline.model_copy(
         update={
             "name": f"{name}-backfill-{_stamp(since_us)}-{_stamp(until_us)}"
@@ -118,5 +118,5 @@ def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
 
 
 def _stamp(us: int) -> str:
-    at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
-    return f"{at:%Y%m%dT%H%M%S}{f'.{at.microsecond:06}' if at.microsecond else ''}Z"
+    moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+    return f"{moment:%Y%m%dT%H%M%S}{f'.{moment.microsecond:06}' if moment.microsecond else ''}Z"

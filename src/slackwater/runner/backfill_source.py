@@ -28,9 +28,9 @@ class FilesRangeReader:
         self._every = source.listed(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = {e.path for e in files.load_file_list(self._store, FileOffsets.known(record.offsets))}
-        left = [e for e in self._every if e.path not in known]
-        some = left[: self.source.spec.max_files_per_trigger or len(left)]
+        read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.known(record.offsets))}
+        remaining = [e for e in self._every if e.path not in read_paths]
+        some = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
         if not some:
             return None
         offsets = files.store_file_list(self._store, epoch, FileOffsets.known(record.offsets), some)
@@ -59,8 +59,8 @@ class KafkaRangeReader:
 
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
         self.source, self._session = source, session
-        there = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
-        parts = [(t, p) for t, listed in there.items() for p in listed]
+        topics = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
+        parts = [(t, p) for t, listed in topics.items() for p in listed]
         low, high = span.records_ms
         self._start, self._end = source.broker.at(parts, low), source.broker.at(parts, high)
         self.missing = [
@@ -70,18 +70,21 @@ class KafkaRangeReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        known = KafkaOffsets.known(record.offsets)
-        start = {key: offset if (at := known.of(*key)) is None else at for key, offset in self._start.items()}
-        left = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
-        total = sum(left.values())
+        committed = KafkaOffsets.known(record.offsets)
+        start = {
+            key: offset if (next_offset := committed.of(*key)) is None else next_offset
+            for key, offset in self._start.items()
+        }
+        remaining = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}
+        total = sum(remaining.values())
         if not total:
             return None
         most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition gets on by its share, so that their times stay side by side
-        end = {key: start[key] + -(-most * n // total) for key, n in left.items()}
-        found = self.source.between(self._session, by_topic(start), by_topic(end), record)
-        if found is None:  # the topic was made anew, and holds less
-            found = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
+        end = {key: start[key] + -(-most * n // total) for key, n in remaining.items()}
+        batch = self.source.between(self._session, by_topic(start), by_topic(end), record)
+        if batch is None:  # the topic was made anew, and holds less
+            batch = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
         # a partition that has nothing in the range would hold the watermark back
         some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
-        return replace(found, partitions={p: n for p, n in found.partitions.items() if p in some})
+        return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in some})

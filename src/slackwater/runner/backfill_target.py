@@ -65,7 +65,7 @@ class RangeFilterTarget:
             self.written.unfinished += int((due & ~early & unfinished).sum())
         if gone is not None:
             gone = gone.filter(start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1))
-        kept = rows.filter(chosen)
-        if kept.height or (gone is not None and gone.height):
-            self.target.publish(epoch, kept, gone, commit)
-        self.written.windows += kept.height
+        range_rows = rows.filter(chosen)
+        if range_rows.height or (gone is not None and gone.height):
+            self.target.publish(epoch, range_rows, gone, commit)
+        self.written.windows += range_rows.height

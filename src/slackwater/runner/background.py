@@ -41,16 +41,16 @@ class Handle(NotebookRepr):
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(run,), name=f"run {pipeline.name}", daemon=True)
         self._thread.start()
-        leave = weakref.WeakMethod(self._leave)
-        atexit.register(lambda: (there := leave()) and there())
+        leave_ref = weakref.WeakMethod(self._leave)
+        atexit.register(lambda: (callback := leave_ref()) and callback())
 
     def _run(self, run: Callable[[threading.Event, Observer], Status | None]) -> None:
         try:
             self._seen.latest = run(self._stop, self._seen) or self._seen.latest
         except BaseException as error:
             self._error = error
-            known = isinstance(error, SlackwaterError)
-            log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not known)
+            is_expected = isinstance(error, SlackwaterError)
+            log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
         """The program ends: finish the epoch in progress, as a signal would."""
@@ -81,16 +81,16 @@ class Handle(NotebookRepr):
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
         """Who holds the watermark and what closes next: see `sw.why`. The state must be durable."""
-        found: WhyReport = import_module("slackwater.query.why_api").why(self.pipeline, key, stage)
-        return found
+        report: WhyReport = import_module("slackwater.query.why_api").why(self.pipeline, key, stage)
+        return report
 
     def results(self, target: str | None = None) -> pl.DataFrame:
         """What the target holds now, read when this is called; of several targets the one that is named.
 
         Raises StartError for a target that gives nothing back, as the console.
         """
-        found: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.pipeline, target)
-        return found
+        rows: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.pipeline, target)
+        return rows
 
     # -- its end -------------------------------------------------------------------------------------------------
 
@@ -112,8 +112,8 @@ class Handle(NotebookRepr):
 
     def _check(self) -> None:
         if self._error is not None:
-            known = isinstance(self._error, SlackwaterError)
-            raise self._error.with_traceback(None) if known else self._error
+            is_expected = isinstance(self._error, SlackwaterError)
+            raise self._error.with_traceback(None) if is_expected else self._error
 
     def __enter__(self) -> Handle:
         return self

@@ -44,7 +44,7 @@ Planned = ParamSpec("Planned")
 ROWS = "rows"  # what the only source of a window is called
 
 
-def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
+def _hide_analysis_log(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
     """Without Spark's log of an analysis that failed: what failed is raised, in a line of ours."""
 
     @wraps(plan)
@@ -62,7 +62,7 @@ def _quietly(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]
     return planned
 
 
-@_quietly
+@_hide_analysis_log
 def batch(
     df: DataFrame,
     window: Window,
@@ -89,21 +89,21 @@ def batch(
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
     if window.late_data != "reopen":  # which only says when a window is final; nothing comes late
         update["late_data"] = "drop"
-    planner = _planned(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
-    timed = planner.usable(ROWS, df)
+    planner = _plan(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
+    timed = planner.usable_rows(ROWS, df)
     rows = lift_rows(planner.rows.logic, planner.columns(ROWS, timed, None), tagged=False)
     if not flush:
         behind = 1000 * window.lateness_ms + (allowed_us(window) if window.emit == "final" else 0)
         newest = (
-            planner.timed(ROWS, df)
+            planner.with_event_time(ROWS, df)
             .where("__bad IS NULL")
             .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {UPTO}")
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
-    return _over_shards(rows, shards, planner.rows.logic, batch_operators.fold_windows(planner.rows.logic), df)
+    return _run_on_shards(rows, shards, planner.rows.logic, batch_operators.fold_windows(planner.rows.logic), df)
 
 
-@_quietly
+@_hide_analysis_log
 def batch_join(
     left: DataFrame,
     right: DataFrame,
@@ -121,10 +121,10 @@ def batch_join(
     """
     join = join.model_copy(update={"late_data": "drop", "allowed_lateness_ms": None, "crash_recovery": None})
     frames = {join.left_source: left, join.right_source: right}
-    planner = _planned(name, frames, join, None, on_error, lookups)
-    sides = [planner.columns(source, planner.usable(source, frame), None) for source, frame in frames.items()]
+    planner = _plan(name, frames, join, None, on_error, lookups)
+    sides = [planner.columns(source, planner.usable_rows(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
-    return _over_shards(rows, shards, planner.rows.logic, batch_operators.fold_pairs(planner.rows.logic), left)
+    return _run_on_shards(rows, shards, planner.rows.logic, batch_operators.fold_pairs(planner.rows.logic), left)
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -137,15 +137,15 @@ class _Planner:
     rows: RowPlan
     clock_us: int
 
-    def timed(self, name: str, frame: DataFrame) -> DataFrame:
+    def with_event_time(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows with `_event_ts` and `__bad`."""
-        own, latest = in_session(self.rows.session, frame), self.rows.far_future(self.clock_us)
-        return self.rows.timed(name, own, self.clock_us, latest)
+        local_frame, latest = in_session(self.rows.session, frame), self.rows.far_future(self.clock_us)
+        return self.rows.timed(name, local_frame, self.clock_us, latest)
 
-    def usable(self, name: str, frame: DataFrame) -> DataFrame:
+    def usable_rows(self, name: str, frame: DataFrame) -> DataFrame:
         """The rows that have an event time; the others fail the run, or are left out."""
         F = spark_connect.sql_functions(frame)  # noqa: N806 — Spark's own name for it
-        timed = self.timed(name, frame)
+        timed = self.with_event_time(name, frame)
         if self.rows.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
         step = self.rows.pipeline.transform.step
@@ -176,7 +176,7 @@ class _Planner:
         return rows.where("__end IS NOT NULL") if dropped else rows
 
 
-def _planned(
+def _plan(
     name: str,
     frames: Mapping[str, DataFrame],
     step: Window | Join,
@@ -202,26 +202,30 @@ def _planned(
         target=Target(connection=ConsoleConnection()),
         state_store=StateStore(kind="in_memory"),
     )
-    given = next(iter(frames.values())).sparkSession
-    own: Any
-    if spark_connect.is_connect(given):  # a plan of Connect means what it does in its own session alone
-        own = spark_connect.ConnectTables(given, lookups or {})
+    caller_session = next(iter(frames.values())).sparkSession
+    plan_session: Any
+    if spark_connect.is_connect(caller_session):  # a plan of Connect means what it does in its own session alone
+        plan_session = spark_connect.ConnectTables(caller_session, lookups or {})
     else:
-        own = session.private_session(given, 1)
+        plan_session = session.private_session(caller_session, 1)
         for view, frame in (lookups or {}).items():
-            in_session(own, frame).createOrReplaceTempView(view)
-    sources = [DataFrameSource(source, in_session(own, frame)) for source, frame in frames.items()]
-    one = stage_binding.bind_stage(pipeline, own, stage_binding.frames_of(own, sources))
-    return _Planner(RowPlan(own, pipeline, one.operator, one.times, end=one.end(own)), time.time_ns() // 1000)
+            in_session(plan_session, frame).createOrReplaceTempView(view)
+    sources = [DataFrameSource(source, in_session(plan_session, frame)) for source, frame in frames.items()]
+    one = stage_binding.bind_stage(pipeline, plan_session, stage_binding.frames_of(plan_session, sources))
+    return _Planner(
+        RowPlan(plan_session, pipeline, one.operator, one.times, end=one.end(plan_session)), time.time_ns() // 1000
+    )
 
 
-def _over_shards(rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, given: DataFrame) -> DataFrame:
+def _run_on_shards(
+    rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, caller_frame: DataFrame
+) -> DataFrame:
     """Run `fold` over all rows of each shard; the result is a DataFrame of the caller's session."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
-    found = plain_names.mapInArrow(_task(names, list(logic.output), fold), _ddl(logic.output))
-    return in_session(given.sparkSession, found)
+    output = plain_names.mapInArrow(_task(names, list(logic.output), fold), _ddl(logic.output))
+    return in_session(caller_frame.sparkSession, output)
 
 
 def _ddl(fields: Sequence[Field]) -> str:
@@ -237,13 +241,13 @@ def _task(names: list[str], output: list[Field], fold: Fold) -> Any:
         import polars as pl
         import pyarrow as pa
 
-        given = list(batches)
-        if not given:
+        record_batches = list(batches)
+        if not record_batches:
             return
-        rows = pl.from_arrow(pa.Table.from_batches(given).rename_columns(names))
+        rows = pl.from_arrow(pa.Table.from_batches(record_batches).rename_columns(names))
         assert isinstance(rows, pl.DataFrame)
-        del given
-        found = fold(rows).select(f.name for f in output)
-        yield from found.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
+        del record_batches
+        results = fold(rows).select(f.name for f in output)
+        yield from results.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
 
     return shard

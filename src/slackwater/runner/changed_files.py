@@ -31,7 +31,7 @@ class WatchedFiles:
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
         """By source, the files that are part of the state, as they were."""
-        return {name: found.entries.values() for name, found in self._read.items()}
+        return {name: tracker.entries.values() for name, tracker in self._read.items()}
 
     def remember(self, names: Iterable[str]) -> None:
         """Know the files that the latest commit has read."""
@@ -40,22 +40,22 @@ class WatchedFiles:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
                 self._read[name].add(files.load_file_list(self._store, latest))
 
-    def tell_changed(self, limit: int | None = AT_ONCE) -> None:
+    def report_changes(self, limit: int | None = AT_ONCE) -> None:
         """Say, count and commit which files changed after they were read."""
         driver, count = self._parts.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:
-            found = self._read[name].changed(limit)
-            if found:
-                names = [local_name(e.path) for e in found[: files.CHANGES_SHOWN]]
-                log.warning("%s: %s", self._pipeline, changed_text(name, names, len(found)))
-                state, count = driver.state, count + len(found)
-                offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), found)
+            changed_entries = self._read[name].changed(limit)
+            if changed_entries:
+                names = [local_name(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
+                log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
+                state, count = driver.state, count + len(changed_entries)
+                offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), changed_entries)
         if offsets:
             driver.anchor(offsets, count)
             self._reporter.status(driver.recovered())
 
-    def to_come(self) -> int:
+    def count_unread_files(self) -> int:
         """How many files are there and not read yet, as far as can be seen."""
         total = 0
         for name, source in self._sources.items():

@@ -21,13 +21,13 @@ def find_problems(pipeline: Pipeline) -> list[str]:
     """What cannot be reached, or does not fit. Starts Spark only to learn the columns that a database table must have."""
     from slackwater.runner.components import store_of
 
-    found: list[str] = []
+    problems: list[str] = []
 
     def attempt(look: Callable[[], object]) -> None:
         try:
             look()
         except SlackwaterError as error:
-            found.extend(str(error).splitlines())
+            problems.extend(str(error).splitlines())
 
     for spec in pipeline.sources:
         connection = resolve_connection(spec.connection, pipeline.connections)
@@ -35,17 +35,18 @@ def find_problems(pipeline: Pipeline) -> list[str]:
             attempt(partial(system_of(connection).check_source, spec))
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
-        attempt(lambda: _database(str(store.url), "state store"))
+        attempt(lambda: _check_database(str(store.url), "state store"))
     elif store is not None and store.kind == "files" and not is_local(store.path or ""):
         attempt(lambda: store_of(pipeline).runner())
-    for place, target in _places(pipeline).items():
-        attempt(partial(_target, pipeline, place, target))
+    for place, target in _target_specs(pipeline).items():
+        attempt(partial(_check_target, pipeline, place, target))
     of_results = [
-        resolve_connection(own.target.connection, pipeline.connections) for own in pipeline.by_target.values()
+        resolve_connection(target_pipeline.target.connection, pipeline.connections)
+        for target_pipeline in pipeline.by_target.values()
     ]
-    if not found and any(isinstance(c, PostgresConnection) for c in of_results):
-        attempt(lambda: found.extend(_tables(pipeline)))
-    return found
+    if not problems and any(isinstance(c, PostgresConnection) for c in of_results):
+        attempt(lambda: problems.extend(_table_problems(pipeline)))
+    return problems
 
 
 def find_notes(pipeline: Pipeline) -> list[str]:
@@ -53,9 +54,13 @@ def find_notes(pipeline: Pipeline) -> list[str]:
     from slackwater.runner.components import store_of
     from slackwater.sources import file_change_tracker
 
-    found = [line for place, spec in _places(pipeline).items() if (line := _new(pipeline, place, spec)) is not None]
+    notes = [
+        line
+        for place, spec in _target_specs(pipeline).items()
+        if (line := _creation_note(pipeline, place, spec)) is not None
+    ]
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return found
+        return notes
     store = store_of(pipeline)
     try:
         with store.peek() as snapshot:
@@ -65,45 +70,48 @@ def find_notes(pipeline: Pipeline) -> list[str]:
                 changes = read.changed or ChangedFiles()
                 names, count = list(changes.last), changes.count
                 if pipeline.state_store.kind == "files" and read.lists:
-                    known = file_change_tracker.FileChangeTracker()
-                    known.add(files.load_file_list(store, read))
-                    new = known.changed(None)
+                    tracker = file_change_tracker.FileChangeTracker()
+                    tracker.add(files.load_file_list(store, read))
+                    new = tracker.changed(None)
                     names += [local_name(e.path) for e in new]
                     count += len(new)
                 if count:
-                    found.append(
+                    notes.append(
                         file_change_tracker.changed_files_text(spec.name, names[-files.CHANGES_SHOWN :], count)
                     )
     finally:
         store.close()
-    return found
+    return notes
 
 
-def _places(pipeline: Pipeline) -> dict[str, TargetSpec]:
+def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
     """The targets and the place of dead letters, by the table of the config that describes them."""
-    places = {f'target "{n}"' if pipeline.targets else "target": own.target for n, own in pipeline.by_target.items()}
+    places = {
+        f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
+        for n, target_pipeline in pipeline.by_target.items()
+    }
     return places if pipeline.dead_letter is None else {**places, "dead_letter": pipeline.dead_letter}
 
 
-def _new(pipeline: Pipeline, place: str, spec: TargetSpec) -> str | None:
+def _creation_note(pipeline: Pipeline, place: str, spec: TargetSpec) -> str | None:
     """What a start will create."""
     connection = resolve_connection(spec.connection, pipeline.connections)
     return None if connection is None else system_of(connection).will_create(spec, place)
 
 
-def _target(pipeline: Pipeline, place: str, spec: TargetSpec) -> None:
+def _check_target(pipeline: Pipeline, place: str, spec: TargetSpec) -> None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     if connection is not None:
         system_of(connection).check_target(spec, place)
 
 
-def _database(url: str, what: str) -> None:
+def _check_database(url: str, label: str) -> None:
     from slackwater.state.postgres import client
 
-    client.open_connection(url, what).close()
+    client.open_connection(url, label).close()
 
 
-def _tables(pipeline: Pipeline) -> list[str]:
+def _table_problems(pipeline: Pipeline) -> list[str]:
     """How the targets' tables differ from the output."""
     from slackwater.runner.components import source_of, spark_settings, store_of, targets_of
     from slackwater.runner.stage_binding import bind_all
@@ -111,10 +119,12 @@ def _tables(pipeline: Pipeline) -> list[str]:
     from slackwater.spark import session
     from slackwater.targets.postgres import PostgresTarget
 
-    own = session.private_session(session.start_session(spark_settings(pipeline, lambda level, line: None)), 1)
-    Lookups(own, pipeline.lookups, lambda line: None).load()
-    sources = [source_of(own, pipeline, i, None) for i in range(len(pipeline.sources))]
-    operators = {name: step.operator for name, step in bind_all(pipeline, own, sources).items()}
+    private_session = session.private_session(
+        session.start_session(spark_settings(pipeline, lambda level, line: None)), 1
+    )
+    Lookups(private_session, pipeline.lookups, lambda line: None).load()
+    sources = [source_of(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]
+    operators = {name: step.operator for name, step in bind_all(pipeline, private_session, sources).items()}
     latest = None
     if pipeline.state_store is not None and pipeline.state_store.durable:
         with closing(store_of(pipeline)) as store, store.peek() as snapshot:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str | None) -> AnySource:
-    """A source a config names. `known`: the schema it was first read with, as Spark writes schemas in JSON.
+def source_of(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
+    """A source a config names. `schema_json`: the schema it was first read with, as Spark writes schemas in JSON.
 
     Raises StartError if what it reads is not there.
     """
@@ -33,28 +33,28 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, known: str 
     connection = resolve_connection(spec.connection, pipeline.connections)
     if spec.dataframe is not None or connection is None:
         return DataFrameSource(spec.name, spec.dataframe)
-    return system_of(connection).source(session, pipeline, spec, known)
+    return system_of(connection).source(session, pipeline, spec, schema_json)
 
 
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
     """Settings of a Spark session of our own, with the jars that the sources need."""
     import pyspark
 
-    given = {k: str(v) for k, v in pipeline.spark.items()}
+    settings = {k: str(v) for k, v in pipeline.spark.items()}
     kinds = {c.kind for s in pipeline.sources if (c := resolve_connection(s.connection, pipeline.connections))}
     if (
         "kafka" not in kinds
-        or {"spark.jars", "spark.jars.packages"} & set(given)
-        or connect_session.server_address(given)
+        or {"spark.jars", "spark.jars.packages"} & set(settings)
+        or connect_session.server_address(settings)
     ):
-        return given
+        return settings
     installed = str(pyspark.__version__)
     jars, version = packages.kafka_connector(installed)
     if version != installed:
         notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
     if any(s.payload_format == "avro" for s in pipeline.sources):
         jars = [*jars, *packages.avro_connector(installed)]
-    return {**given, "spark.jars": ",".join(map(str, jars))}
+    return {**settings, "spark.jars": ",".join(map(str, jars))}
 
 
 def store_of(pipeline: Pipeline) -> StateStore:
@@ -73,21 +73,23 @@ def targets_of(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
     """The targets a config names, by name, for the epochs of a state, which go on after `latest`; `operators`: of its stages."""
-    found = {}
+    targets = {}
     new = added_columns.of_targets(
         pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
     )
-    for name, own in pipeline.by_target.items():
-        logic = operators[str(own.target.from_)]
-        table = TargetTable(own.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ())))
-        found[name] = _target(own.target, own, table)
-    return found
+    for name, target_pipeline in pipeline.by_target.items():
+        logic = operators[str(target_pipeline.target.from_)]
+        table = TargetTable(
+            target_pipeline.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ()))
+        )
+        targets[name] = _target(target_pipeline.target, target_pipeline, table)
+    return targets
 
 
 def create_targets(pipeline: Pipeline) -> None:
     """Create the places of results and dead letters that can be created before Spark starts. Raises StartError."""
-    for own in pipeline.by_target.values():
-        _system(own.target, own).create_target(own.target, own)
+    for target_pipeline in pipeline.by_target.values():
+        _system(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
         _system(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
 

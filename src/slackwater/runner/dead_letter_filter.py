@@ -24,7 +24,7 @@ class LetterFilter:
     group_keys: Collection[str] | None = None  # as JSON objects
     limit: int | None = None  # the newest so many
 
-    def of(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
+    def apply(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
         """The wanted rows of a frame of letters, newest first."""
         frame = frame.filter(pl.col("pipeline") == pipeline)
         for name, value in (("reason", self.reason), ("source", self.source)):
@@ -35,6 +35,6 @@ class LetterFilter:
         return frame if self.limit is None else frame.head(self.limit)
 
     @property
-    def read(self) -> list[str]:
+    def columns_to_read(self) -> list[str]:
         """The columns to read: those asked for, and those that choose and order."""
         return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

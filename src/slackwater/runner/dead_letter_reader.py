@@ -20,12 +20,12 @@ from slackwater.runner.dead_letter_filter import SCHEMA
 from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
-def newest_letters(pipeline: Pipeline, wanted: LetterFilter) -> pl.DataFrame:
+def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
     """The newest letters of a pipeline. Raises StartError where they cannot be read."""
-    found = pl.DataFrame(schema={n: SCHEMA[n] for n in wanted.read})
-    for frame in _frames(pipeline, wanted):
-        found = wanted.of(pl.concat([found, frame]), pipeline.name)
-    return found.select(wanted.columns)
+    letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
+    for frame in _frames(pipeline, letter_filter):
+        letters = letter_filter.apply(pl.concat([letters, frame]), pipeline.name)
+    return letters.select(letter_filter.columns)
 
 
 def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
@@ -49,22 +49,24 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
     """How many letters there are per reason and source: all, `open` ones, `applied` ones, how often those that are open were
     tried; and their first and last event time. Reads a chunk at a time."""
-    wanted = LetterFilter(COLUMNS)
-    found = attempt_ledger(pipeline).counted(wanted.of(frame, pipeline.name) for frame in _frames(pipeline, wanted))
-    left = (pl.col("letters") - pl.col("applied")).alias("open")
-    columns = ("reason", "source", "letters", left, "applied", "tries", "first", "last")
-    return found.select(columns).sort("reason", "source", nulls_last=True)
+    letter_filter = LetterFilter(COLUMNS)
+    counts = attempt_ledger(pipeline).counted(
+        letter_filter.apply(frame, pipeline.name) for frame in _frames(pipeline, letter_filter)
+    )
+    still_open = (pl.col("letters") - pl.col("applied")).alias("open")
+    columns = ("reason", "source", "letters", still_open, "applied", "tries", "first", "last")
+    return counts.select(columns).sort("reason", "source", nulls_last=True)
 
 
-def _frames(pipeline: Pipeline, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+def _frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
     target = pipeline.dead_letter
     if target is None:
         raise StartError(
             f'{pipeline.name}: the config has no [dead_letter], so no letters are kept; set on_error or late_data to "dlq"'
         )
     connection = resolve_connection(target.connection, pipeline.connections)
-    found = system_of(connection or ConsoleConnection()).letters(target, pipeline.name, wanted)
-    return (_typed(frame, wanted.read) for frame in found)
+    frames = system_of(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
+    return (_typed(frame, letter_filter.columns_to_read) for frame in frames)
 
 
 def _typed(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
@@ -75,11 +77,11 @@ def _typed(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def _column(there: pl.DataType, field: Field) -> pl.Expr:
+def _column(stored_type: pl.DataType, field: Field) -> pl.Expr:
     """A column as its type; formats without times and bytes hold them as text."""
     value = pl.col(field.name)
-    if there == pl.String and field.type == "binary":
+    if stored_type == pl.String and field.type == "binary":
         return value.str.decode("hex")
-    if there == pl.String and field.type == "timestamp":
+    if stored_type == pl.String and field.type == "timestamp":
         return value.str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC")
     return value.cast(field.polars)

@@ -42,7 +42,7 @@ class EpochLoop:
         # as it goes, seconds of the monotonic clock
         self._run, self._number = uuid.uuid4().hex, 0
         self._failure: BaseException | None = None
-        self._heard = self._rows_at = time.monotonic()  # silence is counted up to then
+        self._silence_counted = self._rows_at = time.monotonic()  # silence is counted up to then
         self._answered: float | None = None
         self._unanswered = False
 
@@ -53,7 +53,7 @@ class EpochLoop:
         `thread_of`: makes it; unless given one of Spark's, which has the caller's settings of jobs.
         """
         make: Callable[..., threading.Thread] = thread_of or spark_connect.thread_of(self.planners.streams.session)
-        thread = make(target=self._guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
+        thread = make(target=self._run_guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
         thread.start()
         try:
             while thread.is_alive():
@@ -67,21 +67,21 @@ class EpochLoop:
         if self._failure is not None:
             self.epochs.raise_failure(self._failure)
 
-    def _guarded(self) -> None:
+    def _run_guarded(self) -> None:
         try:
-            self._epochs()
+            self._run_epochs()
         except BaseException as error:
             self._failure = error
 
-    def _epochs(self) -> None:
-        self._heard = self._rows_at = time.monotonic()
+    def _run_epochs(self) -> None:
+        self._silence_counted = self._rows_at = time.monotonic()
         while not self.stop.is_set():
             began, clock = time.monotonic(), time.time()
-            parts = self._asked(began)
+            parts = self._poll_sources(began)
             if self.stop.is_set():
                 return
             if parts:
-                self._one(parts, began)
+                self._run_epoch(parts, began)
                 self.stop.wait(self._until_trigger(clock) if self._every and not self.available_now else 0)
             elif parts is None:
                 self.stop.wait(_AGAIN_S)
@@ -93,7 +93,7 @@ class EpochLoop:
                     self._until_trigger(clock) if self._every else poll_interval.poll_seconds(began - self._rows_at)
                 )
 
-    def _asked(self, began: float) -> Mapping[str, PlannedBatch] | None:
+    def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
         """What the sources have; None where one does not answer. Raises what that says once it has lasted for too long."""
         self.epochs.expect_next()
         try:
@@ -106,37 +106,37 @@ class EpochLoop:
             self._unanswered = True
             return None
         if self._unanswered:
-            self._heard, self._unanswered = began, False  # what nobody knows of is no silence
+            self._silence_counted, self._unanswered = began, False  # what nobody knows of is no silence
         self._answered = time.monotonic()
         return parts
 
-    def _one(self, parts: Mapping[str, PlannedBatch], began: float) -> None:
+    def _run_epoch(self, parts: Mapping[str, PlannedBatch], began: float) -> None:
         id_, self._number = BatchId(checkpoint=self._run, batch=self._number), self._number + 1
 
         def batch() -> Batch:
             return replace(self.planners.batch(id_, parts, self.epochs.driver.state), began=began)
 
-        quiet_us, self._heard = self._quiet_us(began), began
+        quiet_us, self._silence_counted = self._quiet_us(began), began
         self.epochs.run(batch, quiet_us)
         self._rows_at = time.monotonic()
 
-    def _tick(self, asked: float) -> None:
+    def _tick(self, polled_at: float) -> None:
         """The sources had nothing when they were asked."""
-        if asked - self._heard >= self._pause:
-            quiet_us, self._heard = self._quiet_us(asked), asked
+        if polled_at - self._silence_counted >= self._pause:
+            quiet_us, self._silence_counted = self._quiet_us(polled_at), polled_at
             self.epochs.tick(quiet_us)
 
-    def _quiet_us(self, asked: float) -> int:
+    def _quiet_us(self, polled_at: float) -> int:
         """How long it was silent, up to this ask, where that found nothing: since the last time that silence was counted.
 
         An ask says what came since the one before, so the time of an epoch between them counts as well; but a machine that slept, or
         had no time, did not hear a silence: of a long pause only a part counts.
         """
-        most = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(asked - self._rows_at)))
-        return int(min(asked - self._heard, most) * 1e6)
+        most = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
+        return int(min(polled_at - self._silence_counted, most) * 1e6)
 
-    def _until_trigger(self, asked: float) -> float:
+    def _until_trigger(self, polled_at: float) -> float:
         """Return the seconds from now to the whole interval of the clock after an ask: 0 where it has passed, and at most one
         interval, whatever the clock was set to meanwhile."""
-        due = (math.floor(asked / self._every) + 1) * self._every
+        due = (math.floor(polled_at / self._every) + 1) * self._every
         return min(max(due - time.time(), 0), self._every)

@@ -31,33 +31,33 @@ class EpochRunner:
         """What fails from now on is of the next epoch."""
         self._epoch = self.driver.state.epoch + 1
 
-    def run(self, batch: Callable[[], Batch | None], quiet_us: int) -> None:
-        """The epoch of a batch that was planned. `batch`: makes it; None: it is part of the state already.
+    def run(self, plan_batch: Callable[[], Batch | None], quiet_us: int) -> None:
+        """The epoch of a batch that was planned. `plan_batch`: makes it; None: it is part of the state already.
 
         `quiet_us`: for so long the sources had had nothing.
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
         self.expect_next()
         faults.hit("checkpoint.after", before)
-        found = batch()
-        if found is None:
+        planned = plan_batch()
+        if planned is None:
             return
-        self.reporter.files_read(found.files or 0)
-        if found.payload:
-            self.driver.run_batch(found, quiet_us)
-            self.files.remember(found.offsets)
-            self.files.tell_changed()
-            self._advertise(found)
+        self.reporter.files_read(planned.files or 0)
+        if planned.payload:
+            self.driver.run_batch(planned, quiet_us)
+            self.files.remember(planned.offsets)
+            self.files.report_changes()
+            self._advertise(planned)
             faults.hit("checkpoint.before", self.driver.state.epoch)
 
     def tick(self, quiet_us: int) -> None:
         """The sources were asked for so long, and had nothing."""
         self.driver.tick(quiet_us)
-        self.files.tell_changed()
+        self.files.report_changes()
 
     def check_spark(self) -> None:
         """Raise EpochError if Spark's process has ended: while there are no rows nothing else would tell."""
-        if self._spark is not None and error_boundary.is_gone(self._spark):
+        if self._spark is not None and error_boundary.has_ended(self._spark):
             raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 
     def _advertise(self, batch: Batch) -> None:
@@ -73,11 +73,11 @@ class EpochRunner:
         if exhausted := ExhaustedError.of(failure):
             raise exhausted from None
         committed = self.driver.state.epoch >= self._epoch
-        what = (
+        outcome = (
             "was committed, and publishing it failed; the next start publishes it" if committed else "was not committed"
         )
         raise EpochError(
-            f"{self.pipeline.name}: epoch {self._epoch} {what}: {spark_error_reason(failure)}"
+            f"{self.pipeline.name}: epoch {self._epoch} {outcome}: {spark_error_reason(failure)}"
         ) from shown_cause(failure)
 
 

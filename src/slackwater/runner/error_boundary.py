@@ -48,26 +48,26 @@ class _ErrorBoundary(AbstractContextManager[None]):
     def __init__(self, where: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
         self._where, self._session, self._committed = where, session, committed
         self._all = bool(os.environ.get("SLACKWATER_DEBUG"))
-        self._undo: Callable[[], None] = lambda: None
+        self._restore_logging: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
         if not self._all:
-            self._undo = _hide_bridge()
+            self._restore_logging = _hide_bridge()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if not isinstance(error, Exception):
                 return
-            found = _told(error, self._where, self._session(), self._committed)
-            if self._all and found is not error:
-                raise found from error
-            if isinstance(found, SlackwaterError) and not self._all:
-                raise found.with_traceback(None) from None
+            shown_error = _user_error(error, self._where, self._session(), self._committed)
+            if self._all and shown_error is not error:
+                raise shown_error from error
+            if isinstance(shown_error, SlackwaterError) and not self._all:
+                raise shown_error.with_traceback(None) from None
         finally:
-            self._undo()
+            self._restore_logging()
 
 
-def _told(error: Exception, where: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
+def _user_error(error: Exception, where: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
     how = None if spark is None or isinstance(error, SparkEndedError) else spark_exit(spark)
     if how is not None:
         last = committed()
@@ -76,11 +76,11 @@ def _told(error: Exception, where: str, spark: SparkSession | None, committed: C
             'this comes again, give Spark more memory ("spark.driver.memory" in [spark], 2g unless set) or read less per '
             "epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
-    text = None if isinstance(error, SlackwaterError) else of_service(error)
+    text = None if isinstance(error, SlackwaterError) else service_error_text(error)
     return error if text is None else EpochError(f"{where}: {text}; what was committed stays; fix that and start again")
 
 
-def of_service(error: Exception) -> str | None:
+def service_error_text(error: Exception) -> str | None:
     """The one line of an error of a service or of the system; None for any other, which is a bug."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
@@ -99,8 +99,8 @@ def postgres_server(error: Exception) -> str | None:
         connection = getattr(connection, "connection", connection)  # of a cursor
         if type(connection).__module__.partition(".")[0] == "psycopg" and hasattr(connection, "info"):
             try:
-                at = connection.info
-                server = f"{at.host}:{at.port}/{at.dbname}"
+                server_info = connection.info
+                server = f"{server_info.host}:{server_info.port}/{server_info.dbname}"
             except Exception:  # it was closed meanwhile, and forgot where it was
                 log.debug("a closed connection does not know its server")
         trace = trace.tb_next
@@ -120,9 +120,9 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
         return None
     process = getattr(gateway, "proc", None)
     if process is None:
-        return None if _answers(gateway) else "is gone"
+        return None if _is_listening(gateway) else "is gone"
     code = process.poll()
-    if code is None and not _answers(gateway):
+    if code is None and not _is_listening(gateway):
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     return None if code is None else f"(process {process.pid}) {_outcome(code)}"
 
 
-def is_gone(spark: SparkSession) -> bool:
+def has_ended(spark: SparkSession) -> bool:
     """Whether Spark's process has ended, by the cheapest look at it."""
     if spark_connect.is_connect(spark):
         return not spark_connect.server_answers(spark)
@@ -138,7 +138,7 @@ def is_gone(spark: SparkSession) -> bool:
     process = getattr(gateway, "proc", None)
     if process is not None:
         return process.poll() is not None
-    return gateway is not None and not _answers(gateway)
+    return gateway is not None and not _is_listening(gateway)
 
 
 def _outcome(code: int) -> str:
@@ -150,11 +150,11 @@ def _outcome(code: int) -> str:
     return "ran out of memory (exit code 52)" if code == 52 else f"ended by itself (exit code {code})"
 
 
-def _answers(gateway: Any) -> bool:
+def _is_listening(gateway: Any) -> bool:
     """Whether somebody listens where Spark's process did."""
-    at = gateway.gateway_parameters
+    parameters = gateway.gateway_parameters
     try:
-        with socket.create_connection((at.address, at.port), timeout=_SECONDS):
+        with socket.create_connection((parameters.address, parameters.port), timeout=_SECONDS):
             return True
     except OSError:
         return False
@@ -179,7 +179,7 @@ def _hide_bridge() -> Callable[[], None]:
     meanwhile it has the one that Python falls back on anyway.
     """
     root = logging.getLogger()
-    undo = _hidden([root, *(logging.getLogger(name) for name in _BRIDGE)])
+    undo = _install_filters([root, *(logging.getLogger(name) for name in _BRIDGE)])
     fallback = None if root.handlers else logging.lastResort
     if fallback is not None:
         root.addHandler(fallback)
@@ -201,10 +201,10 @@ def hide_traces(spark: SparkSession) -> Callable[[], None]:
     if counters is not None:
         counters.handle_error = lambda request, address: log.debug("Spark's counters: the connection is gone")
     logger_of: Callable[[str], logging.Logger] = PySparkLogger.getLogger
-    return _hidden([logger_of(name) for name in _ANALYSIS])
+    return _install_filters([logger_of(name) for name in _ANALYSIS])
 
 
-def _hidden(loggers: Sequence[logging.Logger]) -> Callable[[], None]:
+def _install_filters(loggers: Sequence[logging.Logger]) -> Callable[[], None]:
     hide = _LogFilter()
     for logger in loggers:
         logger.addFilter(hide)

@@ -17,17 +17,17 @@ from slackwater.errors import StartError
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
     """A line `key: fact` for each directory that a run could not write to."""
     for key, path in local_directories(pipeline):
-        shown, place = _shown(path), _plain(path)
-        there = place
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        if not there.is_dir():
-            which = "is a file" if there == place else "lies below a file"
+        shown, directory = _shown(path), _plain(path)
+        existing = directory
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            which = "is a file" if existing == directory else "lies below a file"
             yield f"{key}: {shown} {which}; expected a directory, or one that can be created"
-        elif not os.access(there, os.W_OK | os.X_OK):
-            what = "cannot be written" if there == place else "cannot be created"
-            yield f"{key}: {shown} {what} (Permission denied); choose another path, or give this user the right to write there"
-        elif refused := [part for part in _inner(key, place, pipeline) if not os.access(part, os.W_OK | os.X_OK)]:
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            problem = "cannot be written" if existing == directory else "cannot be created"
+            yield f"{key}: {shown} {problem} (Permission denied); choose another path, or give this user the right to write there"
+        elif refused := [part for part in _inner(key, directory, pipeline) if not os.access(part, os.W_OK | os.X_OK)]:
             yield f'{key}: "{refused[0]}" cannot be written (Permission denied); give this user the right to write there'
 
 
@@ -53,23 +53,25 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
         parts = Path(query.removeprefix("file://").removeprefix("file:")).parts
         plain = Path(*itertools.takewhile(lambda part: not any(c in part for c in "*?[{"), parts))
         if is_local(query) and not plain.exists():
-            there = "the directory" if isinstance(query, EnvString) else f'"{plain}"'
-            yield f"sources[{i}].query: {there} is not there"
+            subject = "the directory" if isinstance(query, EnvString) else f'"{plain}"'
+            yield f"sources[{i}].query: {subject} is not there"
 
 
-def check_former(pipeline: Pipeline) -> None:
+def check_moved_directories(pipeline: Pipeline) -> None:
     """Raise StartError if a run would begin anew beside what lies where relative paths began before: at the working directory."""
-    found = list(_former(pipeline))
-    if found:
-        listed = "; ".join(f'{key} = "{written}": "{old}" is there, "{new}" is not' for key, written, old, new in found)
-        moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in found)
+    relocated = list(_moved_directories(pipeline))
+    if relocated:
+        listed = "; ".join(
+            f'{key} = "{written}": "{old}" is there, "{new}" is not' for key, written, old, new in relocated
+        )
+        moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in relocated)
         raise StartError(
             f"{pipeline.name}: relative paths begin at the folder of the config, no longer at the working directory ({listed}); "
             f"to go on with what is there: {moves}; or write the absolute path into the config"
         )
 
 
-def _former(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
+def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
     """Key, spelling, former and new place of each directory that only the working directory has."""
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
@@ -100,4 +102,4 @@ def _shown(path: str) -> str:
     return format_value(path) if isinstance(path, EnvString) else f'"{_plain(path)}"'
 
 
-__all__ = ["check_former", "missing_directories", "unwritable_directories"]
+__all__ = ["check_moved_directories", "missing_directories", "unwritable_directories"]

@@ -25,8 +25,8 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
     if available_now:
         if planners is not None:
             planners.until_now()
-        runner.reporter.expect_files(files.to_come() if planners is None else planners.files_left)
-    files.tell_changed(None)
+        runner.reporter.expect_files(files.count_unread_files() if planners is None else planners.files_left)
+    files.report_changes(None)
     runner.reporter.observers.reading()
     if planners is None:
         streaming_query.follow_query(epochs, available_now)
@@ -35,23 +35,23 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
         session.lists_here(parts.session)
         EpochLoop(epochs, planners, available_now).follow()
     if available_now:
-        files.tell_changed(None)
+        files.report_changes(None)
         for engine in parts.engines:
             engine.looks.tell_missing()
 
 
 def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
     """Commit what "latest" means for sources that were never read before anything else is."""
-    found: dict[str, Offsets] = {}
+    start_offsets: dict[str, Offsets] = {}
     for source in parts.streams.sources:
         if not isinstance(source, Seekable) or parts.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
         # what is stated: also if this run dies before its first epoch
-        if (at := source.latest() if latest else source.stated() if stated else None) is not None:
-            found[source.name] = at
-    if found:
-        parts.driver.anchor(found)
+        if (offsets := source.latest() if latest else source.stated() if stated else None) is not None:
+            start_offsets[source.name] = offsets
+    if start_offsets:
+        parts.driver.anchor(start_offsets)
 
 
 def _forget_checkpoints(parts: RunComponents) -> None:

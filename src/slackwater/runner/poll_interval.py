@@ -35,21 +35,21 @@ class PollInterval:
         self.pause_ms = SHORTEST_MS
         self._set = set_pause_ms
 
-    def rows_came(self) -> None:
+    def speed_up(self) -> None:
         """Ask often again."""
         self._change(SHORTEST_MS)
 
-    def quiet_for(self, quiet: float) -> None:
+    def slow_down(self, quiet: float) -> None:
         """Nothing came for so long. The pause grows in doublings: each is a call into Spark's process."""
-        wanted = int(1000 * poll_seconds(quiet))
-        if wanted >= 2 * self.pause_ms or wanted == LONGEST_MS:
-            self._change(wanted)
+        new_pause_ms = int(1000 * poll_seconds(quiet))
+        if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:
+            self._change(new_pause_ms)
 
-    def asked(self, now: float) -> float:
+    def polled_until(self, now: float) -> float:
         """Up to when the sources were surely asked, at the time `now` (seconds)."""
         return now - self.pause_ms / 1000
 
-    def look_seconds(self, quiet: float) -> float:
+    def check_seconds(self, quiet: float) -> float:
         """How long to wait before looking after the query itself."""
         return min(max(quiet * _SHARE, 0.02), 0.2)
 
@@ -59,7 +59,7 @@ class PollInterval:
             self.pause_ms = pause_ms
 
 
-def of_query(query: StreamingQuery) -> PollInterval:
+def from_query(query: StreamingQuery) -> PollInterval:
     """The pace of a running query of Spark's."""
     try:
         execution: Any = query._jsq.streamingQuery()

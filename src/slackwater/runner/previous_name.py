@@ -43,8 +43,8 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
     with former.peek() as snapshot:
         if snapshot is not None and (refused := target_marks.check_marks(named, snapshot)) is not None:
             raise refused
-    made, aside = rename_state(former, pipeline.name)
-    return f"the state of {named.name} is that of {pipeline.name} now, from epoch {made.epoch} on; its former state is {aside}"
+    commit, aside = rename_state(former, pipeline.name)
+    return f"the state of {named.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
 
 
 def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
@@ -53,18 +53,18 @@ def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
         return None
     name = pipeline.name
     no = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
-    for other, target in _states(pipeline, store):
+    for other, target in _states_with_same_target(pipeline, store):
         return StateError(
             f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
             f'Then add formerly = "{other}" to the config. {no}'
         )
-    for mark, target in _own_results(pipeline):
+    for mark, target in _results_without_state(pipeline):
         return StateError(
             f"{name}: there is no state of {name}, and {target} holds its results up to epoch {mark.epoch}: the state was removed or "
             "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Restore "
             "the state, or start over with --rebuild. Nothing was changed"
         )
-    for other, target in _writers(pipeline):
+    for other, target in _other_writers(pipeline):
         return StateError(
             f"{name}: there is no state of {name}, and {target} holds results of {other}, whose state is not here. Was it "
             f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {no}'
@@ -76,9 +76,9 @@ def _is_durable(pipeline: Pipeline) -> bool:
     return pipeline.state_store is not None and pipeline.state_store.durable
 
 
-def _states(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
+def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """The pipelines with a state in the same location that write to a target of this one, and that target."""
-    places = {destinations.place_of(own.target) for own in pipeline.by_target.values()}
+    places = {destinations.place_of(target_pipeline.target) for target_pipeline in pipeline.by_target.values()}
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
@@ -91,13 +91,17 @@ def _states(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _own_results(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
+def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
     """The marks of a former state of this pipeline in targets whose rows are replaced; where rows are only added see `former`."""
-    for own in pipeline.by_target.values():
-        connection = resolve_connection(own.target.connection, pipeline.connections)
-        if connection is None or not own.target.upserts(connection.kind, own.last.transform.window):
+    for target_pipeline in pipeline.by_target.values():
+        connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
+        if connection is None or not target_pipeline.target.upserts(
+            connection.kind, target_pipeline.last.transform.window
+        ):
             continue
-        target = system_of(connection).marked(own.target, TargetTable(own.writer, (), None))
+        target = system_of(connection).marking_target(
+            target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
+        )
         if target is None:
             continue
         with suppress(StartError):
@@ -105,20 +109,22 @@ def _own_results(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
                 yield mark, target.description
 
 
-def _writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """The pipelines that left a marker in a target of this one, and that target. One that cannot be reached is left to the start."""
-    for own in pipeline.by_target.values():
-        connection = resolve_connection(own.target.connection, pipeline.connections)
+    for target_pipeline in pipeline.by_target.values():
+        connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         target = None
         if connection is not None:
-            target = system_of(connection).marked(own.target, TargetTable(own.writer, (), None))
+            target = system_of(connection).marking_target(
+                target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
+            )
         if target is None:
             continue
         try:
             writers = target.writers()
         except StartError:
             continue
-        if own.writer in writers:
+        if target_pipeline.writer in writers:
             continue  # it was written by this pipeline: `former` says what becomes of that
         for writer in writers:
             other = writer.partition("~")[0]

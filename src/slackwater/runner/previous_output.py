@@ -24,34 +24,36 @@ def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
     places: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # what it wrote before it was renamed
         places += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
-    for name, own in pipeline.by_target.items():
-        what = f'target "{name}"' if pipeline.targets else "target"
-        if (place := _place(own, own.target, own.writer, True)) is not None:
-            places.append((what, place))
+    for name, target_pipeline in pipeline.by_target.items():
+        label = f'target "{name}"' if pipeline.targets else "target"
+        if (
+            place := _existing_target(target_pipeline, target_pipeline.target, target_pipeline.writer, True)
+        ) is not None:
+            places.append((label, place))
     if pipeline.dead_letter is not None:
-        place = _place(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
+        place = _existing_target(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
         places += [] if place is None else [("dead_letter", place)]
     return places
 
 
-def _place(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> HasPreviousOutput | None:
+def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> HasPreviousOutput | None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     kind = connection.kind if connection is not None else ""
     if results and spec.upserts(kind, pipeline.last.transform.window):
         return None  # rows are replaced
-    return None if connection is None else system_of(connection).former(spec, TargetTable(writer, (), None))
+    return None if connection is None else system_of(connection).existing_target(spec, TargetTable(writer, (), None))
 
 
 def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
     """Before a state begins: what is kept beside its output, in words. Raises StartError if nobody decided about it."""
-    told = []
+    notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
     for name, place in previous_outputs(pipeline):
-        if (what := place.former()) is None or (choice == ASIDE and isinstance(place, FilesTarget)):
+        if (output_text := place.former()) is None or (choice == ASIDE and isinstance(place, FilesTarget)):
             continue
         # letters are a log, and without a state every run begins anew
         if choice == KEEP or name == "dead_letter" or not remembers:
-            told.append(f"{name}: {what}; rows are added beside them")
+            notices.append(f"{name}: {output_text}; rows are added beside them")
             continue
         offer = (
             "put them aside with --put-aside-output"
@@ -59,10 +61,10 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             else "empty it, or name another place"
         )
         raise StartError(
-            f"{pipeline.name}: {name} holds {what}: the state that wrote them is not the one of this start, which begins with "
+            f"{pipeline.name}: {name} holds {output_text}: the state that wrote them is not the one of this start, which begins with "
             f"none and would write every row beside them once more; {offer}, or add to them with --keep-output; nothing was changed"
         )
-    return told
+    return notices
 
 
 def put_aside(pipeline: Pipeline) -> list[str]:

@@ -25,7 +25,7 @@ def publish_pending(
     with skip_publish.locked_pending(pipeline, epoch):
         pass  # says so before Spark starts
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
-    with runner.border():
+    with runner.error_boundary():
         latest = runner.store.open()
         try:
             if latest is not None:

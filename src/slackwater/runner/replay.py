@@ -42,7 +42,7 @@ def replay_dead_letters(
             "to look at them: slackwater dlq list"
         )
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
-    with runner.border():
+    with runner.error_boundary():
         if len(pipeline.alone) > 1:
             raise StartError(
                 f"{pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
@@ -53,7 +53,7 @@ def replay_dead_letters(
                 pipeline, dead_letter_reader.LetterFilter()
             )  # says so, before Spark starts
         _check_late(pipeline, choose, limit)
-        latest = _opened(runner)
+        latest = _open_store(runner)
         try:
             if latest is None:
                 raise StartError(
@@ -88,7 +88,7 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
         )
 
 
-def _opened(runner: Runner) -> Commit | None:
+def _open_store(runner: Runner) -> Commit | None:
     try:
         return runner.store.open()
     except LockHeldError as error:

@@ -31,14 +31,18 @@ _WHY = {
 def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
     """A line for the results of the pipeline; of several stages one for each, with its name."""
     if not status.stages[1:]:
-        yield _line(status.window_kind, status.counters.emitted, _waits(status), _cap(status.of, None), flush)
+        yield _result_line(
+            status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.of, None), flush
+        )
         return
     for stage in status.stages:
-        said = _line(stage.kind, stage.counters.emitted, _waits(stage), _cap(status.of, stage.name), flush)
+        said = _result_line(
+            stage.kind, stage.counters.emitted, _open_text(stage), _cap_text(status.of, stage.name), flush
+        )
         yield f'stage "{stage.name}": {said}'
 
 
-def _line(kind: str, emitted: Mapping[str, int], waits: str, cap: str, flush: str) -> str:
+def _result_line(kind: str, emitted: Mapping[str, int], waits: str, cap: str, flush: str) -> str:
     """`emitted`: results by reason."""
     counts = {why: n for why, n in emitted.items() if n and why != _TAKEN_BACK}
     total = sum(counts.values())
@@ -62,22 +66,22 @@ def _reason(why: str, count: int, cap: str, flush: str) -> str:
     return f"{count:,} {_WHY.get(why, why).format(cap=cap, flush=flush)}"
 
 
-def _waits(found: Status | StageStatus) -> str:
+def _open_text(status: Status | StageStatus) -> str:
     """What is still in the state."""
-    kind = found.window_kind if isinstance(found, Status) else found.kind
-    buffered: Mapping[str, BufferCounts] = found.buffered
+    kind = status.window_kind if isinstance(status, Status) else status.kind
+    buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:
         return f"{' and '.join(f'{held.rows:,} {side}' for side, held in buffered.items())} rows wait for partners"
     if kind in KINDS_OF_WINDOW:
-        return f"{found.windows_active if isinstance(found, Status) else found.open:,} open"
-    return f"{plural(found.groups, 'key')} kept" if found.groups else "no state"
+        return f"{status.windows_active if isinstance(status, Status) else status.open:,} open"
+    return f"{plural(status.groups, 'key')} kept" if status.groups else "no state"
 
 
-def _cap(pipeline: Pipeline | None, stage: str | None) -> str:
+def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
     """How long a session may be."""
     if pipeline is None:
         return "max_session_duration"
-    own: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)
-    window = own.transform.window
+    stage_pipeline: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)
+    window = stage_pipeline.transform.window
     cap = None if window is None else window.max_session_duration_ms
     return "max_session_duration" if cap is None else format_duration(cap)

@@ -17,7 +17,7 @@ from slackwater.runner import background as in_background
 from slackwater.runner import main_loop, previous_name, previous_output, run_history, run_log, starting_offsets
 from slackwater.runner.background import Handle
 from slackwater.runner.components import create_targets
-from slackwater.runner.local_paths import check_former
+from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import Runner
 from slackwater.secrets import mask_secrets
@@ -94,7 +94,7 @@ def run(
         if stop is not None:
             raise ConfigError(["stop: belongs to a run in the foreground; stop one in the background by its handle"])
 
-        def beside(stop: threading.Event, latest: Observer) -> Status | None:
+        def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
             return run(
                 pipeline,
                 available_now=available_now,
@@ -108,21 +108,21 @@ def run(
                 observers=(*observers, latest),
             )
 
-        return Handle(pipeline, beside)
+        return Handle(pipeline, run_in_thread)
     check_run_flags(available_now, flush)
     if former_output not in (None, *previous_output.CHOICES):
         raise ConfigError([f'former_output: "{former_output}" is no choice; expected "aside" or "keep"'])
     if rebuild:
         pipeline = starting_offsets.with_offsets(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
-    how = (available_now, flush, rebuild, former_output)
+    options = (available_now, flush, rebuild, former_output)
     if on_notice is not None:
         return _with_pipeline(
-            _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *how), pipeline
+            _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *options), pipeline
         )
     with run_log.log_to_stderr() as notice:
         lines = run_log.ThrottledStatusLog()
-        last = _run(Runner(pipeline, spark, Reporter(notice, on_status or lines.status, observers), stop), *how)
+        last = _run(Runner(pipeline, spark, Reporter(notice, on_status or lines.status, observers), stop), *options)
         lines.close()
         notice("info", mask_secrets(run_log.end_line(pipeline, last, time.monotonic() - began)))
         return _with_pipeline(last, pipeline)
@@ -138,14 +138,14 @@ def _run(
 ) -> Status | None:
     pipeline, reporter = runner.pipeline, runner.reporter
     with reporter.observers.of(pipeline):
-        with runner.border():
+        with runner.error_boundary():
             for line in explain.plan_warnings(pipeline):
                 reporter.notice("warning", line)
-            check_former(pipeline)
+            check_moved_directories(pipeline)
         before: tuple[str, int] | None = None
         while True:
             try:
-                return _bound(runner, available_now, flush, rebuild, former_output)
+                return _run_once(runner, available_now, flush, rebuild, former_output)
             except NewColumnsError as error:
                 if (now := (str(error), runner.epoch)) == before:
                     raise EpochError(
@@ -154,20 +154,20 @@ def _run(
                     ) from None
                 before, rebuild, former_output = now, None, None
                 reporter.notice("info", f"{pipeline.name} starts anew with columns that are new: {error}")
-                runner = runner.again()
+                runner = runner.new_runner()
 
 
-def _bound(
+def _run_once(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
     """One run, bound to the columns that its sources have at its start. Raises NewColumnsError where more are to be taken."""
-    with runner.border():
-        latest = _opened(runner, rebuild is not None, former_output)
+    with runner.error_boundary():
+        latest = _open_store(runner, rebuild is not None, former_output)
         before = -1 if latest is None else latest.epoch
         try:
             with (
-                run_history.noted(runner.store, runner.stop, lambda: max(runner.epoch, before), before),
-                runner.border(),
+                run_history.record_run(runner.store, runner.stop, lambda: max(runner.epoch, before), before),
+                runner.error_boundary(),
             ):
                 return _with_state(runner, latest, available_now, flush, rebuild, former_output)
         finally:
@@ -189,11 +189,11 @@ def _with_state(
         reporter.observers.waiting(PendingPublish.of(latest, latest.missing(runner.store.reached())))
     if latest is None:
         if rebuild is None:
-            asked = (
+            refusal = (
                 None if former_output == previous_output.KEEP else previous_name.rename_question(pipeline, runner.store)
             )
-            if asked is not None:
-                raise asked
+            if refusal is not None:
+                raise refusal
             _check_former_output(runner, former_output)
         if former_output == previous_output.ASIDE:
             for line in previous_output.put_aside(pipeline):
@@ -208,9 +208,9 @@ def _with_state(
     return reporter.last
 
 
-def _opened(runner: Runner, anew: bool, former_output: str | None) -> Commit | None:
-    """The latest commit, with the store locked; none where the run begins anew: nothing is deleted."""
-    if not anew:
+def _open_store(runner: Runner, starts_over: bool, former_output: str | None) -> Commit | None:
+    """The latest commit, with the store locked; none where the run starts over: nothing is deleted."""
+    if not starts_over:
         if (line := previous_name.take_over(runner.pipeline, runner.store)) is not None:
             runner.reporter.notice("warning", line)
         return runner.store.open()

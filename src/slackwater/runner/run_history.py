@@ -19,18 +19,18 @@ log = logging.getLogger("slackwater")
 
 
 @contextmanager
-def noted(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
+def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
     """Note a run that lasts as long as the block. The store is open, and its lock held.
 
     `epoch`: the last one that was committed before, -1 for none; `last_epoch`: the same, asked at the end.
     """
     run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
-    _note(store, run)
+    _write_run(store, run)
 
     def end(outcome: Outcome, error: BaseException | None = None) -> None:
         line = None if error is None else one_line(mask_secrets(str(error)) or type(error).__name__)
-        told = {"ended_us": _now(), "outcome": outcome, "last_epoch": last_epoch(), "error": line}
-        _note(store, run.model_copy(update=told))
+        ending = {"ended_us": _now(), "outcome": outcome, "last_epoch": last_epoch(), "error": line}
+        _write_run(store, run.model_copy(update=ending))
 
     try:
         yield
@@ -46,7 +46,7 @@ def noted(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int
     end("stopped" if stop.is_set() else "finished")
 
 
-def _note(store: StateStore, run: Run) -> None:
+def _write_run(store: StateStore, run: Run) -> None:
     try:
         store.note_run(run)
     except (SlackwaterError, OSError) as error:

@@ -48,7 +48,9 @@ def format_stamp(us: int | None) -> str:
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
     """Version, pipeline, state and its epoch, sources and where they go on, the target."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
-    sources = "; ".join(f'"{s.name}": {_what(pipeline, s)}, {_from(pipeline, s, latest)}' for s in pipeline.sources)
+    sources = "; ".join(
+        f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
+    )
     letters = "" if pipeline.dead_letter is None else "; bad or late rows to [dead_letter]"
     return (
         f"slackwater {version('slackwater')}: {pipeline.name}, {explain.state_text(pipeline)}, {epoch}; reads {sources}; "
@@ -56,14 +58,14 @@ def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
     )
 
 
-def _what(pipeline: Pipeline, source: Source) -> str:
+def _source_text(pipeline: Pipeline, source: Source) -> str:
     connection = resolve_connection(source.connection, pipeline.connections)
     if source.dataframe is not None or connection is None:
         return "a streaming DataFrame"
     return CONNECTORS[connection.kind].named(source)
 
 
-def _from(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
+def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:
     record = None if latest is None else latest.sources.get(source.name)
     rows = 0 if latest is None or record is None else latest.clocks[source.name].rows
     if record is None or (record.offsets is None and not rows):
@@ -85,13 +87,13 @@ def status_line(status: Status) -> str:
     progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
     return (
         f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
-        f"emitted={status.emitted} late={status.late} {_held(status)} state_bytes={status.state_bytes} "
+        f"emitted={status.emitted} late={status.late} {_open_fields(status)} state_bytes={status.state_bytes} "
         f"watermark={format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
         f"late_total={c.rows_late} bad_total={c.rows_bad} refused_total={c.rows_refused}{progress}"
     )
 
 
-def _held(status: Status) -> str:
+def _open_fields(status: Status) -> str:
     if status.buffered:
         return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
     return f"open_windows={status.windows_active}"

@@ -80,7 +80,7 @@ class Runner:
         self._opened = ExitStack()
         self._opened.callback(self.store.close)
 
-    def again(self) -> Runner:
+    def new_runner(self) -> Runner:
         """One that begins anew on the same Spark, when this one is closed."""
         return Runner(self.pipeline, self.spark, self.reporter, self.stop)
 
@@ -90,7 +90,7 @@ class Runner:
         latest: Commit | None = getattr(self._driver, "state", self._latest)
         return -1 if latest is None else latest.epoch
 
-    def border(self) -> AbstractContextManager[None]:
+    def error_boundary(self) -> AbstractContextManager[None]:
         """Errors leave as one line of ours."""
         return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
 
@@ -113,25 +113,27 @@ class Runner:
             latest, done = target_marks.settle_marks(pipeline, self.store, latest, former_output, exact)
             for line in done:
                 notice("warning", line)
-        found_marks = target_marks.unnamed(pipeline, latest) if exact else {}
+        found_marks = target_marks.unnamed_marks(pipeline, latest) if exact else {}
         base = self._start_spark()
         if base is None:
             return None
         store = pipeline.state_store
         shards = (store.shards if store else None) or spark_connect.task_slots(base)
-        own = session.private_session(base, shards)
-        warm = threading.Thread(target=_warm, args=(own, shards, pipeline), daemon=True)
+        private_session = session.private_session(base, shards)
+        warm = threading.Thread(target=_warm, args=(private_session, shards, pipeline), daemon=True)
         warm.start()
-        lookups = Lookups(own, pipeline.lookups, lambda line: notice("warning", line))
+        lookups = Lookups(private_session, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
-        known = {n: s.columns for n, s in latest.sources.items()} if latest else {}
-        sources = [source_of(own, pipeline, i, known.get(s.name)) for i, s in enumerate(pipeline.sources)]
-        if spark_connect.is_connect(own):
+        stored_columns = {n: s.columns for n, s in latest.sources.items()} if latest else {}
+        sources = [
+            source_of(private_session, pipeline, i, stored_columns.get(s.name)) for i, s in enumerate(pipeline.sources)
+        ]
+        if spark_connect.is_connect(private_session):
             planning.check_connect(pipeline.name, sources)
-        streams = SourceSet(own, sources, self.store)
-        steps = bind_all(pipeline, own, sources)
+        streams = SourceSet(private_session, sources, self.store)
+        steps = bind_all(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
-        self._warn(schemas, known)
+        self._warn(schemas, stored_columns)
         hooks = Callbacks(
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
@@ -140,7 +142,7 @@ class Runner:
             kill_points.from_environment(),
         )
         state_id = latest.lineage if latest else uuid.uuid4().hex
-        engines = {name: step.engine(own, lookups.refresh) for name, step in steps.items()}
+        engines = {name: step.engine(private_session, lookups.refresh) for name, step in steps.items()}
         stages = stages_of(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
         output = {n: operators[str(one.target.from_)].output for n, one in pipeline.by_target.items()}
@@ -157,7 +159,7 @@ class Runner:
             if target.guarantee != "exactly once":
                 notice("warning", f"delivery to {target.description} is {target.guarantee}")
         warm.join()
-        return None if self.stop.is_set() else RunComponents(own, streams, list(engines.values()), driver)
+        return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
         """Those that cannot be opened, by name: the others get what they miss before the start fails for it."""
@@ -184,12 +186,12 @@ class Runner:
         self._opened.callback(error_boundary.hide_traces(self.spark))
         return self.spark
 
-    def _warn(self, schemas: Mapping[str, str], known: Mapping[str, str | None]) -> None:
+    def _warn(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:
         for name, schema in schemas.items():
-            for line in commit_from_config.check_schema(name, known.get(name), schema):
+            for line in commit_from_config.check_schema(name, stored_columns.get(name), schema):
                 self.reporter.notice("warning", line)
-        for own in self.pipeline.alone.values():
-            for line in state_size.size_warnings(own.transform.step):
+        for stage_pipeline in self.pipeline.alone.values():
+            for line in state_size.size_warnings(stage_pipeline.transform.step):
                 self.reporter.notice("warning", line)
 
 

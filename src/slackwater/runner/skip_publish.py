@@ -41,7 +41,7 @@ class PendingOutput(NamedTuple):
     committed_us: int
     rows: Mapping[tuple[str, ...], pl.DataFrame]
     letters: int
-    alone: bool
+    has_one_target: bool
 
     @property
     def total(self) -> int:
@@ -51,16 +51,16 @@ class PendingOutput(NamedTuple):
 def pending_output(pipeline: Pipeline) -> PendingOutput | None:
     """The epoch that waits to be published; None if there is none. Takes no lock."""
     store = store_of(pipeline)
-    with store.peek() as found:
-        if found is None:
+    with store.peek() as snapshot:
+        if snapshot is None:
             raise no_state()
-        commit = found.commit
-        if not commit.staged or found.published >= commit.epoch:
+        commit = snapshot.commit
+        if not commit.staged or snapshot.published >= commit.epoch:
             return None
-        return _waiting(store, commit, found.missing)
+        return _read_pending(store, commit, snapshot.missing)
 
 
-def _waiting(store: StateStore, commit: Commit, missing: Sequence[str]) -> PendingOutput:
+def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> PendingOutput:
     waits: dict[str, list[str]] = {}
     for name in missing:
         if name != LETTERS:
@@ -81,15 +81,17 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             "directory for them: --to DIR"
         )
     with locked_pending(pipeline, epoch) as (store, commit):
-        found = _waiting(store, commit, commit.missing(store.reached()))
-        letters = pl.concat(store.outputs(commit.letters)) if found.letters else None
+        pending = _read_pending(store, commit, commit.missing(store.reached()))
+        letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
         if to is None:
-            place = _to_letters(pipeline, commit, found, letters)
+            place = _to_letters(pipeline, commit, pending, letters)
         else:
-            place = _to_files(to, pipeline, commit, found, letters)
+            place = _to_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
-        left = without_parts(commit, skipped)  # the targets keep the marks they have: the next start expects these
-        store.commit(next_of(left, time.time_ns() // 1000))
+        remaining_commit = without_parts(
+            commit, skipped
+        )  # the targets keep the marks they have: the next start expects these
+        store.commit(next_of(remaining_commit, time.time_ns() // 1000))
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
@@ -99,7 +101,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         "%s: epoch %d was set aside: %s now in %s",
         pipeline.name,
         epoch,
-        plural(found.total, "row is", "rows are"),
+        plural(pending.total, "row is", "rows are"),
         place,
     )
     return place
@@ -136,26 +138,28 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
         )
 
 
-def as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
+def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     """Results as letters: the row as JSON, at the start of its window."""
-    at = next((c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None)
-    found = {
+    time_column = next(
+        (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
+    )
+    letter_columns = {
         "reason": pl.lit(UNPUBLISHED),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
         "value": pl.lit(pl.Series(json_objects(rows), dtype=pl.Binary)),
-        "event_time": pl.lit(None) if at is None else pl.col(at),
+        "event_time": pl.lit(None) if time_column is None else pl.col(time_column),
     }
-    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+    return rows.select(letter_columns.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, commit: Commit, found: PendingOutput, own: pl.DataFrame | None) -> str:
+def _to_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Both under markers of their own: what was written before a crash is not written again."""
     of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
-    rows = [as_letters(some, pipeline.name, commit.epoch) for some in found.rows.values() if some.height]
-    for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, own)):
+    rows = [results_as_letters(some, pipeline.name, commit.epoch) for some in pending.rows.values() if some.height]
+    for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, letters)):
         if frame is not None:
             target.open()
             try:
@@ -167,17 +171,19 @@ def _to_letters(pipeline: Pipeline, commit: Commit, found: PendingOutput, own: p
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(to: Path, pipeline: Pipeline, commit: Commit, found: PendingOutput, own: pl.DataFrame | None) -> str:
+def _to_files(
+    to: Path, pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None
+) -> str:
     frames = {}
-    for names, rows in found.rows.items():
-        frames[commit.pipeline if found.alone else pipeline.writer_of(names[0]), "rows"] = rows
-    if own is not None:
-        frames[commit.pipeline, "letters"] = own
+    for names, rows in pending.rows.items():
+        frames[commit.pipeline if pending.has_one_target else pipeline.writer_of(names[0]), "rows"] = rows
+    if letters is not None:
+        frames[commit.pipeline, "letters"] = letters
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for (name, what), frame in frames.items():
+        for (name, content), frame in frames.items():
             if frame.height:
-                path = to / f"{name}-{commit.epoch:09d}-{what}.parquet"
+                path = to / f"{name}-{commit.epoch:09d}-{content}.parquet"
                 aside = path.with_suffix(".tmp")
                 frame.write_parquet(aside)
                 with aside.open("rb") as file:

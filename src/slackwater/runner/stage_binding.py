@@ -38,23 +38,23 @@ Frames = Mapping[str, "DataFrame"]  # by the name of a source or a stage: a Data
 class BoundStage(NamedTuple):
     """A step that can run. `own`: the step alone, see `Pipeline.alone`; `times`: per origin the SQL of its event time."""
 
-    own: Pipeline
+    pipeline: Pipeline
     operator: Operator
     times: Mapping[str, str]
     frames: Frames
 
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """What runs it on Spark. Raises StartError. `refresh`: re-reads lookups."""
-        carried = _carrying(self, session) if self.own.carries_origin else {}
-        rows = RowPlan(session, self.own, self.operator, self.times, carried, self.end(session))
+        carried = _origin_sql(self, session) if self.pipeline.carries_origin else {}
+        rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end(session))
         return SparkEngine(rows, refresh)
 
     def end(self, session: SparkSession) -> str | None:
         """SQL over what comes out of the SQL for how far a row reaches, where each brings its own gap. Raises StartError."""
-        window = self.own.transform.window
+        window = self.pipeline.transform.window
         if window is None or not isinstance(window.gap_ms, str):
             return None
-        every = [analysis.end_expression(self.own, session, w, self.frames[w.origin]) for w in self.own.ways]
+        every = [analysis.end_expression(self.pipeline, session, w, self.frames[w.origin]) for w in self.pipeline.ways]
         return every[0]
 
 
@@ -63,41 +63,43 @@ def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, 
     return {s.name: session.createDataFrame([], s.schema) for s in sources}
 
 
-def bind_stage(own: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
+def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
     """A step alone, bound to the columns of its origins. Raises StartError for what is not there or does not fit, by name."""
-    for source in own.sources:
-        _check_names(own, source.name, frames[source.name].columns)
-    times = {s.name: _time(own, session, s, frames[s.name]) for s in own.sources}
-    outputs = {way.key: analysis.check_sql(session, own, way, frames[way.origin]) for way in own.ways}
+    for source in stage_pipeline.sources:
+        _check_names(stage_pipeline, source.name, frames[source.name].columns)
+    times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
+    outputs = {
+        way.key: analysis.check_sql(session, stage_pipeline, way, frames[way.origin]) for way in stage_pipeline.ways
+    }
     inputs: dict[str, dict[str, Field]] = {}
-    for way in own.ways:
+    for way in stage_pipeline.ways:
         inputs.setdefault(way.name, outputs[way.key])
-    operator = compile_step(own, inputs)
-    for together in _read_alike(own):
+    operator = compile_step(stage_pipeline, inputs)
+    for together in _paths_to_one_input(stage_pipeline):
         which = operator.input_of(together[0].name)
         analysis.check_same_columns(
-            own, {w.key: outputs[w.key] for w in together}, shard_columns.required_columns(operator, which)
+            stage_pipeline, {w.key: outputs[w.key] for w in together}, shard_columns.required_columns(operator, which)
         )
-    return BoundStage(own, operator, times, {s.name: frames[s.name] for s in own.sources})
+    return BoundStage(stage_pipeline, operator, times, {s.name: frames[s.name] for s in stage_pipeline.sources})
 
 
-def _check_names(own: Pipeline, source: str, columns: Sequence[str]) -> None:
+def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) -> None:
     """Raise StartError if a source has a column whose name is taken."""
     if taken := reserved_collisions(columns):
         raise StartError(
-            f'{own.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
+            f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
             "own; rename the column where it is written"
         )
 
 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
     """All steps by name, in the order in which rows pass them. Raises StartError."""
-    frames, found = frames_of(session, sources), dict[str, BoundStage]()
-    for name, own in pipeline.alone.items():
-        found[name] = bind_stage(own, session, frames)
-        fields = found[name].operator.row_columns
+    frames, stages = frames_of(session, sources), dict[str, BoundStage]()
+    for name, stage_pipeline in pipeline.alone.items():
+        stages[name] = bind_stage(stage_pipeline, session, frames)
+        fields = stages[name].operator.row_columns
         frames[name] = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields))
-    return found
+    return stages
 
 
 def stages_of(
@@ -107,38 +109,40 @@ def stages_of(
     return [
         StageRunner(
             name,
-            one.own,
+            one.pipeline,
             one.operator,
             store,
             engines[name],
             faults.in_worker,
             number,
-            far_dates=ClockSkewWarnings(one.own),
+            far_dates=ClockSkewWarnings(one.pipeline),
         )
         for number, (name, one) in enumerate(steps.items())
     ]
 
 
-def _read_alike(own: Pipeline) -> list[list[InputPath]]:
+def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
     """The ways that have to bring the same columns: all to a window, those to one side of a join."""
-    if own.transform.join is None:
-        return [list(own.ways)]
-    return [[w for w in own.ways if w.name == side] for side in own.transform.join.sources]
+    if stage_pipeline.transform.join is None:
+        return [list(stage_pipeline.ways)]
+    return [[w for w in stage_pipeline.ways if w.name == side] for side in stage_pipeline.transform.join.sources]
 
 
-def _time(own: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
+def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
     """The event time of a source's rows, as SQL; results of a stage bring their own."""
-    if source.of_stage and not all(s.of_stage for s in own.sources):
+    if source.of_stage and not all(s.of_stage for s in stage_pipeline.sources):
         return quote_column("_event_ts")
-    connection = resolve_connection(source.connection, own.connections)
+    connection = resolve_connection(source.connection, stage_pipeline.connections)
     has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
-    return analysis.time_expression(own, session, source.name, frame, has_clock)
+    return analysis.time_expression(stage_pipeline, session, source.name, frame, has_clock)
 
 
-def _carrying(one: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
+def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
     """Per way the SQL that `late_data = "dlq"` runs: with `_origin` carried through."""
-    found = {w.key: analysis.check_origin(session, one.own, w, one.frames[w.origin]) for w in one.own.ways}
-    return {key: texts for key, texts in found.items() if texts is not None}
+    sql_texts = {
+        w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin]) for w in stage.pipeline.ways
+    }
+    return {key: texts for key, texts in sql_texts.items() if texts is not None}
 
 
 __all__ = ["BoundStage", "Frames", "bind_all", "bind_stage", "frames_of", "stages_of"]

@@ -23,44 +23,46 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
     if text in WORDS:
         return {"*": text}
     try:
-        found = json.loads(text)
+        positions = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(v in WORDS or isinstance(v, dict) for v in found.values()):
+        positions = None
+    if not isinstance(positions, dict) or not all(v in WORDS or isinstance(v, dict) for v in positions.values()):
         raise ConfigError([f"--from: found {text}, expected {_SHAPE}"])
-    return found
+    return positions
 
 
-def with_offsets(pipeline: Pipeline, given: Mapping[str, Any]) -> Pipeline:
+def with_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
     """The pipeline with its sources beginning where it is stated. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
     problems = [
-        f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in given if n not in (*names, "*")
+        f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in positions if n not in (*names, "*")
     ]
-    sources = [_begins(pipeline, s, given.get(s.name, given.get("*")), problems) for s in pipeline.sources]
+    sources = [
+        _with_position(pipeline, s, positions.get(s.name, positions.get("*")), problems) for s in pipeline.sources
+    ]
     if problems:
         raise ConfigError(problems)
     return pipeline.model_copy(update={"sources": tuple(sources)})
 
 
-def _begins(pipeline: Pipeline, source: Source, at: Any, problems: list[str]) -> Source:
-    begins = _begins_of(pipeline, source)
-    if at is None or (at == "earliest" and begins.from_first):
+def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: list[str]) -> Source:
+    begins = _start_position(pipeline, source)
+    if position is None or (position == "earliest" and begins.from_first):
         return source
-    if begins.default is None or not (begins.offsets or at in WORDS):
+    if begins.default is None or not (begins.offsets or position in WORDS):
         problems.append(
             f'--from: source "{source.name}" {begins.otherwise} and cannot be told to begin elsewhere; leave it out'
         )
         return source
     try:
-        checked = Source.KINDS["starting_offsets"](at)
+        checked = Source.KINDS["starting_offsets"](position)
     except Exception as error:
         problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
         return source
     return source.model_copy(update={"starting_offsets": checked, "starting_version": None})
 
 
-def _begins_of(pipeline: Pipeline, source: Source) -> StartPosition:
+def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
     connection = resolve_connection(source.connection, pipeline.connections)
     return StartPosition() if connection is None else CONNECTORS[connection.kind].begins
 
@@ -72,10 +74,10 @@ def offsets_text(pipeline: Pipeline) -> str:
 
 def source_start(pipeline: Pipeline, source: Source) -> str:
     """Where a source begins that was never read."""
-    begins = _begins_of(pipeline, source)
+    begins = _start_position(pipeline, source)
     if begins.default is None:
         return begins.at
     if source.starting_version is not None:
         return f"at version {source.starting_version}"
-    at = source.starting_offsets or begins.default
-    return f"at {at}" if isinstance(at, str) else f"at {json.dumps(at)}"
+    position = source.starting_offsets or begins.default
+    return f"at {position}" if isinstance(position, str) else f"at {json.dumps(position)}"

@@ -3,7 +3,7 @@ on a thread of its own, ours ticks while there are none.
 
 Spark's thread   ● batch 7     ● batch 8                             ● batch 9
 ours                                       tick    tick      tick
-                 one at a time: whoever has the turn
+                 streaming at a time: whoever has the turn
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 def follow_query(epochs: EpochRunner, available_now: bool) -> None:
     """Run what Spark plans, to the end of the input (`available_now`) or until the run is to stop."""
-    one = _StreamingQuery(epochs, available_now)
-    query = one.start()
+    streaming = _StreamingQuery(epochs, available_now)
+    query = streaming.start()
     try:
-        one.watch(query)
+        streaming.watch(query)
     finally:
-        one.end(query)
+        streaming.end(query)
 
 
 class _StreamingQuery:
@@ -41,12 +41,12 @@ class _StreamingQuery:
         self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.parts.streams
         self.checkpoint = self.streams.checkpoint(epochs.driver.state)
         # shared by the two threads
-        self._turn = threading.Lock()  # epochs and ticks, one at a time
+        self._turn = threading.Lock()  # epochs and ticks, streaming at a time
         self._failure: BaseException | None = None
         self._stopping = False
         self._idle_since = self._rows_at = time.monotonic()
-        self._asked = False  # whether the sources were asked at all: a query takes its time to begin
-        self._pace = poll_interval.PollInterval(None)
+        self._has_polled = False  # whether the sources were asked at all: a query takes its time to begin
+        self._poll_interval = poll_interval.PollInterval(None)
 
     def start(self) -> StreamingQuery:
         planned = self.streams.plan()
@@ -58,7 +58,7 @@ class _StreamingQuery:
         self._idle_since = self._rows_at = time.monotonic()
         query = writer.start()
         if not (self.available_now or self.pipeline.trigger_interval_ms):
-            self._pace = poll_interval.of_query(query)
+            self._poll_interval = poll_interval.from_query(query)
         return query
 
     def _on_batch(self, planned: DataFrame, number: int) -> None:
@@ -73,9 +73,9 @@ class _StreamingQuery:
                 self._failure = error
                 raise
             finally:
-                self._asked = True
+                self._has_polled = True
                 self._idle_since = self._rows_at = time.monotonic()
-                self._pace.rows_came()
+                self._poll_interval.speed_up()
 
     def _batch(self, planned: DataFrame, number: int) -> Batch | None:
         state = self.epochs.driver.state
@@ -87,9 +87,9 @@ class _StreamingQuery:
         """Wait for the end; tick while the sources have nothing."""
         pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
-            quiet_for = time.monotonic() - self._rows_at
-            self.stop.wait(0.02 if self.available_now else self._pace.look_seconds(quiet_for))
-            now = time.monotonic() if every else self._pace.asked(time.monotonic())
+            quiet_s = time.monotonic() - self._rows_at
+            self.stop.wait(0.02 if self.available_now else self._poll_interval.check_seconds(quiet_s))
+            now = time.monotonic() if every else self._poll_interval.polled_until(time.monotonic())
             since = self._idle_since
             waited = now - since
             # with timed triggers the sources are asked once per interval: whole intervals count
@@ -99,13 +99,13 @@ class _StreamingQuery:
             nothing = _has_nothing(query)
             if self._turn.acquire(blocking=False):
                 try:
-                    if not self._asked:  # until now is no silence
-                        self._asked, self._idle_since = nothing, time.monotonic()
+                    if not self._has_polled:  # until now is no silence
+                        self._has_polled, self._idle_since = nothing, time.monotonic()
                     if not nothing or self._idle_since != since:
                         continue  # the sources are being asked, or rows came meanwhile
                     self.epochs.tick(int(quiet * 1e6))
                     self._idle_since = self._idle_since + quiet if every else now
-                    self._pace.quiet_for(time.monotonic() - self._rows_at)
+                    self._poll_interval.slow_down(time.monotonic() - self._rows_at)
                 except BaseException:
                     self._stopping = True
                     raise

@@ -31,13 +31,13 @@ class _TableCheck:
     """One table. `refused`: why a start would not go on with it; `unknown`: why that is not known."""
 
     spec: Source
-    known: str | None  # its columns in the state
+    stored_columns: str | None  # its columns in the state
     changes: Sequence[KeyChange] = ()
     columns: Mapping[str, str] | None = None  # as the next start takes them
     refused: str | None = None
     unknown: str | None = ""
 
-    def ask(self, system: Connector[C], record: SourceRecord) -> None:
+    def compare(self, system: Connector[C], record: SourceRecord) -> None:
         try:
             (self.changes, self.columns), self.unknown = system.changes(self.spec, record), None
         except SourceUnavailableError as error:
@@ -48,52 +48,58 @@ class _TableCheck:
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
-def with_tables(found: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
+def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
     """A comparison, with what a start will find in the tables that the pipeline reads."""
-    asked, threads = list[_TableCheck](), list[threading.Thread]()
+    checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
         if connection is None or record is None or not system_of(connection).has_versions:
             continue
-        asked.append(_TableCheck(spec, record.columns))
-        threads.append(threading.Thread(target=asked[-1].ask, args=(system_of(connection), record), daemon=True))
+        checks.append(_TableCheck(spec, record.columns))
+        threads.append(threading.Thread(target=checks[-1].compare, args=(system_of(connection), record), daemon=True))
         threads[-1].start()
     end = time.monotonic() + LONGEST_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
-    further, unsure = _further(pipeline, commit, asked)
+    further, unsure = _downstream_changes(pipeline, commit, checks)
     late = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
     return replace(
-        found,
-        changes=(*found.changes, *(change for one in asked for change in one.changes), *further),
-        waits="; ".join(why for why in (found.waits, *(one.refused for one in asked)) if why) or None,
+        comparison,
+        changes=(*comparison.changes, *(change for one in checks for change in one.changes), *further),
+        waits="; ".join(why for why in (comparison.waits, *(one.refused for one in checks)) if why) or None,
         unknown=(
-            *(one.unknown or f'source "{one.spec.name}" {late}' for one in asked if one.unknown is not None),
+            *(one.unknown or f'source "{one.spec.name}" {late}' for one in checks if one.unknown is not None),
             *unsure,
         ),
     )
 
 
-def _further(pipeline: Pipeline, commit: Commit, asked: Sequence[_TableCheck]) -> tuple[list[KeyChange], list[str]]:
+def _downstream_changes(
+    pipeline: Pipeline, commit: Commit, checks: Sequence[_TableCheck]
+) -> tuple[list[KeyChange], list[str]]:
     """What columns that came do behind their sources: to joins and targets; and of which stages only a start knows."""
-    if not any(one.changes for one in asked):
+    if not any(one.changes for one in checks):
         return [], []
-    now = {one.spec.name: one.columns for one in asked if one.columns is not None}
-    known = {
+    now = {one.spec.name: one.columns for one in checks if one.columns is not None}
+    previous_columns = {
         **now,
-        **{one.spec.name: commit_from_config.types_of(one.known) for one in asked if one.changes and one.known},
+        **{
+            one.spec.name: commit_from_config.types_of(one.stored_columns)
+            for one in checks
+            if one.changes and one.stored_columns
+        },
     }
-    was, is_ = sql_check.stage_columns(pipeline, known), sql_check.stage_columns(pipeline, now)
+    was, is_ = sql_check.stage_columns(pipeline, previous_columns), sql_check.stage_columns(pipeline, now)
     changes, unsure, new = list[KeyChange](), list[str](), dict[str, Types]()
-    kept = match_stages(pipeline.former_names, commit).kept
-    for n, ((name, own), state) in enumerate(zip(pipeline.alone.items(), kept, strict=True)):
+    matched_stages = match_stages(pipeline.former_names, commit).kept
+    for n, ((name, stage_pipeline), state) in enumerate(zip(pipeline.alone.items(), matched_stages, strict=True)):
         before, after = was[name], is_[name]
-        if own.transform.window is not None:
+        if stage_pipeline.transform.window is not None:
             continue  # its results are what its aggregations name
         if not (before.closed and after.closed):
             unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue
         new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
-        if new[name] and state is not None and own.transform.join is not None:
+        if new[name] and state is not None and stage_pipeline.transform.join is not None:
             changes.append(added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
     return [*changes, *added_columns.target_changes(pipeline, commit, new)], unsure

@@ -41,32 +41,32 @@ class MarkedTarget:
 class MarkMismatch:
     """A target whose mark does not fit the state. `kind`: see `evolution.target_marks`."""
 
-    at: MarkedTarget
+    marked: MarkedTarget
     kind: str
-    found: TargetMark | None
+    mark: TargetMark | None
 
     @property
     def is_movable(self) -> bool:
         """Whether what is newer than the state can be moved away."""
-        target = self.at.target
+        target = self.marked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False
-        return target.can_put_newer_aside(self.at.expected.rollback)
+        return target.can_put_newer_aside(self.marked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
-        place = f"{self.at.title} ({self.at.target.description})"
-        written = self.at.expected.marks[-1:]
+        place = f"{self.marked.title} ({self.marked.target.description})"
+        written = self.marked.expected.marks[-1:]
         if self.kind == BEHIND:
             holds = (
                 "nothing of it (emptied, or deleted and created again)"
-                if self.found is None
-                else f"epoch {self.found.epoch}"
+                if self.mark is None
+                else f"epoch {self.mark.epoch}"
             )
             return f"{place} holds {holds}, and the state wrote epoch {written[0].epoch} there"
-        assert self.found is not None, "only BEHIND has none"
+        assert self.mark is not None, "only BEHIND has none"
         if self.kind == AHEAD:
-            return f"{place} holds epoch {self.found.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
-        return f"{place} holds epoch {self.found.epoch} of another history: another state, or a copy of this one, wrote there"
+            return f"{place} holds epoch {self.mark.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
+        return f"{place} holds epoch {self.mark.epoch} of another history: another state, or a copy of this one, wrote there"
 
 
 def marked_targets(
@@ -76,20 +76,20 @@ def marked_targets(
 
     `missing`: those that may not have their part of the commit. `exact`: False where a target is not given every epoch.
     """
-    known = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
-    now_called = dict(zip(commit.targets, known.targets, strict=True))
+    current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
+    now_called = dict(zip(commit.targets, current.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _places(pipeline):
-        place, was = destinations.place_of(spec), known.targets.get(name)
+        place, was = destinations.place_of(spec), current.targets.get(name)
         # after a rename the target has the marker of the former writer until it gets rows
         former = own_writer if was is None or was.place != place else was.writer
         for writer in dict.fromkeys((own_writer, former)):
-            target = _marked(pipeline, spec, writer, commit.lineage)
+            target = _marking_target(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
             assert connection is not None, "it is marked"
-            expected = expected_marks(known, name, place, writer, name in lacking)
+            expected = expected_marks(current, name, place, writer, name in lacking)
             if not exact:
                 expected = ExpectedMarks(expected.rollback)
             upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
@@ -99,25 +99,35 @@ def marked_targets(
 def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
     """Name, title, target, writer and stage of each place that a pipeline writes to."""
     places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
-        (name, f'target "{name}"' if pipeline.targets else "the target", own.target, own.writer, own.last)
-        for name, own in pipeline.by_target.items()
+        (
+            name,
+            f'target "{name}"' if pipeline.targets else "the target",
+            target_pipeline.target,
+            target_pipeline.writer,
+            target_pipeline.last,
+        )
+        for name, target_pipeline in pipeline.by_target.items()
     ]
     if pipeline.dead_letter is not None:
         places.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
     return places
 
 
-def _marked(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> MarkingTarget | None:
+def _marking_target(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> MarkingTarget | None:
     connection = resolve_connection(spec.connection, pipeline.connections)
-    return None if connection is None else system_of(connection).marked(spec, TargetTable(writer, (), None, lineage))
+    return (
+        None
+        if connection is None
+        else system_of(connection).marking_target(spec, TargetTable(writer, (), None, lineage))
+    )
 
 
-def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark | None]:
+def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark | None]:
     """Return the marks in places whose marks the commit does not name: all of them where a state begins.
 
     One that cannot be read is left to the start, which opens it.
     """
-    known = (
+    current = (
         None
         if commit is None
         else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
@@ -125,13 +135,13 @@ def unnamed(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark |
     marks: dict[str, TargetMark | None] = {}
     for name, _, spec, writer, _ in _places(pipeline):
         place = destinations.place_of(spec)
-        if known is not None:
-            was = known.targets.get(name)
+        if current is not None:
+            was = current.targets.get(name)
             is_named = was is not None and (was.writer, was.place) == (writer, place)
-            if is_named or (name == LETTERS and known.letters_to == place):
+            if is_named or (name == LETTERS and current.letters_to == place):
                 continue
         lineage = "" if commit is None else commit.lineage
-        if (target := _marked(pipeline, spec, writer, lineage)) is not None:
+        if (target := _marking_target(pipeline, spec, writer, lineage)) is not None:
             with suppress(StartError):
                 marks[name] = target.read_mark(lineage)
     return marks
@@ -149,15 +159,15 @@ def find_mismatches(
     unread: list[str] = []
     for one in marked_targets(pipeline, commit, missing, exact):
         try:
-            found = one.target.read_mark(commit.lineage, one.expected.marks, fence)
+            mark = one.target.read_mark(commit.lineage, one.expected.marks, fence)
         except StartError as error:
             unread.append(f"{one.title}: {error}")
             continue
         if one.expected.was_target or not exact:
-            marks[one.name] = found
-        kind = find_mismatch(commit, one.expected, found)
+            marks[one.name] = mark
+        kind = find_mismatch(commit, one.expected, mark)
         if kind is not None:
-            wrong.append(MarkMismatch(one, kind, found))
+            wrong.append(MarkMismatch(one, kind, mark))
     return wrong, marks, unread
 
 
@@ -170,7 +180,7 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMi
     ways = ["restore the target" if behind else "restore the newer state"]
     if all(one.is_movable for one in wrong):
         ways.append("move the newer files away and write them again with --put-aside-output")
-    elif not behind and all(one.at.upserts for one in wrong):
+    elif not behind and all(one.marked.upserts for one in wrong):
         ways.append("write the newer rows again in their place with --keep-output")
     elif not behind:
         ways.append("write the newer rows a second time with --keep-output")
@@ -206,16 +216,16 @@ def settle_marks(
     elif choice == previous_output.ASIDE and all(one.is_movable for one in wrong):
         done = [_put_newer_aside(one) for one in wrong]
         for one in wrong:
-            if not one.at.expected.was_target:
+            if not one.marked.expected.was_target:
                 continue  # the commit names no marks of this place
-            marks[one.at.name] = one.at.expected.rollback if one.at.expected.rollback.epoch >= 0 else None
+            marks[one.marked.name] = one.marked.expected.rollback if one.marked.expected.rollback.epoch >= 0 else None
     else:
         raise refused
     return branch_off(commit, uuid.uuid4().hex, marks, missing), done
 
 
 def _put_newer_aside(one: MarkMismatch) -> str:
-    target, mark = one.at.target, one.at.expected.rollback
+    target, mark = one.marked.target, one.marked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
     where = target.put_newer_aside(mark)
-    return f"{one.at.title}: the files written after epoch {mark.epoch} are now in {where}; remove them when nobody needs them"
+    return f"{one.marked.title}: the files written after epoch {mark.epoch} are now in {where}; remove them when nobody needs them"

@@ -16,7 +16,7 @@ from slackwater.runner.connectors.kafka import KafkaConnector
 from slackwater.runner.connectors.postgres import PostgresConnector
 from slackwater.runner.connectors.rabbitmq import RabbitMQConnector
 
-SYSTEMS: Mapping[str, type[Connector[Any]]] = {
+CONNECTOR_TYPES: Mapping[str, type[Connector[Any]]] = {
     "files": FilesConnector,
     "console": ConsoleConnector,
     "kafka": KafkaConnector,
@@ -30,4 +30,4 @@ SYSTEMS: Mapping[str, type[Connector[Any]]] = {
 
 
 def system_of(connection: Connection) -> Connector[Any]:
-    return SYSTEMS[connection.kind](connection)
+    return CONNECTOR_TYPES[connection.kind](connection)

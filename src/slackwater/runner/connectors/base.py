@@ -43,14 +43,14 @@ class Connector(Generic[C]):
 
     # -- rows from it ----------------------------------------------------------------------------------------------
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> AnySource:
-        """A source; `known`: the schema it was first read with, as Spark writes schemas in JSON."""
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
+        """A source; `schema_json`: the schema it was first read with, as Spark writes schemas in JSON."""
         self._cannot("be read")
 
     def check_source(self, spec: Source) -> None:
         """Raise StartError if what is read is not there; says nothing where nobody can be asked."""
 
-    def place(self, spec: Source, wanted: str | int) -> Offsets:
+    def resolve_position(self, spec: Source, position: str | int) -> Offsets:
         """The offsets that "earliest", "latest" or a time (µs) are, as far as its kind of offsets knows of them."""
         self._cannot("be asked where that is")
 
@@ -81,23 +81,23 @@ class Connector(Generic[C]):
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         """Create the place where that needs no knowledge of the columns. Raises StartError."""
 
-    def former(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
         """What to ask for the output of another state; None where nothing is kept that could be doubled."""
         return None
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> MarkingTarget | None:
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> MarkingTarget | None:
         """The target as one whose marker can be read; None where it stores none."""
         return None
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Dead letters, read back."""
         self._cannot("keep dead letters")
 
-    def _cannot(self, what: str) -> NoReturn:
-        raise AssertionError(f"{self.connection.kind} cannot {what}, which the check of the config knows")
+    def _cannot(self, operation: str) -> NoReturn:
+        raise AssertionError(f"{self.connection.kind} cannot {operation}, which the check of the config knows")
 
 
 def zone_of(pipeline: Pipeline, spec: Source) -> str:
     """Of clock readings without one, as the first step has it that reads the source."""
-    readers = (own for own in pipeline.alone.values() if own.ways_from(spec.name))
-    return next((own.transform.step.event_time_zone for own in readers), None) or UTC
+    readers = (stage_pipeline for stage_pipeline in pipeline.alone.values() if stage_pipeline.ways_from(spec.name))
+    return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC

@@ -22,5 +22,5 @@ class ConsoleConnector(Connector[ConsoleConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> ConsoleTarget:
         return ConsoleTarget()
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         raise StartError(f"{pipeline}: dead letters go to the console, which keeps none; name another connection")

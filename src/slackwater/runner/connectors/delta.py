@@ -30,18 +30,18 @@ class DeltaConnector(TableConnector[DeltaConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> DeltaTarget:
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table)
 
-    def former(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
         return self._target(spec, "append", table)
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
-        return self.former(spec, table)
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
+        return self.existing_target(spec, table)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable) -> DeltaTarget:
         from slackwater.targets.delta import DeltaTarget
 
         return DeltaTarget(spec.path or "", mode, table, self.connection.options)
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         from deltalake import DeltaTable
 
         from slackwater.sources.delta_log import delta_error_reason

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 
 class FilesConnector(Connector[FilesConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedFilesSource:
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> PlannedFilesSource:
         files.check_exists(spec)
-        return PlannedFilesSource(spec, files.schema_of(session, spec, known), zone_of(pipeline, spec))
+        return PlannedFilesSource(spec, files.schema_of(session, spec, schema_json), zone_of(pipeline, spec))
 
     def check_source(self, spec: Source) -> None:
         files.check_exists(spec)
@@ -41,19 +43,19 @@ class FilesConnector(Connector[FilesConnection]):
         return None if not spec.query or "://" in spec.query else partial(backlog.unread_files, spec)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> FilesTarget:
-        return self.former(spec, table)
+        return self.existing_target(spec, table)
 
-    def former(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
         return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
-        return self.former(spec, table)
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
+        return self.existing_target(spec, table)
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
         if not is_local(spec.path or ""):
             folder_at(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
         home = folder_at(spec.path or "", self.connection.options).here()
         for path in sorted(home.glob(f"{pipeline}-letters-*.{ending}")):

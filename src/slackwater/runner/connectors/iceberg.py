@@ -36,11 +36,11 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table, day_of)
 
-    def former(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
         return self._target(spec, "append", table, None)
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
-        return self.former(spec, table)
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
+        return self.existing_target(spec, table)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable, day_of: str | None) -> IcebergTarget:
         from slackwater.targets.iceberg import IcebergTarget
@@ -49,9 +49,9 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
-        self.former(spec, TargetTable("", (), None)).former()
+        self.existing_target(spec, TargetTable("", (), None)).former()
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         from slackwater.targets import iceberg_tables as iceberg
 
         name = spec.table or ""

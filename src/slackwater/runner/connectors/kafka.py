@@ -42,7 +42,9 @@ _SECONDS = 30.0
 
 
 class KafkaConnector(Connector[KafkaConnection]):
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedKafkaSource:
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> PlannedKafkaSource:
         broker, query = KafkaBroker(self.connection), spec.query or ""
         broker.partitions(query, f'source "{spec.name}"')
         records = RawRecords(
@@ -50,14 +52,14 @@ class KafkaConnector(Connector[KafkaConnection]):
             spec,
             address=self.connection.schema_registry,
             topics=named_topics(query),
-            known=known,
+            known=schema_json,
             sample=lambda: sample_records(session, spec, self.connection),
             zone=zone_of(pipeline, spec),
         )
         used = pipeline.dead_letter is not None or any(
-            not (texts := own.texts(way)) or any("_headers" in sql for _, sql in texts)
-            for own in pipeline.alone.values()
-            for way in own.ways_from(spec.name)
+            not (texts := stage_pipeline.texts(way)) or any("_headers" in sql for _, sql in texts)
+            for stage_pipeline in pipeline.alone.values()
+            for way in stage_pipeline.ways_from(spec.name)
         )
         source = PlannedKafkaSource(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
         source.check_connector(session)
@@ -66,20 +68,22 @@ class KafkaConnector(Connector[KafkaConnection]):
     def check_source(self, spec: Source) -> None:
         KafkaBroker(self.connection).partitions(spec.query or "", f'source "{spec.name}"')
 
-    def place(self, spec: Source, wanted: str | int) -> KafkaOffsets:
+    def resolve_position(self, spec: Source, position: str | int) -> KafkaOffsets:
         broker = KafkaBroker(self.connection)
         topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
-        there = [(t, p) for t, parts in topics.items() for p in parts]
-        if isinstance(wanted, int):
-            found = broker.since(there, wanted)
+        partitions = [(t, p) for t, parts in topics.items() for p in parts]
+        if isinstance(position, int):
+            offsets = broker.since(partitions, position)
         else:
-            found = {p: bounds[("earliest", "latest").index(wanted)] for p, bounds in broker.bounds(there).items()}
-        return KafkaOffsets(by_topic(found), broker.topic_ids(topics))
+            offsets = {
+                p: bounds[("earliest", "latest").index(position)] for p, bounds in broker.bounds(partitions).items()
+            }
+        return KafkaOffsets(by_topic(offsets), broker.topic_ids(topics))
 
     def question(self, spec: Source) -> Question:
         return partial(backlog.unread_records, KafkaBroker(self.connection), spec)
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
         """At least once, a topic has no marker."""
         from slackwater.targets.kafka import KafkaTarget
 
@@ -129,7 +133,7 @@ class KafkaConnector(Connector[KafkaConnection]):
     def _exists(self, spec: TargetSpec, place: str) -> bool:
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", place))
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Every committed letter of the topic, from its start to where it ended when it was reached."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -167,14 +171,16 @@ class KafkaConnector(Connector[KafkaConnection]):
 def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
     """A message as a letter: what `targets.kafka_rows.LetterRows` wrote. The record's own headers come before ours."""
     ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
-    known = {name: (found or b"").decode(errors="replace") for name, found in headers[ours:]}
-    own = [{"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]]
+    letter_headers = {name: (content or b"").decode(errors="replace") for name, content in headers[ours:]}
+    record_headers = [
+        {"key": k, "value": None if v is None else base64.b64encode(v).decode()} for k, v in headers[:ours]
+    ]
     fields = {f.name: f for f in LETTER}
-    row = {n: _parsed(known[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in known}
-    writer = known.get("slackwater-pipeline", "").removesuffix("-letters-aside")
+    row = {n: _parsed(letter_headers[h], fields[n].type) for n, h in LETTER_HEADERS.items() if h in letter_headers}
+    writer = letter_headers.get("slackwater-pipeline", "").removesuffix("-letters-aside")
     row["pipeline"] = writer.removesuffix("-letters") or None
-    row["epoch"] = int(known["slackwater-epoch"]) if "slackwater-epoch" in known else None
-    return {**row, "key": key, "value": value, "headers": json.dumps(own) if own else None}
+    row["epoch"] = int(letter_headers["slackwater-epoch"]) if "slackwater-epoch" in letter_headers else None
+    return {**row, "key": key, "value": value, "headers": json.dumps(record_headers) if record_headers else None}
 
 
 def _parsed(text: str, kind: str) -> Any:

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 class PostgresConnector(Connector[PostgresConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> PostgresTarget:
-        return self.former(spec, table)
+        return self.existing_target(spec, table)
 
-    def former(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
         from slackwater.targets.postgres import PostgresTarget
 
         return PostgresTarget(self.connection.url, spec.table or "", table)
 
-    def marked(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
-        return self.former(spec, table)
+    def marking_target(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
+        return self.existing_target(spec, table)
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
         from slackwater.state.postgres import client
 
         client.open_connection(self.connection.url, f"{place} {spec.table}").close()
 
-    def letters(self, spec: TargetSpec, pipeline: str, wanted: LetterFilter) -> Iterator[pl.DataFrame]:
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         import psycopg
 
         from slackwater.state.postgres import client
@@ -45,19 +45,19 @@ class PostgresConnector(Connector[PostgresConnection]):
         schema, _, name = table.rpartition(".")
         quoted = f"{client.quote_name(schema or 'public')}.{client.quote_name(name)}"
         with client.open_connection(self.connection.url, f"dead_letter {table}") as db:
-            there = db.execute(
+            existing_columns = db.execute(
                 "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
                 (quoted,),
             ).fetchall()
-            columns = [n for n in wanted.read if (n,) in there]
+            columns = [n for n in letter_filter.columns_to_read if (n,) in existing_columns]
             if not columns:
                 return  # no run has made the table yet
-            asked = {"pipeline": pipeline, "reason": wanted.reason, "source": wanted.source}
-            chosen = {n: v for n, v in asked.items() if v is not None}
+            conditions = {"pipeline": pipeline, "reason": letter_filter.reason, "source": letter_filter.source}
+            chosen = {n: v for n, v in conditions.items() if v is not None}
             query = (
                 f"SELECT {client.quote_names(columns)} FROM {quoted} WHERE {' AND '.join(f'{client.quote_name(n)} = %s' for n in chosen)}"
                 f" ORDER BY {', '.join(f'{client.quote_name(n)} DESC NULLS LAST' for n in NEWEST)}"
-                + (f" LIMIT {wanted.limit}" if wanted.limit is not None else "")
+                + (f" LIMIT {letter_filter.limit}" if letter_filter.limit is not None else "")
             )
             try:
                 with db.transaction(), db.cursor(name="slackwater_letters") as cursor:

@@ -31,10 +31,12 @@ class SparkStreamConnector(Connector[C]):
     @abstractmethod
     def records(self, session: SparkSession, spec: Source) -> RecordFrame: ...
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> DataFrameSource:
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> DataFrameSource:
         if spark_connect.is_connect(session):
             raise not_over_connect(pipeline.name, spec.name)
-        found = self.records(session, spec)
-        payload = payload_of(RawRecords(session, spec, found.body, known=known, zone=zone_of(pipeline, spec)))
-        beside = [*found.beside, f"{quote_column(found.body)} AS _value"]
-        return DataFrameSource(spec.name, found.frame, lambda rows: payload.decode(rows, beside))
+        records = self.records(session, spec)
+        payload = payload_of(RawRecords(session, spec, records.body, known=schema_json, zone=zone_of(pipeline, spec)))
+        beside = [*records.beside, f"{quote_column(records.body)} AS _value"]
+        return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, beside))

@@ -34,13 +34,15 @@ class TableConnector(Connector[C]):
         """What tells of the table that a source names."""
         raise NotImplementedError
 
-    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, known: str | None) -> PlannedTableSource:
-        return table_source(self.log(spec), spec, known)
+    def source(
+        self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
+    ) -> PlannedTableSource:
+        return table_source(self.log(spec), spec, schema_json)
 
     def check_source(self, spec: Source) -> None:
         table_source(self.log(spec), spec, None)
 
-    def place(self, spec: Source, wanted: str | int) -> TableOffsets:
+    def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
         """Behind what the table holds now, which is its "latest"."""
         return table_source(self.log(spec), spec, None).now.at
 
@@ -71,8 +73,8 @@ class TableConnector(Connector[C]):
         return [KeyChange(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")], types
 
 
-def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTableSource:
-    """A source over the table that is there. `known`: the columns it was first read with, as Spark writes schemas in JSON.
+def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
+    """A source over the table that is there. `schema_json`: the columns it was first read with, as Spark writes schemas in JSON.
 
     Raises StartError if the table is not there, cannot be read, or has other columns, where the source does not take them.
     """
@@ -85,25 +87,25 @@ def table_source(log: TableLog, spec: Source, known: str | None) -> PlannedTable
         raise StartError(
             f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
         ) from None
-    return _checked(PlannedTableSource(spec, log, now), known)
+    return _checked(PlannedTableSource(spec, log, now), schema_json)
 
 
-def _columns(known: str) -> StructType:
+def _columns(schema_json: str) -> StructType:
     from pyspark.sql.types import StructType
 
-    return StructType.fromJson(json.loads(known))
+    return StructType.fromJson(json.loads(schema_json))
 
 
-def _checked(source: PlannedTableSource, known: str | None) -> PlannedTableSource:
+def _checked(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
     """A source with the columns that a run takes of it. Raises StartError for others than it goes on with."""
-    if known is None:
+    if schema_json is None:
         return source
     from pyspark.sql.types import StructType
 
-    spec, now, before = source.spec, source.now, _columns(known)
+    spec, now, before = source.spec, source.now, _columns(schema_json)
     check_columns(source.where, before, source.schema, spec.schema_changes, "versions since its first start")
     if spec.schema_changes == "ignore" and added_columns(before, now.columns):
         names = {f.name.casefold() for f in before.fields}
-        kept = StructType([f for f in now.columns.fields if f.name.casefold() in names])
-        return PlannedTableSource(spec, source.log, replace(now, columns=kept))
+        first_columns = StructType([f for f in now.columns.fields if f.name.casefold() in names])
+        return PlannedTableSource(spec, source.log, replace(now, columns=first_columns))
     return source
