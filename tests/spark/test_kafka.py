@@ -159,7 +159,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     assert counted(runner.output("latest")) == [("a", 1, 1)]
 
 
-def test_partitions_it_does_not_know_begin_at_starting_offsets(runner: Runner, topic: Make, kafka: Any) -> None:
+def test_an_added_partition_begins_where_a_table_names_it(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions
 
@@ -201,7 +201,7 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
     assert runner.statuses[-1].counters.rows_in == 4
 
 
-@long(beside="test_kafka.py::test_partitions_it_does_not_know_begin_at_starting_offsets")
+@long(beside="test_kafka.py::test_an_added_partition_begins_where_a_table_names_it")
 def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kafka: Any) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewPartitions

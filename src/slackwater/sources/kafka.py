@@ -164,9 +164,10 @@ class KafkaSource(SparkPlannedSource):
         return "-" if record.offsets is None else json.dumps(self.begins(record))
 
     def begins(self, record: SourceRecord) -> ByTopic:
-        """Return where each partition goes on: where the state ends; those that it does not know begin at `starting_offsets`.
+        """Return where each partition goes on: where the state ends.
 
-        A topic that was created again begins at its first record. Raises EpochError unless `on_data_loss` is "skip".
+        A partition that the state does not know was added since the last commit. It begins at its first record, or where a table of
+        `starting_offsets` names it. "latest" does not count for it, because that would lose what was written during a stop. A topic that was created again begins at its first record. Raises EpochError unless `on_data_loss` is "skip".
         """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
@@ -174,13 +175,13 @@ class KafkaSource(SparkPlannedSource):
         partitions = self.partitions()
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
         replaced = self._check_topics(before, ids)
-        start = self.spec.starting_offsets or "earliest"
+        start = self.spec.starting_offsets
         found: dict[str, dict[str, int]] = {}
-        for (topic, part), (low, high) in bounds.items():
+        for (topic, part), (low, _) in bounds.items():
             known = low if topic in replaced else before.of(topic, part)
             if known is None:
                 given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
-                known = given if given is not None else high if start == "latest" else low
+                known = low if given is None else given
             found.setdefault(topic, {})[str(part)] = int(known)
         return found
 

@@ -1,0 +1,131 @@
+"""Topics that get more partitions while a pipeline runs, and while it is stopped: each record is read exactly once.
+
+epochs      --- e0 --- e1 --------- stop ------------ e2 --- e3
+partitions  1      1      add: 3          add: 4          add: 6
+records     A      A B    on 1 and 2      on 3           on 4 and 5
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.support.effort import some
+from tests.support.runner import Runner
+from tests.support.topics import Make, Topic, counted, minutes
+
+pytestmark = pytest.mark.spark
+
+
+def add_partitions(topic: Topic, total: int) -> None:
+    """Raise the number of partitions to `total`, and wait until the broker reports them."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewPartitions
+
+    admin = AdminClient({"bootstrap.servers": topic.broker.address, "log_level": 0})
+    admin.create_partitions([NewPartitions(topic.name, total)])[topic.name].result(20)
+    deadline = time.monotonic() + 60
+    while len(admin.list_topics(topic.name, timeout=30).topics[topic.name].partitions) < total:
+        assert time.monotonic() < deadline, f"{topic.name} has no {total} partitions after 60 s"
+        time.sleep(0.05)
+
+
+class Writer:
+    """Sends numbered records to random partitions of a topic, and counts what each user should have."""
+
+    def __init__(self, topic: Topic, seed: int) -> None:
+        self.topic, self.random, self.partitions = topic, random.Random(seed), 1
+        self.users: Counter[str] = Counter()
+
+    def send(self) -> None:
+        """Send up to 20 records. Each partition that exists gets at least one."""
+        for partition in [*range(self.partitions), *self.random.choices(range(self.partitions), k=5)]:
+            rows = [{"user": f"u{self.random.randrange(4)}", "amount": 1} for _ in range(self.random.randint(1, 3))]
+            self.users.update(r["user"] for r in rows)
+            self.topic.send(*rows, at=self.random.uniform(0, 50), partition=partition)
+
+    def grow(self) -> None:
+        """Add one to three partitions."""
+        self.partitions += self.random.randint(1, 3)
+        add_partitions(self.topic, self.partitions)
+
+    def expected(self) -> list[tuple[str, int, int]]:
+        return sorted((user, n, n) for user, n in self.users.items())
+
+
+def hourly() -> Any:
+    """One window that holds all records, with a lateness that keeps each of them."""
+    return minutes(duration_ms="1h", lateness_ms="1h")
+
+
+def run_until_read(runner: Runner, source: Any, writer: Writer, turns: int) -> None:
+    """Run the pipeline while partitions are added `turns` times, until it has read every record."""
+    stop, failures = threading.Event(), []
+
+    def rows_in() -> int:
+        return runner.statuses[-1].counters.rows_in if runner.statuses else 0
+
+    def change() -> None:
+        try:
+            for _ in range(turns):
+                writer.grow()
+                writer.send()
+                deadline = time.monotonic() + 400
+                while rows_in() < writer.users.total() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                if rows_in() != writer.users.total():
+                    failures.append(f"{rows_in()} rows read, expected {writer.users.total()}")
+                    return
+        finally:
+            stop.set()
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    runner.run(source=source, window=hourly(), available_now=False, flush=False, stop=stop)
+    changing.join()
+    assert not failures, failures
+
+
+@pytest.mark.parametrize("seed", some(range(12), keep=2))
+def test_partitions_are_added_at_any_time(runner: Runner, topic: Make, seed: int) -> None:
+    draw = random.Random(seed)
+    writer = Writer(topic(1), seed)
+    latest = seed % 2 == 1
+    if latest:  # what the topic held before the first start does not count
+        writer.send()
+        writer.users.clear()
+    source = writer.topic.source(
+        options={"kafka.metadata.max.age.ms": "500"}, starting_offsets="latest" if latest else None
+    )
+    runner.run(source=source, window=hourly(), flush=False)
+    before = runner.statuses[-1].counters.rows_in if runner.statuses else 0
+    assert before == 0
+    writer.send()
+    for _ in range(draw.randint(1, 3)):
+        if draw.random() < 0.5:
+            writer.grow()
+            writer.send()
+        runner.run(source=source, window=hourly(), flush=False)
+        if draw.random() < 0.5:
+            run_until_read(runner, source, writer, turns=draw.randint(1, 2))
+    writer.grow()
+    writer.send()
+    assert counted(runner.run(source=source, window=hourly())) == writer.expected()
+    assert runner.statuses[-1].counters.rows_late == 0
+
+
+def test_a_table_of_offsets_names_an_added_partition(runner: Runner, topic: Make) -> None:
+    """Records before the named offset are skipped on purpose; partitions that no table names are read whole."""
+    events = topic(1)
+    events.send({"user": "a", "amount": 1})
+    table: Any = {events.name: {"1": 2}}
+    source = events.source(starting_offsets=table)
+    runner.run(source=source, window=hourly(), flush=False)
+    add_partitions(events, 3)
+    events.send(*[{"user": "b", "amount": 1}] * 5, partition=1)
+    events.send(*[{"user": "c", "amount": 1}] * 4, partition=2)
+    assert counted(runner.run(source=source, window=hourly())) == [("a", 1, 1), ("b", 3, 3), ("c", 4, 4)]
