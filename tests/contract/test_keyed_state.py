@@ -66,7 +66,7 @@ def kept(make: Make) -> dict[Any, int]:
 
 
 def run(make: Make, *items: Any, step: Nth = BY_USER) -> Any:
-    return run_local(step, items, SCHEMA, store=make, of=WithNth)
+    return run_local(step, items, SCHEMA, store=make, transform_type=WithNth)
 
 
 SOME = RowsInput({"a": [row("x"), row("y", 5), row("x", 9), row(None), row("x", 7)]})
@@ -110,7 +110,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
     with make().peek() as snapshot:
 
         def changed(step: Nth, **more: Any) -> list[tuple[str, str]]:
-            pipeline = pipeline_for(step, ["a"], of=WithNth, name=NAME)
+            pipeline = pipeline_for(step, ["a"], transform_type=WithNth, name=NAME)
             return [(c.what, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
@@ -124,7 +124,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
-    pipeline = pipeline_for(BY_USER, ["a"], of=WithNth, name=NAME)
+    pipeline = pipeline_for(BY_USER, ["a"], transform_type=WithNth, name=NAME)
     found = why(pipeline, make(), 1)
     assert (found.kind, found.open_keys, found.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(

@@ -70,6 +70,6 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def checked(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
     step, script, shards = planned(seed)
-    result = run_local(step, script, SCHEMA, shards=shards, store=store, of=WithNth)
+    result = run_local(step, script, SCHEMA, shards=shards, store=store, transform_type=WithNth)
     assert Counter(map(_line, result.rows)) == expected(step, script), f"seed {seed}"
     return result

@@ -30,7 +30,7 @@ def backfill_file(
     view, stop = views.choose_view(1.0), threading.Event()
     try:
         with _signals(stop, view):
-            found = run_backfill(
+            outcome = run_backfill(
                 pipeline,
                 since_us,
                 until_us,
@@ -44,42 +44,42 @@ def backfill_file(
     finally:
         view.close()
     durable = pipeline.state_store is not None and pipeline.state_store.durable
-    print("\n".join(summary_lines(found, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
+    print("\n".join(summary_lines(outcome, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
 
 
 def time_us(text: str, option: str) -> int:
     """A time in ISO 8601 (UTC where it has no offset) in µs. Raises StartError."""
     try:
-        at = dt.datetime.fromisoformat(text)
+        time = dt.datetime.fromisoformat(text)
     except ValueError:
         raise StartError(
             f'{option}: found "{text}", expected a time such as 2026-03-01 or 2026-03-01T12:00:00Z'
         ) from None
-    return (at.replace(tzinfo=at.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
+    return (time.replace(tzinfo=time.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 def _duration(text: str) -> int:
     try:
-        found = duration_ms(int(text) if text.isdecimal() else text)
-        if found >= 0:
-            return found
+        ms = duration_ms(int(text) if text.isdecimal() else text)
+        if ms >= 0:
+            return ms
     except ValueError:
         pass
     raise StartError(f'--slack: found "{text}", expected a duration such as 30s, 5m or 2h')
 
 
-def summary_lines(found: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
+def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
     """What a backfill did, in lines."""
-    written, status = found.written, found.status
+    written, status = outcome.written, outcome.status
     if status is None:
-        yield f"{found.pipeline}: stopped before the first epoch"
+        yield f"{outcome.pipeline}: stopped before the first epoch"
         return
     c = status.counters
-    yield f"{found.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
+    yield f"{outcome.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
     yield f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
-    since = "" if found.after is None else f" after epoch {found.after}, where it had been interrupted"
+    since = "" if outcome.after is None else f" after epoch {outcome.after}, where it had been interrupted"
     yield f"  {plural(written.windows, 'window')} written to {where}{since}"
-    left = [
+    left_out = [
         text
         for count, text in (
             (written.before, f"{written.before:,} begin before the range"),
@@ -87,9 +87,9 @@ def summary_lines(found: BackfillResult, span: str, where: str, durable: bool) -
         )
         if count
     ]
-    if left:
-        yield f"  {plural(written.before + written.unfinished, 'window')} left out: {', '.join(left)}; --partial writes them"
-    if not found.done:
+    if left_out:
+        yield f"  {plural(written.before + written.unfinished, 'window')} left out: {', '.join(left_out)}; --partial writes them"
+    if not outcome.done:
         yield "  stopped; " + (
             "the same command goes on from here" if durable else "its state was in memory: the next one starts over"
         )

@@ -51,18 +51,23 @@ def _check(file: Path, connect: bool) -> None:
     if connect:
         from slackwater.runner import check_connections as connecting
 
-        found = connecting.find_problems(pipeline)
-        if found:
-            raise StartError("\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in found))
+        unreachable = connecting.find_problems(pipeline)
+        if unreachable:
+            raise StartError(
+                "\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in unreachable)
+            )
         notes += connecting.find_notes(pipeline)
     (before, first), *more = pipeline.alone.items()
-    what = _described(first)
-    for name, own in more:
-        read = [w.name for w in own.ways]
+    description = _described(first)
+    for name, stage_pipeline in more:
+        read = [w.name for w in stage_pipeline.ways]
         over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
-        counted = plural(len(own.sources), "source")
-        what, before = f"{what}, then {_described(own).replace(f'over {counted}', f'over {over}')}", name
-    print(mask_secrets(f"{file}: ok — {what}, {explain.state_text(pipeline)}"))
+        counted = plural(len(stage_pipeline.sources), "source")
+        description, before = (
+            f"{description}, then {_described(stage_pipeline).replace(f'over {counted}', f'over {over}')}",
+            name,
+        )
+    print(mask_secrets(f"{file}: ok — {description}, {explain.state_text(pipeline)}"))
     for line in notes:
         print(mask_secrets(f"{file}: note: {line}"))
     for line in filesystems.unreadable_sources(pipeline):

@@ -231,6 +231,6 @@ def activity(counts: list[int], width: int) -> list[str]:
         lines.append("".join(BLOCKS[math.ceil(c * 8)] for c in cells).rstrip())
     axis = [" "] * (len(columns) + 5)
     for hour in range(0, HOURS, 3):
-        at = hour * 60 // minutes
-        axis[at : at + 5] = f"{MORNING + dt.timedelta(hours=hour):%H:%M}"
+        column = hour * 60 // minutes
+        axis[column : column + 5] = f"{MORNING + dt.timedelta(hours=hour):%H:%M}"
     return [*lines, "".join(axis).rstrip()]

@@ -54,22 +54,22 @@ def _source(click: Click) -> str:
 
 def _clicks(rng: random.Random, rows: int) -> Iterator[Click]:
     """Visits at random: most around noon, more again in the evening; some users come often, most seldom."""
-    made, end = 0, HOURS * 3600
-    while made < rows:
-        at = rng.uniform(0, end)
-        hour = at / 3600
+    count, end = 0, HOURS * 3600
+    while count < rows:
+        second = rng.uniform(0, end)
+        hour = second / 3600
         if rng.random() > 0.25 + 0.5 * math.exp(-((hour - 6) ** 2) / 4) + 0.25 * math.exp(-((hour - 11) ** 2) / 2):
             continue
         user = int(USERS * rng.random() ** 1.5)
         for _ in range(1 + int(rng.expovariate(0.15))):
-            if at >= end or made == rows or (user % 4 == 0 and at >= end / 3):
+            if second >= end or count == rows or (user % 4 == 0 and second >= end / 3):
                 break
-            yield at, user, rng.choice(PAGES)
-            made += 1
-            at += rng.expovariate(1 / 45)
+            yield second, user, rng.choice(PAGES)
+            count += 1
+            second += rng.expovariate(1 / 45)
 
 
 def _line(click: Click) -> str:
     second, user, page = click
-    at = (MORNING + dt.timedelta(seconds=second)).isoformat(timespec="milliseconds") + "Z"
-    return json.dumps({"user_id": f"u{user:04}", "page": page, "ts": at}) + "\n"
+    time = (MORNING + dt.timedelta(seconds=second)).isoformat(timespec="milliseconds") + "Z"
+    return json.dumps({"user_id": f"u{user:04}", "page": page, "ts": time}) + "\n"

@@ -230,8 +230,8 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
 
     Any news is progress: a click that was produced or came out, and a line of the runner's log.
     """
-    shown, quiet, news, at = -1, _Quiet(say, home), (0, 0, 0), time.monotonic()
-    while time.monotonic() - at < STALLED_SECONDS:
+    shown, quiet, news, last_progress = -1, _Quiet(say, home), (0, 0, 0), time.monotonic()
+    while time.monotonic() - last_progress < STALLED_SECONDS:
         if runner.poll() is not None:
             _ended(say, runner, home)
         sessions, clicks = _counted(url)
@@ -243,7 +243,7 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
             return
         seen = (producer.sent, clicks, _log_bytes(home))
         if seen != news:
-            news, at = seen, time.monotonic()
+            news, last_progress = seen, time.monotonic()
         time.sleep(0.5)
     raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_tail(home)}")
 
@@ -253,8 +253,8 @@ def _counted(url: str) -> tuple[int, int]:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as db:
-        there = db.execute("SELECT to_regclass('public.sessions') IS NOT NULL").fetchone()
-        row = db.execute(COUNTS).fetchone() if there and there[0] else None
+        exists = db.execute("SELECT to_regclass('public.sessions') IS NOT NULL").fetchone()
+        row = db.execute(COUNTS).fetchone() if exists and exists[0] else None
     return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
 
@@ -289,11 +289,11 @@ class _Quiet:
 
 def _ended(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
     """Wait for a runner's own end. Raises EpochError if it failed, or says nothing any more."""
-    quiet, logged, at = _Quiet(say, home), 0, time.monotonic()
-    while runner.poll() is None and time.monotonic() - at < STALLED_SECONDS:
+    quiet, logged, last_progress = _Quiet(say, home), 0, time.monotonic()
+    while runner.poll() is None and time.monotonic() - last_progress < STALLED_SECONDS:
         quiet.look()
         if (size := _log_bytes(home)) != logged:
-            logged, at = size, time.monotonic()
+            logged, last_progress = size, time.monotonic()
         time.sleep(0.2)
     code = runner.poll()
     if code is None:

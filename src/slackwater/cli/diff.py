@@ -23,16 +23,16 @@ def diff_outputs(
     """Compare and print; raises typer.Exit with 1 if they differ, and 2 if they cannot be compared."""
     try:
         sides = output_at(a), output_at(b)
-        found = compare_outputs(*sides, _listed(by), _listed(ignore), tolerance, examples)
+        comparison = compare_outputs(*sides, _listed(by), _listed(ignore), tolerance, examples)
     except SlackwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     print(
-        json.dumps(_data(sides, found), default=format_value, ensure_ascii=False)
+        json.dumps(_data(sides, comparison), default=format_value, ensure_ascii=False)
         if as_json
-        else "\n".join(_lines(sides, found))
+        else "\n".join(_lines(sides, comparison))
     )
-    if not found.same:
+    if not comparison.same:
         raise typer.Exit(1)
 
 
@@ -40,33 +40,35 @@ def _listed(names: str | None) -> list[str]:
     return [n.strip() for n in (names or "").split(",") if n.strip()]
 
 
-def _lines(sides: Sequence[ResultOutput], found: ResultComparison) -> Iterator[str]:
-    for letter, side, rows in zip("AB", sides, found.rows, strict=True):
+def _lines(sides: Sequence[ResultOutput], comparison: ResultComparison) -> Iterator[str]:
+    for letter, side, rows in zip("AB", sides, comparison.rows, strict=True):
         yield f"{letter}  {side.label}, {plural(rows, 'row')}"
-    yield f"by {', '.join(found.by)}"
+    yield f"by {', '.join(comparison.by)}"
     yield ""
-    differing = ", ".join(f"{c} {n:,}" for c, n in sorted(found.columns.items(), key=lambda item: -item[1]))
+    differing = ", ".join(f"{c} {n:,}" for c, n in sorted(comparison.columns.items(), key=lambda item: -item[1]))
     yield from align_rows(
         [
-            ["equal", f"{found.equal:,}", ""],
-            ["only in A", f"{found.only[0]:,}", ""],
-            ["only in B", f"{found.only[1]:,}", ""],
-            ["different", f"{found.different:,}", differing],
+            ["equal", f"{comparison.equal:,}", ""],
+            ["only in A", f"{comparison.only[0]:,}", ""],
+            ["only in B", f"{comparison.only[1]:,}", ""],
+            ["different", f"{comparison.different:,}", differing],
         ]
     )
-    for letter, names, repeated in zip("AB", found.missing, found.repeated, strict=True):
+    for letter, names, repeated in zip("AB", comparison.missing, comparison.repeated, strict=True):
         if names:
             yield f"columns in {letter} alone: {', '.join(names)}"
         if repeated:
             yield f"{letter} has {plural(repeated, 'row')} that repeat an identity: compared one by one"
-    for letter, alone in zip("AB", found.only_examples, strict=True):
-        yield from _examples(f"only in {letter}", alone, found.by)
-    if found.different_examples.height:
+    for letter, alone in zip("AB", comparison.only_examples, strict=True):
+        yield from _examples(f"only in {letter}", alone, comparison.by)
+    if comparison.different_examples.height:
         yield ""
         yield "different (A | B)"
-        for row in found.different_examples.iter_rows(named=True):
-            values = (f"{c}: {format_value(row[c])} | {format_value(row[f'{c}__b'])}" for c in _differing(row, found))
-            yield f"  {_named(row, found.by)}  {'  '.join(values)}"
+        for row in comparison.different_examples.iter_rows(named=True):
+            values = (
+                f"{c}: {format_value(row[c])} | {format_value(row[f'{c}__b'])}" for c in _differing(row, comparison)
+            )
+            yield f"  {_named(row, comparison.by)}  {'  '.join(values)}"
 
 
 def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:
@@ -81,35 +83,35 @@ def _named(row: dict[str, Any], columns: Sequence[str]) -> str:
     return " ".join(f"{c}={format_value(row[c])}" for c in columns)
 
 
-def _differing(row: dict[str, Any], found: ResultComparison) -> list[str]:
-    return [c for c in found.columns if row[f"{c}__differs"]]
+def _differing(row: dict[str, Any], comparison: ResultComparison) -> list[str]:
+    return [c for c in comparison.columns if row[f"{c}__differs"]]
 
 
-def _data(sides: Sequence[ResultOutput], found: ResultComparison) -> dict[str, Any]:
+def _data(sides: Sequence[ResultOutput], comparison: ResultComparison) -> dict[str, Any]:
     different = [
         {
-            **{c: row[c] for c in found.by},
-            "a": {c: row[c] for c in _differing(row, found)},
-            "b": {c: row[f"{c}__b"] for c in _differing(row, found)},
+            **{c: row[c] for c in comparison.by},
+            "a": {c: row[c] for c in _differing(row, comparison)},
+            "b": {c: row[f"{c}__b"] for c in _differing(row, comparison)},
         }
-        for row in found.different_examples.iter_rows(named=True)
+        for row in comparison.different_examples.iter_rows(named=True)
     ]
     return {
-        "a": {"place": sides[0].label, "rows": found.rows[0]},
-        "b": {"place": sides[1].label, "rows": found.rows[1]},
-        "by": found.by,
-        "same": found.same,
-        "equal": found.equal,
-        "only_in_a": found.only[0],
-        "only_in_b": found.only[1],
-        "different": found.different,
-        "columns": dict(found.columns),
-        "columns_in_a_alone": found.missing[0],
-        "columns_in_b_alone": found.missing[1],
-        "repeated": found.repeated,
+        "a": {"place": sides[0].label, "rows": comparison.rows[0]},
+        "b": {"place": sides[1].label, "rows": comparison.rows[1]},
+        "by": comparison.by,
+        "same": comparison.same,
+        "equal": comparison.equal,
+        "only_in_a": comparison.only[0],
+        "only_in_b": comparison.only[1],
+        "different": comparison.different,
+        "columns": dict(comparison.columns),
+        "columns_in_a_alone": comparison.missing[0],
+        "columns_in_b_alone": comparison.missing[1],
+        "repeated": comparison.repeated,
         "examples": {
-            "only_in_a": found.only_examples[0].to_dicts(),
-            "only_in_b": found.only_examples[1].to_dicts(),
+            "only_in_a": comparison.only_examples[0].to_dicts(),
+            "only_in_b": comparison.only_examples[1].to_dicts(),
             "different": different,
         },
     }

@@ -23,8 +23,8 @@ def list_file(file: Path) -> None:
     from slackwater.runner.dead_letter_reader import letter_summary
 
     pipeline = toml.load(file)
-    found = letter_summary(pipeline)
-    if found.is_empty():
+    counts_frame = letter_summary(pipeline)
+    if counts_frame.is_empty():
         print(f"{pipeline.name}: no dead letters")
         return
     counts = ("letters", "open", "applied", "tries")
@@ -37,9 +37,9 @@ def list_file(file: Path) -> None:
             _moment(r["first"]),
             _moment(r["last"]),
         )
-        for r in found.to_dicts()
+        for r in counts_frame.to_dicts()
     ]
-    rows.append(("total", "", *(f"{found[c].sum():,}" for c in counts), "", ""))
+    rows.append(("total", "", *(f"{counts_frame[c].sum():,}" for c in counts), "", ""))
     widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
     for row in (head, *rows):
         cells = [
@@ -59,11 +59,11 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
     if key:
         with closing(store_at(pipeline)) as store:
             keys = group_keys(pipeline, store, key)
-    found = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
-    if found.is_empty():
+    newest = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
+    if newest.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
-    letters = with_attempts(pipeline, found).to_dicts()
+    letters = with_attempts(pipeline, newest).to_dicts()
     for n, (letter, (line, why)) in enumerate(zip(letters, locate_letters(pipeline, letters), strict=True)):
         if n:
             print()
@@ -126,5 +126,5 @@ def escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _moment(at: dt.datetime | None) -> str:
-    return "-" if at is None else f"{at:%Y-%m-%d %H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"
+def _moment(time: dt.datetime | None) -> str:
+    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"

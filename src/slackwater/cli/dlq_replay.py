@@ -28,9 +28,9 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
     pipeline = toml.load(file)
 
     def choose(letters: pl.DataFrame) -> pl.DataFrame:
-        found = letters if reason is None else letters.filter(pl.col("reason") == reason)
-        found = found if first is None else found.filter(pl.col("epoch") >= first)
-        return found if last is None else found.filter(pl.col("epoch") <= last)
+        chosen = letters if reason is None else letters.filter(pl.col("reason") == reason)
+        chosen = chosen if first is None else chosen.filter(pl.col("epoch") >= first)
+        return chosen if last is None else chosen.filter(pl.col("epoch") <= last)
 
     view = views.choose_view(0)
     try:

@@ -17,10 +17,10 @@ from slackwater.runner.run_log import late_between
 
 def program() -> str:
     """How to call this command: by its name where the shell knows it, else by its path."""
-    own = Path(sys.executable).parent / "slackwater"
-    if shutil.which("slackwater") is not None or not own.exists():
+    script = Path(sys.executable).parent / "slackwater"
+    if shutil.which("slackwater") is not None or not script.exists():
         return "slackwater"
-    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
+    return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
 
 
 def format_size(count: float) -> str:
@@ -37,10 +37,10 @@ def format_time(us: int | None) -> str:
     if us is None:
         return "none yet"
     try:
-        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+        time = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
     except OverflowError:
         return f"{us} µs"
-    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+    return f"{time:%Y-%m-%d %H:%M:%S}Z"
 
 
 def format_age(us: int) -> str:

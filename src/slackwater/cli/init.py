@@ -40,138 +40,138 @@ class InitOptions:
     test: bool = True  # whether a test is written beside it, where there is a sample
 
 
-def init_file(asked: InitOptions) -> None:
+def init_file(options: InitOptions) -> None:
     """Write the config and say what was found; raise StartError, one line, for what cannot be done."""
-    file = asked.file
+    file = options.file
     if not file.parent.is_dir():
         raise StartError(f"{file}: its folder is not there; make it first")
     if file.is_dir():
         raise StartError(f"{file}: is a directory; expected the name of a file to write")
-    if file.exists() and not asked.force:
+    if file.exists() and not options.force:
         raise StartError(f"{file}: is there already; name another file, or overwrite it with --force")
-    asked = _questions(asked) if sys.stdin is not None and sys.stdin.isatty() else asked
+    options = _questions(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
-        _of("--source", asked.source or "files", _SOURCES),
-        _of("--kind", asked.kind or "session", render_config.KINDS),
+        _of("--source", options.source or "files", _SOURCES),
+        _of("--kind", options.kind or "session", render_config.KINDS),
     )
-    samples = [read_sample(path) for path in asked.samples]
-    wanted = 2 if kind == "join" else 1
-    if len(samples) > wanted or (samples and len(samples) < wanted):
-        what = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
-        raise StartError(f"--sample: found {len(samples)}, expected {wanted}: {what}")
+    samples = [read_sample(path) for path in options.samples]
+    sample_count = 2 if kind == "join" else 1
+    if len(samples) > sample_count or (samples and len(samples) < sample_count):
+        reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
+        raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}")
     if source == "kafka":
         for sample in samples:
             if sample.format != "json":
                 raise StartError(
                     f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
                 )
-    asked = replace(asked, source=source, kind=kind)
-    content, said = _join(asked, samples) if kind == "join" else _window(asked, samples)
+    options = replace(options, source=source, kind=kind)
+    content, notes = _join(options, samples) if kind == "join" else _window(options, samples)
     try:
-        with file.open("w" if asked.force else "x", encoding="utf-8") as out:
+        with file.open("w" if options.force else "x", encoding="utf-8") as out:
             out.write(content)
     except OSError as error:
         raise StartError(f"{file}: cannot be written ({error.strerror})") from None
-    for line in said:
+    for line in notes:
         print(line)
     print(f"{file}: written, with a comment on each choice")
     from slackwater.cli.check import check_file
 
     check_file(file)
-    if samples and asked.test:
+    if samples and options.test:
         from slackwater.cli.init_tests import write_test
 
-        for line in write_test(file, toml.load(file), samples, asked.force):
+        for line in write_test(file, toml.load(file), samples, options.force):
             print(line)
         print(f"next: {program()} test {file}")
     print(
-        f"{'then' if samples and asked.test else 'next'}: {program()} run {file}"
+        f"{'then' if samples and options.test else 'next'}: {program()} run {file}"
         + ("" if source == "kafka" else " --available-now --flush")
         + f", then {program()} show {file}"
     )
 
 
-def _of(flag: str, given: str, known: Sequence[str]) -> str:
-    if given not in known:
-        raise StartError(f"{flag}: found {format_value(given)}{suggestion_or_list(given, known)}")
-    return given
+def _of(flag: str, choice: str, choices: Sequence[str]) -> str:
+    if choice not in choices:
+        raise StartError(f"{flag}: found {format_value(choice)}{suggestion_or_list(choice, choices)}")
+    return choice
 
 
-def _questions(asked: InitOptions) -> InitOptions:
+def _questions(options: InitOptions) -> InitOptions:
     """What the flags leave open, from a person. An empty answer takes what is in brackets."""
     import typer
 
-    if asked.source is None:
-        asked = replace(asked, source=typer.prompt("Where are the rows: files or kafka?", default="files"))
-    if asked.kind is None:
-        asked = replace(
-            asked, kind=typer.prompt("What is it: session, tumbling, hopping (windows) or join?", default="session")
+    if options.source is None:
+        options = replace(options, source=typer.prompt("Where are the rows: files or kafka?", default="files"))
+    if options.kind is None:
+        options = replace(
+            options, kind=typer.prompt("What is it: session, tumbling, hopping (windows) or join?", default="session")
         )
-    if not asked.samples:
-        found = []
-        for side in ("left", "right") if asked.kind == "join" else ("",):
-            what = f"A sample of the {side} side" if side else "A sample of the data"
+    if not options.samples:
+        paths = []
+        for side in ("left", "right") if options.kind == "join" else ("",):
+            prompt = f"A sample of the {side} side" if side else "A sample of the data"
             answer = typer.prompt(
-                f"{what}: a file or directory of JSON lines, CSV or Parquet (empty: none)",
+                f"{prompt}: a file or directory of JSON lines, CSV or Parquet (empty: none)",
                 default="",
                 show_default=False,
             )
             if not answer:
                 break
-            found.append(Path(answer))
-        asked = replace(asked, samples=tuple(found))
-    return asked
+            paths.append(Path(answer))
+        options = replace(options, samples=tuple(paths))
+    return options
 
 
-def _name(asked: InitOptions) -> str:
-    stem = asked.name or re.sub(r"[^A-Za-z0-9._-]+", "-", asked.file.stem).strip("-._") or "pipeline"
-    return stem if asked.name else stem[:LONGEST_NAME]
+def _name(options: InitOptions) -> str:
+    stem = options.name or re.sub(r"[^A-Za-z0-9._-]+", "-", options.file.stem).strip("-._") or "pipeline"
+    return stem if options.name else stem[:LONGEST_NAME]
 
 
 def _label(sample: Sample, number: int) -> str:
     return sample.path.name.split(".")[0] or f"source-{number}"
 
 
-def _time(asked: InitOptions, sample: Sample) -> TimeColumn | None:
+def _time(options: InitOptions, sample: Sample) -> TimeColumn | None:
     """The event time of a sample: the one that was named, else the likeliest."""
-    found = propose.time_columns(sample)
-    if asked.time is None:
-        if found or asked.source == "kafka":
-            return found[0] if found else None
+    columns = propose.time_columns(sample)
+    if options.time is None:
+        if columns or options.source == "kafka":
+            return columns[0] if columns else None
         raise StartError(
             f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])})"
             f"{_no_time(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
         )
-    named = next((t for t in found if t.name == asked.time or t.name == f"CAST({asked.time} AS TIMESTAMP)"), None)
+    named = next((t for t in columns if t.name == options.time or t.name == f"CAST({options.time} AS TIMESTAMP)"), None)
     if named is not None:
         return named
-    if asked.time not in sample.columns:
+    if options.time not in sample.columns:
         raise StartError(
-            f"--time: {format_value(asked.time)} is no column of {sample.path}{suggestion_or_list(asked.time, sample.columns)}"
+            f"--time: {format_value(options.time)} is no column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
         )
     raise StartError(
-        f"--time: {format_value(asked.time)} of {sample.path} holds no times{_no_time(sample, asked.time)}; "
+        f"--time: {format_value(options.time)} of {sample.path} holds no times{_no_time(sample, options.time)}; "
         "expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
     )
 
 
 def _no_time(sample: Sample, name: str | None = None) -> str:
     """A value of a column that is no time, and where it is."""
-    found = propose.least_wrong(sample, name)
-    if found is None:
+    example = propose.least_wrong(sample, name)
+    if example is None:
         return ""
-    column, row, value = found
+    column, row, value = example
     return f": found {shown(value)} in {format_value(column)}, {sample.place(row)}"
 
 
-def _found(sample: Sample, time: TimeColumn | None, seen: OutOfOrderness | None) -> list[str]:
+def _found(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
     """What a sample told, for people."""
     lines = [
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
     ]
     if sample.bad:
-        at = f"; {sample.first_bad}" if sample.first_bad else ""
-        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{at}")
+        first_bad = f"; {sample.first_bad}" if sample.first_bad else ""
+        lines.append(f"  {plural(sample.bad, 'line')} cannot be decoded: bad rows{first_bad}")
     if time is not None:
         unit = f" in {time.unit} since 1970" if time.unit else ""
         lines.append(
@@ -187,8 +187,8 @@ def _found(sample: Sample, time: TimeColumn | None, seen: OutOfOrderness | None)
         others = [t.name for t in propose.time_columns(sample) if t.name != time.name]
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
-    if seen is not None:
-        lines += [f"  {line}" for line in render_config.disorder_lines(seen)]
+    if disorder is not None:
+        lines += [f"  {line}" for line in render_config.disorder_lines(disorder)]
     return lines
 
 
@@ -196,26 +196,26 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
     """The first row without a usable time: what it has instead, and where."""
     if time.first_bad is None:
         return ""
-    row, at = sample.rows[time.first_bad], sample.place(time.first_bad)
-    return f"; {at} has {shown(row[time.name]) if row.get(time.name) is not None else 'none'}"
+    row, location = sample.rows[time.first_bad], sample.place(time.first_bad)
+    return f"; {location} has {shown(row[time.name]) if row.get(time.name) is not None else 'none'}"
 
 
-def _key_sets(asked: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
+def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
     """Keys to try, the likeliest first."""
-    for key in asked.keys:
+    for key in options.keys:
         if key not in sample.columns:
             raise StartError(
                 f"--key: {format_value(key)} is no column of {sample.path}{suggestion_or_list(key, sample.columns)}"
             )
-    if asked.keys:
-        return [list(asked.keys)]
+    if options.keys:
+        return [list(options.keys)]
     return [[key.name] for key in propose.key_columns(sample, time)[:_TRIES]]
 
 
-def _passing(tried: Sequence[str]) -> str:
+def _passing(contents: Sequence[str]) -> str:
     """The first of these configs that `check` accepts. Raises what it says of the first one."""
     first: list[str] = []
-    for content in tried:
+    for content in contents:
         try:
             pipeline = toml.loads(content, "the config")
             problems = sql_check.check_sql(pipeline).problems
@@ -232,10 +232,10 @@ def _drops(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
     return f"{plural(bad, 'row')} of the sample {'is' if bad == 1 else 'are'} bad" if bad else ""
 
 
-def _window(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
-    kafka, kind, name = asked.source == "kafka", asked.kind or "session", _name(asked)
-    topic = (asked.topics or ("events",))[0] if kafka else None
-    home = asked.file.parent
+def _window(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, kind, name = options.source == "kafka", options.kind or "session", _name(options)
+    topic = (options.topics or ("events",))[0] if kafka else None
+    home = options.file.parent
     if not samples:
         columns = {"user_id": "STRING", "amount": "DOUBLE", **({} if kafka else {"ts": "TIMESTAMP"})}
         side = render_config.DraftSide(
@@ -246,25 +246,25 @@ def _window(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[st
             {},
             None if kafka else "ts",
             None,
-            asked.keys or ("user_id",),
+            options.keys or ("user_id",),
         )
-        if asked.time:
-            side = replace(side, time=asked.time, columns={**columns, asked.time: "TIMESTAMP"})
+        if options.time:
+            side = replace(side, time=options.time, columns={**columns, options.time: "TIMESTAMP"})
         side = replace(
             side,
             columns={**dict.fromkeys(side.keys, "STRING"), **side.columns},
             notes=("an example: put the columns of your rows here",),
         )
-        wanted = render_config.ConfigDraft(
-            name, kind, kafka, asked.brokers, 10_000, render_config.lateness_note(None), measure="amount"
+        draft = render_config.ConfigDraft(
+            name, kind, kafka, options.brokers, 10_000, render_config.lateness_note(None), measure="amount"
         )
-        return _passing([render_config.render_config(wanted, [side])]), []
+        return _passing([render_config.render_config(draft, [side])]), []
     (sample,) = samples
-    time = _time(asked, sample)
+    time = _time(options, sample)
     sample = propose.with_time(sample, time)
-    seen = measure_disorder(time.times_us) if time is not None else None
-    found = [key.name for key in propose.key_columns(sample, time)]
-    sets = _key_sets(asked, sample, time) or ([] if kind == "session" else [[]])
+    disorder = measure_disorder(time.times_us) if time is not None else None
+    key_names = [key.name for key in propose.key_columns(sample, time)]
+    sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
             f"--sample: {sample.path}: no column of it fits as a key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
@@ -273,29 +273,29 @@ def _window(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[st
     if time is not None and len(time.times_us) > 1:
         whole = max(time.times_us) - min(time.times_us)
         length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if whole < most * 1_000_000), 3_600_000)
-    tried = []
+    contents = []
     for keys, measured in product(sets, (True, False)):
         measure = propose.measure_column(sample, *keys, time.name if time else "") if measured else None
-        wanted = render_config.ConfigDraft(
+        draft = render_config.ConfigDraft(
             name=name,
             kind=kind,
             kafka=kafka,
-            brokers=asked.brokers,
-            lateness_ms=10_000 if seen is None else seen.lateness_ms,
-            lateness_note=render_config.lateness_note(seen),
-            keeps_late=render_config.late_rows(seen),
+            brokers=options.brokers,
+            lateness_ms=10_000 if disorder is None else disorder.lateness_ms,
+            lateness_note=render_config.lateness_note(disorder),
+            keeps_late=render_config.late_rows(disorder),
             length_ms=length,
             measure=measure,
-            other_keys=tuple(k for k in found if k not in keys)[:3],
+            other_keys=tuple(k for k in key_names if k not in keys)[:3],
             drops_bad=_drops([(sample, time)]),
         )
-        tried.append(
+        contents.append(
             render_config.render_config(
-                wanted, [render_config.side_of(sample, home, _label(sample, 1), time, keys, topic)]
+                draft, [render_config.side_of(sample, home, _label(sample, 1), time, keys, topic)]
             )
         )
-    content = _passing(tried)
-    return content, [*_found(sample, time, seen), *_chosen(content)]
+    content = _passing(contents)
+    return content, [*_found(sample, time, disorder), *_chosen(content)]
 
 
 def _chosen(content: str) -> list[str]:
@@ -309,12 +309,12 @@ def _chosen(content: str) -> list[str]:
     return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
 
 
-def _join(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
-    kafka, name, home = asked.source == "kafka", _name(asked), asked.file.parent
-    topics = (*asked.topics, *("orders", "payments")[len(asked.topics) :])
+def _join(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, name, home = options.source == "kafka", _name(options), options.file.parent
+    topics = (*options.topics, *("orders", "payments")[len(options.topics) :])
     if not samples:
-        key = asked.keys or ("order_id",)
-        time = asked.time or (None if kafka else "ts")
+        key = options.keys or ("order_id",)
+        time = options.time or (None if kafka else "ts")
         columns = {**dict.fromkeys(key, "STRING"), "amount": "DOUBLE", **({time: "TIMESTAMP"} if time else {})}
         note = ("an example: put the columns of your rows here",)
         sides = [
@@ -323,51 +323,54 @@ def _join(asked: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]
             )
             for i, side in enumerate(("orders", "payments"))
         ]
-        wanted = render_config.ConfigDraft(
-            name, "join", kafka, asked.brokers, 10_000, render_config.lateness_note(None)
+        draft = render_config.ConfigDraft(
+            name, "join", kafka, options.brokers, 10_000, render_config.lateness_note(None)
         )
-        return _passing([render_config.render_config(wanted, sides)]), []
-    left, right = samples
-    times = _same_time(asked, left, right)
-    seen = [None if t is None else measure_disorder(t.times_us) for t in times]
-    worst = max((s for s in seen if s is not None), key=lambda s: s.lateness_ms, default=None)
-    left, right = propose.with_time(left, times[0]), propose.with_time(right, times[1])
-    labels = [_label(left, 1), _label(right, 2)]
+        return _passing([render_config.render_config(draft, sides)]), []
+    left_sample, right_sample = samples
+    times = _same_time(options, left_sample, right_sample)
+    disorders = [None if t is None else measure_disorder(t.times_us) for t in times]
+    worst = max((s for s in disorders if s is not None), key=lambda s: s.lateness_ms, default=None)
+    left_sample, right_sample = propose.with_time(left_sample, times[0]), propose.with_time(right_sample, times[1])
+    labels = [_label(left_sample, 1), _label(right_sample, 2)]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
-    wanted = render_config.ConfigDraft(
+    draft = render_config.ConfigDraft(
         name=name,
         kind="join",
         kafka=kafka,
-        brokers=asked.brokers,
+        brokers=options.brokers,
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
         lateness_note=render_config.lateness_note(worst),
-        keeps_late=next((late for s in seen if (late := render_config.late_rows(s))), ""),
-        drops_bad=_drops([(left, times[0]), (right, times[1])]),
+        keeps_late=next((late for s in disorders if (late := render_config.late_rows(s))), ""),
+        drops_bad=_drops([(left_sample, times[0]), (right_sample, times[1])]),
     )
-    tried = []
-    for lefts, rights in _pairs(asked, left, right, times):
-        given = [(left, labels[0], times[0], lefts), (right, labels[1], times[1], rights)]
+    contents = []
+    for lefts, rights in _pairs(options, left_sample, right_sample, times):
+        side_specs = [(left_sample, labels[0], times[0], lefts), (right_sample, labels[1], times[1], rights)]
         sides = [
             render_config.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
-            for i, (sample, label, time, keys) in enumerate(given)
+            for i, (sample, label, time, keys) in enumerate(side_specs)
         ]
-        tried.append(render_config.render_config(wanted, sides))
-    if not tried:
+        contents.append(render_config.render_config(draft, sides))
+    if not contents:
         raise StartError(
-            f"--sample: {left.path} and {right.path} have no columns that fit as keys; name one with --key"
+            f"--sample: {left_sample.path} and {right_sample.path} have no columns that fit as keys; name one with --key"
         )
-    return _passing(tried), [*_found(left, times[0], seen[0]), *_found(right, times[1], seen[1])]
+    pairs = zip((left_sample, right_sample), times, disorders, strict=True)
+    return _passing(contents), [line for pair in pairs for line in _found(*pair)]
 
 
-def _same_time(asked: InitOptions, left: Sample, right: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
+def _same_time(options: InitOptions, first: Sample, second: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
     """A join has one `event_time_column` and unit for both sides."""
-    if asked.time is not None:
-        pair = _time(asked, left), _time(asked, right)
+    if options.time is not None:
+        pair = _time(options, first), _time(options, second)
     else:
-        known = {(t.name, t.unit): t for t in propose.time_columns(right)}
-        both = [t for t in propose.time_columns(left) if (t.name, t.unit) in known]
-        pair = (both[0], known[both[0].name, both[0].unit]) if both else (_time(asked, left), _time(asked, right))
+        by_name = {(t.name, t.unit): t for t in propose.time_columns(second)}
+        both = [t for t in propose.time_columns(first) if (t.name, t.unit) in by_name]
+        pair = (
+            (both[0], by_name[both[0].name, both[0].unit]) if both else (_time(options, first), _time(options, second))
+        )
     one, other = pair
     if (one is None) != (other is None) or (
         one is not None and other is not None and (one.name, one.unit) != (other.name, other.unit)
@@ -380,13 +383,13 @@ def _same_time(asked: InitOptions, left: Sample, right: Sample) -> tuple[TimeCol
 
 
 def _pairs(
-    asked: InitOptions, left: Sample, right: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
+    options: InitOptions, first: Sample, second: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
 ) -> list[tuple[list[str], list[str]]]:
     """Keys of both sides: of one name if there is one."""
-    lefts, rights = _key_sets(asked, left, times[0]), _key_sets(asked, right, times[1])
-    if asked.keys:
+    lefts, rights = _key_sets(options, first, times[0]), _key_sets(options, second, times[1])
+    if options.keys:
         return [(lefts[0], rights[0])]
-    pairs = [(a, b) for a in lefts for b in rights if left.columns[a[0]] == right.columns[b[0]]]
+    pairs = [(a, b) for a in lefts for b in rights if first.columns[a[0]] == second.columns[b[0]]]
     return sorted(pairs, key=lambda pair: pair[0] != pair[1])
 
 

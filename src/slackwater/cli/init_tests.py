@@ -27,18 +27,18 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
     file = config.parent / "tests" / f"{config.stem}.toml"
     if file.exists() and not force:
         return [f"{file}: is there already, and stays as it is"]
-    given = {
+    input_rows = {
         s.name: _chosen(pipeline, i, sample)
         for i, (s, sample) in enumerate(zip(pipeline.sources, samples, strict=True))
     }
     if pipeline.transform.join is not None:
-        given = _meeting(pipeline, given, samples)
+        input_rows = _meeting(pipeline, input_rows, samples)
     try:
-        expected: list[Mapping[str, Any]] | None = _expected(pipeline, given)
+        expected: list[Mapping[str, Any]] | None = _expected(pipeline, input_rows)
         why = ""
     except SlackwaterError as error:
         expected, why = None, str(error).splitlines()[0]
-    content = _content(os.path.relpath(config, file.parent), given, expected)
+    content = _content(os.path.relpath(config, file.parent), input_rows, expected)
     try:
         file.parent.mkdir(exist_ok=True)
         file.write_text(content, encoding="utf-8")
@@ -46,7 +46,7 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
         raise StartError(f"{file}: cannot be written ({error.strerror})") from None
     if expected is None:
         return [f"{file}: what to expect is left open ({why}); fill it in: {program()} test {config} --update"]
-    rows = sum(map(len, given.values()))
+    rows = sum(map(len, input_rows.values()))
     return [
         f"{file}: a test with {plural(rows, 'row')} of the sample and the {plural(len(expected), 'result')} of them"
     ]
@@ -61,18 +61,18 @@ def _chosen(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, An
     if pipeline.transform.window is not None:
         window = pipeline.transform.window
         needed |= {*window.group_by, *(a.column for a in window.aggregations if a.column is not None)}
-    found = []
+    rows = []
     for row in sample.rows:
-        kept = {c: v for c, t in types.items() if (v := _value(row.get(c), t)) is not None}
-        if needed <= set(kept) | {c for c in needed if row.get(c) is None and c != time}:
-            found.append(kept)
-        if len(found) == _ROWS * (20 if pipeline.transform.join else 1):
+        usable = {c: v for c, t in types.items() if (v := _value(row.get(c), t)) is not None}
+        if needed <= set(usable) | {c for c in needed if row.get(c) is None and c != time}:
+            rows.append(usable)
+        if len(rows) == _ROWS * (20 if pipeline.transform.join else 1):
             break
     connection = resolve_connection(spec.connection, pipeline.connections)
     if time == "_event_ts" and connection is not None and connection.kind != "files":
-        for n, row in enumerate(found):
+        for n, row in enumerate(rows):
             row[time] = _BEGINS + dt.timedelta(seconds=n)
-    return found
+    return rows
 
 
 def _value(value: Any, kind: str) -> Any:
@@ -99,23 +99,25 @@ def _value(value: Any, kind: str) -> Any:
 
 
 def _meeting(
-    pipeline: Pipeline, given: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
+    pipeline: Pipeline, input_rows: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
 ) -> dict[str, list[dict[str, Any]]]:
     """Of each side the rows whose keys are on the other side too, as far as there are any."""
     join = pipeline.transform.join
     assert join is not None
-    sides = [(given[name], keys) for name, keys in zip(join.sources, (join.left_keys, join.right_keys), strict=True)]
-    known = [{tuple(row.get(k) for k in keys) for row in rows} for rows, keys in sides]
-    both = known[0] & known[1]
-    found = {}
+    sides = [
+        (input_rows[name], keys) for name, keys in zip(join.sources, (join.left_keys, join.right_keys), strict=True)
+    ]
+    side_keys = [{tuple(row.get(k) for k in keys) for row in rows} for rows, keys in sides]
+    both = side_keys[0] & side_keys[1]
+    joinable = {}
     for name, (rows, keys) in zip(join.sources, sides, strict=True):
         some = [row for row in rows if tuple(row.get(k) for k in keys) in both]
         plain = [{c: v for c, v in row.items() if not isinstance(v, dict)} for row in some or rows]
-        found[name] = plain[:_ROWS]
-    return found
+        joinable[name] = plain[:_ROWS]
+    return joinable
 
 
-def _expected(pipeline: Pipeline, given: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+def _expected(pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
     """What comes of the rows: without Spark where there is no SQL, else with it."""
     from slackwater.testing import case_runner
     from slackwater.testing.pipeline import LocalPipeline
@@ -129,7 +131,7 @@ def _expected(pipeline: Pipeline, given: Mapping[str, Sequence[Mapping[str, Any]
             print("what comes of a few rows is worked out with Spark, which takes some seconds …", flush=True)
             test = LocalPipeline(pipeline, session=case_runner.spark_session([pipeline]))
         with test:
-            test.pipe({name: list(rows) for name, rows in given.items()})
+            test.pipe({name: list(rows) for name, rows in input_rows.items()})
             test.flush()
             table = test.result().table
             columns = [c for c in table.columns if c != "session_id"]
@@ -139,7 +141,7 @@ def _expected(pipeline: Pipeline, given: Mapping[str, Sequence[Mapping[str, Any]
 
 
 def _content(
-    pipeline: str, given: Mapping[str, Sequence[Mapping[str, Any]]], expected: Sequence[Mapping[str, Any]] | None
+    pipeline: str, input_rows: Mapping[str, Sequence[Mapping[str, Any]]], expected: Sequence[Mapping[str, Any]] | None
 ) -> str:
     import tomlkit
 
@@ -154,7 +156,7 @@ def _content(
         "",
         '[[steps]]                 # rows that arrive together; more [[steps]]: further rows, quiet = "1h",',
         '                          # crash = "commit.before", restart = { shards = 3 }',
-        *(f"rows.{show_key(name)} = {rows(some)}" for name, some in given.items()),
+        *(f"rows.{show_key(name)} = {rows(some)}" for name, some in input_rows.items()),
         "",
         "[expect]                  # in any order, when all windows are closed; slackwater test --update rewrites it",
         *([] if expected is None else [f"rows = {rows(expected)}"]),

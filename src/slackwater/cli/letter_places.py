@@ -31,10 +31,10 @@ def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -
     if letter["reason"] == UNDECODABLE:
         return bad_values.told(source, text)
     if letter["reason"] in (NO_TIME, FUTURE):
-        own = next(
+        stage_pipeline = next(
             (one for one in pipeline.alone.values() if any(s.name == source.name for s in one.sources)), pipeline
         )
-        return bad_values.time_told(own.transform.step.event_time_column, bad_values.parse_object(text))
+        return bad_values.time_told(stage_pipeline.transform.step.event_time_column, bad_values.parse_object(text))
     return ""
 
 

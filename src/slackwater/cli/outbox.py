@@ -17,23 +17,23 @@ def show_file(file: Path, limit: int) -> None:
     from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
-    found = skip_publish.pending_output(pipeline)
-    if found is None:
+    pending = skip_publish.pending_output(pipeline)
+    if pending is None:
         print(f"{pipeline.name}: nothing waits: all that was committed is published")
         return
     print(
-        f"{pipeline.name}: epoch {found.epoch} was committed at {format_iso(found.committed_us)} and is not published: "
-        f"{plural(found.total, 'row')}, {plural(found.letters, 'dead letter')}"
+        f"{pipeline.name}: epoch {pending.epoch} was committed at {format_iso(pending.committed_us)} and is not published: "
+        f"{plural(pending.total, 'row')}, {plural(pending.letters, 'dead letter')}"
     )
-    for names, rows in found.rows.items():
-        if not found.has_one_target:
+    for names, rows in pending.rows.items():
+        if not pending.has_one_target:
             print(f"for {' and '.join(map(escape_controls, names))}, {plural(rows.height, 'row')}:")
         for row in json_objects(rows.head(limit)):
             print(f"  {escape_controls(row.decode(errors='replace'))}")
         if rows.height > limit:
             print(f"  and {plural(rows.height - limit, 'row')} more; --limit shows more of them")
-    print(f"try again:    slackwater outbox retry {file} {found.epoch}")
-    print(f"or set aside: slackwater outbox set-aside {file} {found.epoch}")
+    print(f"try again:    slackwater outbox retry {file} {pending.epoch}")
+    print(f"or set aside: slackwater outbox set-aside {file} {pending.epoch}")
 
 
 def retry_file(file: Path, epoch: int) -> None:

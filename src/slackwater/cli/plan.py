@@ -28,19 +28,19 @@ def plan_file(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and their sum; exit code 1 if a start would refuse. Raises SlackwaterError."""
     pipeline = toml.load(file)
     check_moved_directories(pipeline)
-    found = _compared(pipeline)
-    refused = None if found is not None else _question(pipeline)
+    comparison = _compared(pipeline)
+    refused = None if comparison is not None else _question(pipeline)
     if as_json:
-        print(mask_secrets(json.dumps(_object(pipeline, found, refused))))
-    elif found is None:
+        print(mask_secrets(json.dumps(_object(pipeline, comparison, refused))))
+    elif comparison is None:
         print(mask_secrets(refused or f"{pipeline.name}: {_without(pipeline)}"))
     else:
-        for change in found.changes:
+        for change in comparison.changes:
             print(mask_secrets(f"{change.verdict:<11} {change.line}"))
-        for line in found.unknown:
+        for line in comparison.unknown:
             print(mask_secrets(f"{'unknown':<11} {line}"))
-        print(mask_secrets(f"{pipeline.name}: {found.sum.replace('FILE', str(file))}"))
-    if refused is not None or (found is not None and not found.startable):
+        print(mask_secrets(f"{pipeline.name}: {comparison.sum.replace('FILE', str(file))}"))
+    if refused is not None or (comparison is not None and not comparison.startable):
         raise typer.Exit(1)
 
 
@@ -52,11 +52,13 @@ def _compared(pipeline: Pipeline) -> ConfigComparison | None:
         if named is None:
             return _compared_with(pipeline, store, pipeline)
     with closing(store_of(named)) as store:
-        found = _compared_with(pipeline, store, named)
-    if found is None:
+        comparison = _compared_with(pipeline, store, named)
+    if comparison is None:
         return None
     how = "the next start takes over its state, and puts what it was aside"
-    return replace(found, changes=(KeyChange("name", named.name, pipeline.name, COMPATIBLE, how), *found.changes))
+    return replace(
+        comparison, changes=(KeyChange("name", named.name, pipeline.name, COMPATIBLE, how), *comparison.changes)
+    )
 
 
 def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> ConfigComparison | None:
@@ -65,22 +67,22 @@ def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Co
         if snapshot is None:
             return None
         commit = snapshot.commit
-        found = compare.compare_config(pipeline, commit, missing=snapshot.missing)
-        found = with_tables(found, pipeline, commit)
+        comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
+        comparison = with_tables(comparison, pipeline, commit)
         wrong, _, unread = target_marks.find_mismatches(named, commit, snapshot.missing)
         refused = [_damage(snapshot), target_marks.refuse_mismatches(named, commit, wrong)]
         if named is not pipeline and snapshot.missing:
             refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
-        waits = "; ".join(str(why) for why in (found.waits, *refused) if why) or None
-        return replace(found, waits=waits, unknown=(*found.unknown, *unread))
+        waits = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None
+        return replace(comparison, waits=waits, unknown=(*comparison.unknown, *unread))
 
 
 def _question(pipeline: Pipeline) -> str | None:
     """Why a start without a state is refused."""
     with closing(store_of(pipeline)) as store:
-        asked = previous_name.rename_question(pipeline, store)
-    if asked is not None:
-        return str(asked)
+        question = previous_name.rename_question(pipeline, store)
+    if question is not None:
+        return str(question)
     try:
         previous_output.check_previous_output(pipeline, None)
     except StartError as error:
@@ -102,8 +104,8 @@ def _without(pipeline: Pipeline) -> str:
     return "there is no state yet: the next start begins it"
 
 
-def _object(pipeline: Pipeline, found: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
-    if found is None:
+def _object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
+    if comparison is None:
         return {
             "pipeline": pipeline.name,
             "epoch": None,
@@ -114,13 +116,13 @@ def _object(pipeline: Pipeline, found: ConfigComparison | None, refused: str | N
         }
     listed = [
         {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
-        for c in found.changes
+        for c in comparison.changes
     ]
     return {
         "pipeline": pipeline.name,
-        "epoch": found.epoch,
+        "epoch": comparison.epoch,
         "changes": listed,
-        "startable": found.startable,
-        "unknown": list(found.unknown),
-        "sum": found.sum,
+        "startable": comparison.startable,
+        "unknown": list(comparison.unknown),
+        "sum": comparison.sum,
     }

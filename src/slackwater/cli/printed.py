@@ -39,8 +39,8 @@ def _plan(plan: Plan) -> Iterator[str]:
         for line in stage.lines:
             yield f"  {'':<19}{line}"
     yield f"\n  delivery   {plan.guarantee}"
-    for i, kept in enumerate(plan.kept):
-        line = kept if isinstance(kept, str) else f"at most about {format_size(kept[0])} at {kept[1]:,} groups"
+    for i, entry in enumerate(plan.kept):
+        line = entry if isinstance(entry, str) else f"at most about {format_size(entry[0])} at {entry[1]:,} groups"
         yield f"  {'' if i else 'state':<11}{line}"
     for line in plan.notes:
         yield f"  note       {line}"
@@ -53,8 +53,8 @@ def _(value: LocalResult) -> str:
     parts = []
     for name, frame in tables.items():
         lines = list(table_lines(frame.tail(ROWS))) if frame.width else []
-        left = [f"(the last {ROWS} of {plural(frame.height, 'row')})"] if frame.height > ROWS else []
-        parts.append("\n".join([*([f"{name}:"] if name else []), *lines, *left]))
+        truncation_note = [f"(the last {ROWS} of {plural(frame.height, 'row')})"] if frame.height > ROWS else []
+        parts.append("\n".join([*([f"{name}:"] if name else []), *lines, *truncation_note]))
     c = value.counters
     counted = f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_bad:,} bad"
     parts.append(f"{plural(sum(f.height for f in tables.values()), 'row')} in the target; of the rows read: {counted}")

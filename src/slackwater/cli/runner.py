@@ -91,8 +91,8 @@ def _senders(view: views.ProgressView, otel: bool, openlineage: bool) -> list[Ob
     """Those that tell other systems of the run. Raises StartError for a missing extra."""
     from slackwater import observe
 
-    wanted = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
-    return [make(view.notice) for make in wanted]
+    factories = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
+    return [make(view.notice) for make in factories]
 
 
 def run_pipeline(

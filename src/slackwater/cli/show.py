@@ -48,8 +48,8 @@ class ShowOptions:
         if self.as_json and self.as_csv:
             raise StartError("--json and --csv: found both, expected one; leave one out")
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
-        if self.sql is not None and (given := [name for name, is_given in others.items() if is_given]):
-            raise StartError(f"--sql and {given[0]}: found both, expected one; write it into the SQL")
+        if self.sql is not None and (conflicting := [name for name, is_given in others.items() if is_given]):
+            raise StartError(f"--sql and {conflicting[0]}: found both, expected one; write it into the SQL")
 
     @property
     def is_plain(self) -> bool:
@@ -86,10 +86,10 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
         _show(pipeline.one_target(target), file, view, follow)
         _failure(pipeline)
         return
-    for number, (name, own) in enumerate(pipeline.by_target.items()):
-        print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(own)}", flush=True)
+    for number, (name, target_pipeline) in enumerate(pipeline.by_target.items()):
+        print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(target_pipeline)}", flush=True)
         try:
-            _show(own, file, view, follow)
+            _show(target_pipeline, file, view, follow)
         except StartError as error:
             print(error, file=sys.stderr, flush=True)
     _failure(pipeline)
@@ -102,22 +102,22 @@ def _failure(pipeline: Pipeline) -> None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return
     with closing(store_of(pipeline)) as store:
-        told = failure_text(store, pipeline.name)
-    if told is not None:
-        print(escape_controls(mask_secrets(f"{pipeline.name}: {told}")), file=sys.stderr, flush=True)
+        failure = failure_text(store, pipeline.name)
+    if failure is not None:
+        print(escape_controls(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
 
 
 def _show(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> None:
     results = result_reader(pipeline)
     printer = _Printer(pipeline, view)
     try:
-        found = results.newest(MOST if view.reads_all else view.most)
-        if found is None:
+        newest = results.newest(MOST if view.reads_all else view.most)
+        if newest is None:
             _nothing_yet(pipeline, file)
         else:
-            count = printer.rows(found, view.most)
+            count = printer.rows(newest, view.most)
             if count > view.most and not (view.as_json or view.as_csv):
-                printer.left_out(view.most, RowCount(count) if view.reads_all else results.total(found.height))
+                printer.left_out(view.most, RowCount(count) if view.reads_all else results.total(newest.height))
         while follow:
             _pause()
             if (fresh := results.fresh()) is not None:
@@ -187,8 +187,8 @@ class _Printer:
     def left_out(self, limit: int, total: RowCount | None) -> None:
         """That these are not all rows. `total`: how many there are, where that is known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
-        of = plural(limit, "row") + ("" if total is None else f" of {total}")
-        print(f"({newest} {of}; more with --limit)", file=sys.stderr, flush=True)
+        count_text = plural(limit, "row") + ("" if total is None else f" of {total}")
+        print(f"({newest} {count_text}; more with --limit)", file=sys.stderr, flush=True)
 
     def _table(self, frame: pl.DataFrame) -> Iterator[str]:
         head, rows, widths = _cells(frame)

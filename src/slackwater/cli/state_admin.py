@@ -25,10 +25,10 @@ from slackwater.state.protocol import StateStore
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
     store = store_at(where, pipeline, schema)
     with closing(store):
-        found = store.written()
-        if found is None:
+        stored = store.written()
+        if stored is None:
             raise no_state()
-        version, record = found
+        version, record = stored
         name, epoch = record["pipeline"], record["epoch"]
         if version == FORMAT:
             print(f"{name}: epoch {epoch} has format {version}, which is this version's; there is nothing to migrate")
@@ -50,11 +50,11 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
 
 def _changes(before: Any, after: Any, stage: str = "") -> list[str]:
     """What a step did to a record, per stage."""
-    told = [k for k in after if k not in ("format", "then")]
-    changed = [k for k in told if before.get(k) != after[k] and (before.get(k) or after[k])]
-    found = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
-    found = found or [f"{stage}changes no field"]
-    return found + (_changes(before["then"], after["then"], "next stage: ") if after.get("then") else [])
+    fields = [k for k in after if k not in ("format", "then")]
+    changed = [k for k in fields if before.get(k) != after[k] and (before.get(k) or after[k])]
+    lines = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
+    lines = lines or [f"{stage}changes no field"]
+    return lines + (_changes(before["then"], after["then"], "next stage: ") if after.get("then") else [])
 
 
 def _brief(value: Any, most: int = 120) -> str:
@@ -65,14 +65,14 @@ def _brief(value: Any, most: int = 120) -> str:
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
     store = store_at(where, pipeline, schema)
     with closing(store):
-        made = fork.fork_store(store, name, epoch)
-    rows = sum(s.rows for stage in made.stages for shard in stage.segments for s in shard)
-    print(f'"{name}" begins with epoch {made.epoch}: {plural(rows, "state row")}, {format_size(made.state_bytes)}')
+        commit = fork.fork_store(store, name, epoch)
+    rows = sum(s.rows for stage in commit.stages for shard in stage.segments for s in shard)
+    print(f'"{name}" begins with epoch {commit.epoch}: {plural(rows, "state row")}, {format_size(commit.state_bytes)}')
     print(
         f'a config with name = "{name}", a target of its own and otherwise the same goes on from there; what was emitted up '
-        f"to epoch {made.epoch} is in the target of the other alone"
+        f"to epoch {commit.epoch} is in the target of the other alone"
     )
-    for source in fork.checkpoint_sources(made):
+    for source in fork.checkpoint_sources(commit):
         print(
             f'warning: source "{source}" goes on by Spark\'s checkpoint only, which is not copied: the fork can be looked at, '
             "and a run of it is refused"
@@ -94,18 +94,18 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
 
 def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
     with edit_state(store) as commit:
-        made = reset_offsets.plan_moves(commit, offsets, config)
-        _tell(commit, made)
-        if all(m.before == m.after for m in made):
+        moves = reset_offsets.plan_moves(commit, offsets, config)
+        _tell(commit, moves)
+        if all(m.before == m.after for m in moves):
             raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
-        return store.commit(next_of(commit, _now(), sources=reset_offsets.apply_moves(commit, made)))
+        return store.commit(next_of(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 
-def _tell(commit: Commit, made: Sequence[reset_offsets.OffsetMove]) -> None:
+def _tell(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
     """Before and after, and what it means."""
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
-    changes = [(move.source, change) for move in made for change in move.after.changes(move.before)]
+    changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]
     lines += [[source, c.part, c.was, c.will, c.meaning] for source, c in changes]
     print("\n".join(align_rows(lines)))
     if any(c.again for _, c in changes):

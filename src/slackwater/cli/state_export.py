@@ -25,19 +25,19 @@ def export_state(
         raise StartError(f"{out}: there is no directory {path.parent}; create it")
     store = store_at(where, pipeline, schema)
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
-        commit, found = view.manifest(), view.scan(where=condition)
+        commit, windows = view.manifest(), view.scan(where=condition)
     aside = path.with_name(f".{path.name}.part")
     try:
-        _write(found, aside, path.suffix)
+        _write(windows, aside, path.suffix)
         aside.replace(path)
     except OSError as error:
         raise StartError(f"{out}: cannot be written ({error.strerror})") from None
     finally:
         aside.unlink(missing_ok=True)
-    told = (
-        int(found[found.columns[-1]][0]) if found.height else commit.epoch
+    exported_epoch = (
+        int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
     )  # its last column; a runner may have gone on
-    print(f"{plural(found.height, 'window')} of {commit.pipeline} as of epoch {told}, in {out}")
+    print(f"{plural(windows.height, 'window')} of {commit.pipeline} as of epoch {exported_epoch}, in {out}")
 
 
 def _write(frame: pl.DataFrame, path: Path, suffix: str) -> None:

@@ -35,10 +35,16 @@ def print_verification(where: str, pipeline: str | None, schema: str, as_json: b
 
 
 def _verdict(report: VerifyReport) -> str:
-    kept = report.epochs
-    epochs = "no commit" if not kept else f"epoch {kept[-1]}" if not kept[1:] else f"epochs {kept[0]} to {kept[-1]}"
-    what = "table" if report.store == "postgres" else "file"
-    seen = f"{epochs}, {plural(report.files, what)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
+    kept_epochs = report.epochs
+    epochs = (
+        "no commit"
+        if not kept_epochs
+        else f"epoch {kept_epochs[-1]}"
+        if not kept_epochs[1:]
+        else f"epochs {kept_epochs[0]} to {kept_epochs[-1]}"
+    )
+    unit = "table" if report.store == "postgres" else "file"
+    seen = f"{epochs}, {plural(report.files, unit)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
     unread = "; the rows were not judged, as the state does not describe its window" if report.unread else ""
     if not report.problems:
         return f"{report.pipeline}: sound ({seen}){unread}"
@@ -48,28 +54,32 @@ def _verdict(report: VerifyReport) -> str:
 
 def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
     with closing(store_at(where, pipeline, schema)) as store:
-        found = measure_sizes(store, hot)
-    print(_json(asdict(found)) if as_json else "\n".join(_sizes(found)))
+        measured = measure_sizes(store, hot)
+    print(_json(asdict(measured)) if as_json else "\n".join(_sizes(measured)))
 
 
-def _hot_shards(found: Sizes, several: bool) -> str:
+def _hot_shards(measured: Sizes, several: bool) -> str:
     """Those that an epoch waits for, and what to do."""
-    told = []
-    for s in found.hot_shards[:3]:
-        own = [x.rows for x in found.shards if x.stage == s.stage]
+    descriptions = []
+    for s in measured.hot_shards[:3]:
+        stage_rows = [x.rows for x in measured.shards if x.stage == s.stage]
         stage = f" of stage {s.stage + 1}" if several else ""
-        told.append(f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(own) / sum(own):.1f} times the mean)")
-    more = f" and {len(found.hot_shards) - 3} more" if found.hot_shards[3:] else ""
-    return f"{', '.join(told)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
+        descriptions.append(
+            f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(stage_rows) / sum(stage_rows):.1f} times the mean)"
+        )
+    more = f" and {len(measured.hot_shards) - 3} more" if measured.hot_shards[3:] else ""
+    return f"{', '.join(descriptions)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
 
 
-def _sizes(found: Sizes) -> list[str]:
-    several = any(s.stage for s in found.shards)
-    in_tables = bool(found.tables)
+def _sizes(measured: Sizes) -> list[str]:
+    several = any(s.stage for s in measured.shards)
+    in_tables = bool(measured.tables)
     head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
     rows = [head if in_tables else [*head, "size"]]
     shown = (
-        found.shards if len(found.shards) <= MOST_SHARDS else sorted(found.shards, key=lambda s: -s.rows)[:MOST_SHARDS]
+        measured.shards
+        if len(measured.shards) <= MOST_SHARDS
+        else sorted(measured.shards, key=lambda s: -s.rows)[:MOST_SHARDS]
     )
     for s in shown:
         cells = [*([str(s.stage + 1)] if several else []), str(s.shard)]
@@ -79,33 +89,33 @@ def _sizes(found: Sizes) -> list[str]:
             else [*cells, str(s.segments), f"{s.rows:,}", format_size(s.bytes)]
         )
     lines = [
-        f"{found.pipeline}, epoch {found.epoch}: {format_size(found.state_bytes)} of state",
+        f"{measured.pipeline}, epoch {measured.epoch}: {format_size(measured.state_bytes)} of state",
         "",
         *align_rows(rows),
         "",
     ]
-    if len(shown) < len(found.shards):
-        rest = f"the {len(shown)} with the most rows of {len(found.shards):,} shards; all of them with --json"
+    if len(shown) < len(measured.shards):
+        rest = f"the {len(shown)} with the most rows of {len(measured.shards):,} shards; all of them with --json"
         lines[-1:] = [rest, ""]
     if in_tables:
         tables = [["table", "rows", "size", "dead rows"]]
-        tables += [[t.table, f"{t.rows:,}", format_size(t.bytes), f"{t.dead:,}"] for t in found.tables]
+        tables += [[t.table, f"{t.rows:,}", format_size(t.bytes), f"{t.dead:,}"] for t in measured.tables]
         lines += [*align_rows(tables), ""]
-    facts = [["staged outputs", f"{_pair(found.outputs)}, not published yet: {_pair(found.waiting)}"]]
+    facts = [["staged outputs", f"{_pair(measured.outputs)}, not published yet: {_pair(measured.waiting)}"]]
     if not in_tables:
-        span = f"{found.kept[0]} to {found.kept[-1]}" if found.kept[1:] else str(found.epoch)
-        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_pair(found.only_kept)}"])
-        removed = "; a runner, or compact, removes it" if found.garbage[0] else ""
-        facts.append(["garbage", f"{_pair(found.garbage)}{removed}"])
-    facts += [["lists", _pair(found.lists)], ["forecast", _forecast(found.forecast, in_tables)]]
-    if found.hot_shards:
-        facts.append(["hot shards", _hot_shards(found, several)])
-    if found.requests is not None:
-        facts.append(["requests", _requests(found.requests)])
+        span = f"{measured.kept[0]} to {measured.kept[-1]}" if measured.kept[1:] else str(measured.epoch)
+        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_pair(measured.only_kept)}"])
+        removed = "; a runner, or compact, removes it" if measured.garbage[0] else ""
+        facts.append(["garbage", f"{_pair(measured.garbage)}{removed}"])
+    facts += [["lists", _pair(measured.lists)], ["forecast", _forecast(measured.forecast, in_tables)]]
+    if measured.hot_shards:
+        facts.append(["hot shards", _hot_shards(measured, several)])
+    if measured.requests is not None:
+        facts.append(["requests", _requests(measured.requests)])
     lines += align_rows(facts)
-    if found.hot:
-        keys = [["key", *(["side"] if any(k.side for k in found.hot) else []), "rows", "events"]]
-        for k in found.hot:
+    if measured.hot:
+        keys = [["key", *(["side"] if any(k.side for k in measured.hot) else []), "rows", "events"]]
+        for k in measured.hot:
             name = ", ".join(f"{c}={'NULL' if v is None else v}" for c, v in k.key.items()) or "(no key)"
             events = "-" if k.events is None else f"{k.events:,}"
             keys.append([name, *([k.side or "-"] if "side" in keys[0] else []), f"{k.rows:,}", events])
@@ -113,31 +123,31 @@ def _sizes(found: Sizes) -> list[str]:
     return lines
 
 
-def _requests(found: RequestCosts) -> str:
-    each = f"{found.per_shard:.1f} per shard and {found.per_commit:.1f} per commit (means of {plural(found.epochs, 'kept epoch')})"
-    if found.dollars is None or found.seconds is None:
+def _requests(costs: RequestCosts) -> str:
+    each = f"{costs.per_shard:.1f} per shard and {costs.per_commit:.1f} per commit (means of {plural(costs.epochs, 'kept epoch')})"
+    if costs.dollars is None or costs.seconds is None:
         return each
-    low, high = found.dollars
+    low, high = costs.dollars
     cost = f"{low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:,.2f} to {high:,.2f}"
-    return f"{each}; at a commit every {format_age(int(found.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
+    return f"{each}; at a commit every {format_age(int(costs.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
 
 
 def _pair(pair: tuple[int, int]) -> str:
     return "none" if not pair[0] else f"{pair[0]:,} ({format_size(pair[1])})"
 
 
-def _forecast(found: Forecast | None, in_tables: bool) -> str:
-    if found is None:
+def _forecast(forecast: Forecast | None, in_tables: bool) -> str:
+    if forecast is None:
         return "needs kept commits that span an hour" + (", and a database keeps the latest only" if in_tables else "")
-    over = f"over {plural(found.commits, 'commit')} in {format_age(found.over_us)}"
-    if found.hours is None:
-        return f"shrinks by {format_size(-found.bytes_per_hour)} per hour, or stays ({over})"
+    over = f"over {plural(forecast.commits, 'commit')} in {format_age(forecast.over_us)}"
+    if forecast.hours is None:
+        return f"shrinks by {format_size(-forecast.bytes_per_hour)} per hour, or stays ({over})"
     until = (
-        f"{format_size(LARGE)} in {format_age(int(found.hours * HOUR_US))}"
-        if found.hours < 1e6
+        f"{format_size(LARGE)} in {format_age(int(forecast.hours * HOUR_US))}"
+        if forecast.hours < 1e6
         else f"{format_size(LARGE)} is far off"
     )
-    return f"grows by {format_size(found.bytes_per_hour)} per hour ({over}): {until}"
+    return f"grows by {format_size(forecast.bytes_per_hour)} per hour ({over}): {until}"
 
 
 def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
@@ -186,5 +196,5 @@ def _time(us: int) -> str | None:
     return None if us <= NO_WATERMARK else format_iso(us)
 
 
-def _json(found: dict[str, Any]) -> str:
-    return json.dumps(found, ensure_ascii=False)
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False)

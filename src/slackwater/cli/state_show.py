@@ -25,12 +25,12 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
     names = names_at(where, schema)
     if not names:
         raise StartError(f"{where}: no pipeline has its state there")
-    found = [_summary(store_at(where, name, schema), name) for name in names]
+    summaries = [_summary(store_at(where, name, schema), name) for name in names]
     if as_json:
-        print("\n".join(json.dumps(one, ensure_ascii=False) for one in found))
+        print("\n".join(json.dumps(one, ensure_ascii=False) for one in summaries))
         return
     rows = [["pipeline", "epoch", "committed", "watermark", "open", "rows", "size", "runner"]]
-    for one in found:
+    for one in summaries:
         if "error" in one:
             rows.append([one["pipeline"], one["error"]])
             continue
@@ -85,11 +85,15 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
-        m, published, runner, kept = snapshot.commit, snapshot.published, store.runner(), store.epochs()
+        m, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
     if as_json:
         hidden: Any = {"output": True, "letters": True, "stages": {"__all__": {"segments"}}}
-        shown = m.model_dump(mode="json", exclude=hidden) | {"published": published, "runner": runner, "kept": kept}
+        shown = m.model_dump(mode="json", exclude=hidden) | {
+            "published": published,
+            "runner": runner,
+            "kept": kept_epochs,
+        }
         print(json.dumps(shown, ensure_ascii=False))
         return
     now = time.time_ns() // 1000
@@ -98,7 +102,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         ["epoch", f"{m.epoch}, committed {format_iso(m.committed_us)}, {format_age(now - m.committed_us)} ago"],
         ["published", "yes" if not m.staged or published >= m.epoch else _waiting(m, missing)],
         ["runner", runner or "none is up"],
-        ["kept epochs", f"{kept[0]} to {kept[-1]}" if kept[1:] else str(m.epoch)],
+        ["kept epochs", f"{kept_epochs[0]} to {kept_epochs[-1]}" if kept_epochs[1:] else str(m.epoch)],
     ]
     for number, stage in enumerate(m.stages):
         name = f"stage {number + 1} " if m.stages[1:] else ""

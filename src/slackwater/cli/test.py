@@ -49,6 +49,6 @@ def test_path(path: Path, update: bool = False) -> int:
                         print(mask_secrets(f"  {line}"), flush=True)
     passed = len(paths) - failed - wrong - updated
     counts = [(passed, "passed"), (failed, "failed"), (wrong, "wrong"), (updated, "updated")]
-    told = ", ".join(f"{n} {word}" for n, word in counts if n)
-    print(f"{told} in {time.monotonic() - began:.1f} s")
+    counts_text = ", ".join(f"{n} {word}" for n, word in counts if n)
+    print(f"{counts_text} in {time.monotonic() - began:.1f} s")
     return 2 if wrong else 1 if failed else 0

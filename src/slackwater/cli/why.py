@@ -47,14 +47,14 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
         )
     store = store_of(pipeline)
     try:
-        found = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
-        found = with_history(pipeline, store, found, key)
+        report = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
+        report = with_history(pipeline, store, report, key)
     finally:
         store.close()
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), ensure_ascii=False, default=format_value))
+        print(json.dumps(dataclasses.asdict(report), ensure_ascii=False, default=format_value))
         return
-    print("\n".join(report_lines(found, str(file))))
+    print("\n".join(report_lines(report, str(file))))
 
 
 def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
@@ -85,8 +85,8 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     yield from align_rows(
         [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, _clocks(w))]
     )
-    for source, told in w.changed_files.items():
-        yield changed_text(source, list(told["last"]), int(told["count"]))
+    for source, changed in w.changed_files.items():
+        yield changed_text(source, list(changed["last"]), int(changed["count"]))
     for s in w.told:
         if (advice := advice_text(s.lateness)) is not None:
             yield f"stage {quote_stage(s.stage)}: {advice}" if several else advice
@@ -132,8 +132,8 @@ def _held(w: StageReport, committed_us: int) -> str:
         else "it had rows in this epoch"
     )
     if h.watermark_us is None:
-        left = f"; it counts as idle in {format_age(h.idle_in_us)} of quiet" if h.idle_in_us else ""
-        return f"{waiting_text(w)}: no event yet, {since}{left}"
+        idle_note = f"; it counts as idle in {format_age(h.idle_in_us)} of quiet" if h.idle_in_us else ""
+        return f"{waiting_text(w)}: no event yet, {since}{idle_note}"
     caught = (
         ""
         if w.through or w.watermark_us is None or h.watermark_us >= w.watermark_us
@@ -186,12 +186,12 @@ def _waiting(w: StageReport, head: str) -> Iterator[str]:
 
 
 def _following(w: StageReport, head: str) -> Iterator[str]:
-    what = "session" if w.kind == "session" else "window"
-    of = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
+    noun = "session" if w.kind == "session" else "window"
+    keys_text = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
-        yield f"{head}no {what} is open: there is nothing to come out"
+        yield f"{head}no {noun} is open: there is nothing to come out"
         return
-    yield f"{head}{plural(w.open_windows, f'open {what}')}{of}; the next to close:"
+    yield f"{head}{plural(w.open_windows, f'open {noun}')}{keys_text}; the next to close:"
     keys = list(w.next[0].key or {})
     counted = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
     yield from align_rows(
@@ -213,13 +213,13 @@ def _following(w: StageReport, head: str) -> Iterator[str]:
 
 
 def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
-    what = "session" if w.kind == "session" else "window"
+    noun = "session" if w.kind == "session" else "window"
     name = ", ".join(f"{n}={_shown(v)}" for n, v in k.key.items())
-    yield f"{head}key {name}: " + (plural(len(k.open), f"open {what}") if k.open else f"no {what} is open")
+    yield f"{head}key {name}: " + (plural(len(k.open), f"open {noun}") if k.open else f"no {noun} is open")
     for o in k.open:
         last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"
         rows = "" if o.rows is None else f", {plural(o.rows, 'row')}"
-        yield f"  {what} from {format_iso(o.start_us)}{last}{rows}"
+        yield f"  {noun} from {format_iso(o.start_us)}{last}{rows}"
         behind = (
             "there is no watermark yet"
             if w.watermark_us is None
@@ -228,13 +228,13 @@ def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
         yield f"    closes at watermark {format_iso(o.closes_us)}; {behind}"
         if o.reason == "cap":
             yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
-        elif what == "session":
+        elif noun == "session":
             yield "    a row within gap of it, as long as it is open, makes it longer"
         yield f"    that is once {_once(w, o)}"
     if k.floor_us is not None:
         yield f"  floor {format_iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"
     if k.late_before_us is not None:
-        joins = " unless they join an open session" if what == "session" else ""
+        joins = " unless they join an open session" if noun == "session" else ""
         yield f"  rows before {format_iso(k.late_before_us)} are late{joins}"
     if w.read_by and k.open:
         yield f"  what comes out of it goes to stage {' and '.join(map(quote_stage, w.read_by))}"
@@ -271,16 +271,16 @@ def _history(k: KeyReport, file: str | None) -> Iterator[str]:
 
 
 def _results(results: PublishedResults, several: bool) -> Iterator[str]:
-    of = f' in target "{results.target}"' if several else ""
+    target_text = f' in target "{results.target}"' if several else ""
     if results.problem is not None:
-        yield f"  published results{of} cannot be shown: {results.problem}"
+        yield f"  published results{target_text} cannot be shown: {results.problem}"
     elif not results.rows:
-        yield f"  published results{of}: none"
+        yield f"  published results{target_text}: none"
     else:
         yield (
-            f"  published results{of}, the last {len(results.rows)}:"
+            f"  published results{target_text}, the last {len(results.rows)}:"
             if results.rows[1:]
-            else f"  published result{of}:"
+            else f"  published result{target_text}:"
         )
         names = list(results.rows[0])
         yield from (f"    {line}" for line in align_rows([names, *([cell(r[n]) for n in names] for r in results.rows)]))
@@ -290,24 +290,24 @@ def _once(w: StageReport, o: OpenWindow) -> str:
     """What has to happen, sources that wait for the same time together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
-        mine = [n for n in o.needs if n.choice == choice]
+        events = [n for n in o.needs if n.choice == choice]
         either = " and " if choice is None else " or "
-        times = sorted({n.event_us for n in mine})
-        found = either.join(
-            f"{either.join(_place(n) for n in mine if n.event_us == t)} at or after {format_iso(t)}" for t in times
+        times = sorted({n.event_us for n in events})
+        alternatives = either.join(
+            f"{either.join(_place(n) for n in events if n.event_us == t)} at or after {format_iso(t)}" for t in times
         )
-        parts.append(f"({found})" if len(mine) > 1 and len(o.needs) > len(mine) else found)
-    wanted = f"an event is seen on {' and '.join(parts)}"
+        parts.append(f"({alternatives})" if len(events) > 1 and len(o.needs) > len(events) else alternatives)
+    condition = f"an event is seen on {' and '.join(parts)}"
     if o.silence_us is None:
-        return wanted
-    return f"{wanted}, or after {format_age(max(o.silence_us, 0))} more without any"
+        return condition
+    return f"{condition}, or after {format_age(max(o.silence_us, 0))} more without any"
 
 
 def _place(n: RequiredEvent) -> str:
     names = ", ".join(n.partitions[:PARTITIONS])
     more = f" and {len(n.partitions) - PARTITIONS} more" if len(n.partitions) > PARTITIONS else ""
-    of = f" (each of {names}{more})" if len(n.partitions) > 1 else f" (partition {names})" if names else ""
-    return f'"{n.source}"{of}'
+    partition_text = f" (each of {names}{more})" if len(n.partitions) > 1 else f" (partition {names})" if names else ""
+    return f'"{n.source}"{partition_text}'
 
 
 def _time(us: int | None) -> str:

@@ -19,9 +19,9 @@ def report_clocks(name: str, clock: SourceClock) -> list[ClockReport]:
 
 
 def _clock(name: str, partition: str | None, c: SourceClock) -> ClockReport:
-    left = None if c.idle else max(c.idleness_us - c.quiet_us, 0)
+    idle_in_us = None if c.idle else max(c.idleness_us - c.quiet_us, 0)
     return ClockReport(
-        name, partition, c.max_event_us, c.lateness_us, known_time(c.watermark_us), c.idle, c.quiet_us, left
+        name, partition, c.max_event_us, c.lateness_us, known_time(c.watermark_us), c.idle, c.quiet_us, idle_in_us
     )
 
 

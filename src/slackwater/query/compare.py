@@ -72,26 +72,26 @@ def compare_outputs(
                 raise StartError(
                     f'{side.label}: there is no column "{column}"; there are: {", ".join(side.rows.columns)}'
                 )
-    left, right = (_latest(side.rows, by) for side in (a, b))
-    columns = [c for c in left.columns if c in right.columns and c not in ignore]
+    rows_a, rows_b = (_latest(side.rows, by) for side in (a, b))
+    columns = [c for c in rows_a.columns if c in rows_b.columns and c not in ignore]
     missing = tuple(
-        tuple(c for c in mine.columns if c not in other.columns and c not in ignore)
-        for mine, other in ((left, right), (right, left))
+        tuple(c for c in one.columns if c not in other.columns and c not in ignore)
+        for one, other in ((rows_a, rows_b), (rows_b, rows_a))
     )
-    pairs = [_alike(_plain(left[c]), _plain(right[c])) for c in columns]
-    left, right = pl.DataFrame([p[0] for p in pairs]), pl.DataFrame([p[1] for p in pairs])
-    repeated = tuple(side.height - side.select(by).n_unique() if side.height else 0 for side in (left, right))
-    left, right = (_numbered(side, by, any(repeated)) for side in (left, right))
+    pairs = [_alike(_plain(rows_a[c]), _plain(rows_b[c])) for c in columns]
+    rows_a, rows_b = pl.DataFrame([p[0] for p in pairs]), pl.DataFrame([p[1] for p in pairs])
+    repeated = tuple(side.height - side.select(by).n_unique() if side.height else 0 for side in (rows_a, rows_b))
+    rows_a, rows_b = (_numbered(side, by, any(repeated)) for side in (rows_a, rows_b))
     on = [*by, _NTH]
     values = [c for c in columns if c not in by]
-    only = [mine.join(other, on=on, how="anti", nulls_equal=True) for mine, other in ((left, right), (right, left))]
-    both = left.join(right, on=on, how="inner", nulls_equal=True, suffix="__b").sort(on)
+    only = [one.join(other, on=on, how="anti", nulls_equal=True) for one, other in ((rows_a, rows_b), (rows_b, rows_a))]
+    both = rows_a.join(rows_b, on=on, how="inner", nulls_equal=True, suffix="__b").sort(on)
     unequal = both.select(~_equal(c, both.schema[c], tolerance).alias(c) for c in values)
     differs = unequal.select(pl.any_horizontal(values)).to_series() if values else pl.Series([False] * both.height)
     changed = both.filter(differs)
     return ResultComparison(
         tuple(by),
-        (left.height, right.height),
+        (rows_a.height, rows_b.height),
         both.height - changed.height,
         (only[0].height, only[1].height),
         changed.height,
@@ -108,16 +108,16 @@ def compare_outputs(
 def _identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> list[str]:
     if by:
         return list(dict.fromkeys(by))
-    known = [side.identity for side in (a, b) if side.identity is not None]
-    if not known:
+    identities = [side.identity for side in (a, b) if side.identity is not None]
+    if not identities:
         raise StartError(
             "what tells rows apart is not known of files and tables alone; name the columns: --by user_id,window_start"
         )
-    if len(known) == 2 and set(known[0]) != set(known[1]):
+    if len(identities) == 2 and set(identities[0]) != set(identities[1]):
         raise StartError(
-            f"{a.label} tells rows apart by {', '.join(known[0])}, {b.label} by {', '.join(known[1])}; name the columns: --by"
+            f"{a.label} tells rows apart by {', '.join(identities[0])}, {b.label} by {', '.join(identities[1])}; name the columns: --by"
         )
-    return list(known[0])
+    return list(identities[0])
 
 
 def _latest(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -213,19 +213,19 @@ def _read(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")
         whole = pl.when(bare.str.len_chars() == 10).then(bare + " 00:00:00").otherwise(bare)
-        found = pl.select(whole.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
-        found, typed = found.dt.replace_time_zone("UTC"), _utc(typed)
+        parsed = pl.select(whole.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
+        parsed, typed = parsed.dt.replace_time_zone("UTC"), _utc(typed)
     elif kind == pl.Boolean:
-        found = text.str.to_lowercase().replace_strict(
+        parsed = text.str.to_lowercase().replace_strict(
             {"true": True, "false": False}, default=None, return_dtype=pl.Boolean
         )
     elif kind == pl.Binary:
-        found = text.str.decode("hex", strict=False)
+        parsed = text.str.decode("hex", strict=False)
     else:
-        found = text.cast(kind, strict=False)
-    if found.null_count() > text.null_count():
+        parsed = text.cast(kind, strict=False)
+    if parsed.null_count() > text.null_count():
         return text, typed.cast(pl.String, strict=False)
-    return found.alias(text.name), typed
+    return parsed.alias(text.name), typed
 
 
 def _utc(values: pl.Series) -> pl.Series:

@@ -127,18 +127,19 @@ def _check(node: exp.Expr, columns: list[str]) -> None:
         if node.this.name not in (*_TYPES, "TIMESTAMPTZ") or node.expressions:
             raise _wrong(f"CAST to {node.sql()[:40]} is not allowed; expected one of {', '.join(_TYPES)}", "")
     elif type(node) is not exp.Cast:
-        what = node.name if isinstance(node, exp.Anonymous) else getattr(type(node), "sql_name", lambda: "")()
-        what = what or type(node).__name__.upper()
+        construct = node.name if isinstance(node, exp.Anonymous) else getattr(type(node), "sql_name", lambda: "")()
+        construct = construct or type(node).__name__.upper()
         raise _wrong(
-            f"{what[:40]} is not allowed here; there are {_OPERATORS}, and the functions {', '.join(FUNCTIONS)}", ""
+            f"{construct[:40]} is not allowed here; there are {_OPERATORS}, and the functions {', '.join(FUNCTIONS)}",
+            "",
         )
 
 
-def filter_frame(frame: pl.DataFrame, wanted: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
+def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
     """The rows of a frame that a condition holds for, a slice at a time. Raises StartError."""
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:
-            yield part.filter(wanted)
+            yield part.filter(condition)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise _wrong(f"{_line(error)}; there are: {', '.join(frame.columns)}", "") from None
 
@@ -155,7 +156,7 @@ def _line(error: BaseException) -> str:
 
 def _said(error: errors.SqlglotError) -> str:
     """What a parser says, and where."""
-    told = getattr(error, "errors", None) or [{}]
-    description, at = str(told[0].get("description") or "it is not a condition"), told[0].get("col")
+    problems = getattr(error, "errors", None) or [{}]
+    description, column = str(problems[0].get("description") or "it is not a condition"), problems[0].get("col")
     fact = "something is missing" if "<class" in description else description.rstrip(". ")
-    return f"{fact}{f', at character {at}' if at else ''}"
+    return f"{fact}{f', at character {column}' if column else ''}"

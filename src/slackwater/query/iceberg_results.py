@@ -33,8 +33,8 @@ class IcebergResults:
         self._files = now
         return None if table is None else self._rows(table, now.values())
 
-    def total(self, given: int) -> RowCount:
-        return RowCount(given)
+    def total(self, rows_read: int) -> RowCount:
+        return RowCount(rows_read)
 
     def fresh(self) -> pl.DataFrame | None:
         """A merge writes whole files anew: what the removed ones held is not new."""
@@ -45,8 +45,8 @@ class IcebergResults:
             return None
         added = self._rows(table, (now[f] for f in now.keys() - before.keys()))
         removed = self._rows(table, (before[f] for f in before.keys() - now.keys()))
-        found = None if added is None else subtract_rows(added, removed)
-        return None if found is None or found.is_empty() else found
+        new_rows = None if added is None else subtract_rows(added, removed)
+        return None if new_rows is None or new_rows.is_empty() else new_rows
 
     def _now(self) -> tuple[Any, dict[str, FileScanTask]]:
         try:
@@ -60,8 +60,8 @@ class IcebergResults:
             frames = [iceberg.rows_of(table, task) for task in tasks]
         except Exception as error:
             raise self._unreadable(error) from None
-        found = pl.concat(frames) if frames else None
-        return None if found is None or found.is_empty() else found
+        rows = pl.concat(frames) if frames else None
+        return None if rows is None or rows.is_empty() else rows
 
     def _unreadable(self, error: Exception) -> StartError:
         return StartError(

@@ -60,37 +60,37 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
 Texts = Sequence[str] | Mapping[str, str | None]
 
 
-def key_of(logic: WindowLogic, given: Texts, what: str = "key") -> pl.DataFrame:
-    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `what` gave.
+def key_of(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
+    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `option` gave.
 
     Or from a mapping of names to values as texts, which may hold any character. Raises StartError.
     """
     names = logic.key_names
     if not names:
-        raise StartError(f"{logic.pipeline}: {what}: this window has no group_by, so there are no keys; leave it out")
+        raise StartError(f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; leave it out")
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
-    found: dict[str, str | None] = {}
-    if isinstance(given, Mapping):
-        parts: list[tuple[str, object, str]] = [(n, v is not None, v or "") for n, v in given.items()]
+    values: dict[str, str | None] = {}
+    if isinstance(texts, Mapping):
+        parts: list[tuple[str, object, str]] = [(n, v is not None, v or "") for n, v in texts.items()]
     else:
-        parts = [p.partition("=") for text in given for p in re.split(following, text)]
+        parts = [p.partition("=") for text in texts for p in re.split(following, text)]
     for name, is_value, value in parts:
         if name not in names:
-            if not is_value and not isinstance(given, Mapping):  # a value alone
+            if not is_value and not isinstance(texts, Mapping):  # a value alone
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
-                    f'{logic.pipeline}: {what}: found "{name}", expected the name of the column too: {form}'
+                    f'{logic.pipeline}: {option}: found "{name}", expected the name of the column too: {form}'
                 )
             raise StartError(
-                f'{logic.pipeline}: {what}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'
+                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'
             )
-        found[name] = value if is_value else None
-    missing = [n for n in names if n not in found]
+        values[name] = value if is_value else None
+    missing = [n for n in names if n not in values]
     if missing:
         raise StartError(
-            f'{logic.pipeline}: {what}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
+            f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
         )
-    return key_frame(logic, {k.name: _value(logic, k, found[k.name]) for k in logic.keys})
+    return key_frame(logic, {k.name: _value(logic, k, values[k.name]) for k in logic.keys})
 
 
 def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
@@ -164,8 +164,8 @@ def _value(logic: WindowLogic, field: Field, text: str | None) -> Any:
         if field.base == "timestamp_ntz":
             return dt.datetime.fromisoformat(text).replace(tzinfo=None)
         if field.base == "timestamp":
-            at = dt.datetime.fromisoformat(text)
-            return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+            time = dt.datetime.fromisoformat(text)
+            return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
     except (ValueError, KeyError, ArithmeticError):
         raise StartError(
             f'{logic.pipeline}: --key: {field.name}: found "{text}", expected a value of type {field.type}'
@@ -179,9 +179,9 @@ def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage:
     state = stages[stage]
     hashes = key_hash(key, logic.keys).to_numpy()
     shard = int(shard_of(hashes, state.shards)[0])
-    found = snapshot.reader(shard, logic, stage % len(stages)).units(_units(logic, hashes, state))
-    mine = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
-    return found.filter(pl.all_horizontal(mine)) if mine else found
+    unit_rows = snapshot.reader(shard, logic, stage % len(stages)).units(_units(logic, hashes, state))
+    same_key = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
+    return unit_rows.filter(pl.all_horizontal(same_key)) if same_key else unit_rows
 
 
 @singledispatch
@@ -218,17 +218,17 @@ def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
     if operator.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
         rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(unsaid)
-    found = pane_emission.emit_windows(operator, rows, watermark, FAR, True).rows
-    return _by_close(operator, found, pl.col("__end"))
+    windows = pane_emission.emit_windows(operator, rows, watermark, FAR, True).rows
+    return _by_close(operator, windows, pl.col("__end"))
 
 
 @open_windows.register
 def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
-    found = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
+    windows = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
     cut = pl.col("__reason") == "cap"
     return _by_close(
-        operator, found, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
+        operator, windows, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
     )
 
 
@@ -237,8 +237,8 @@ def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFram
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
-def _by_close(logic: WindowLogic, found: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
-    return found.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
+def _by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
+    return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
 def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
@@ -254,20 +254,20 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
     if not metas:
         return open_windows(logic, logic.empty_state(), since)
     latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
-    base, step, wanted = max(since, first - 1), 1000, count
+    base, step, row_count = max(since, first - 1), 1000, count
     while True:
-        near = [r.nearest(since, wanted) for r in readers]
+        near = [r.nearest(since, row_count) for r in readers]
         if any(n is None for n in near):
             horizon = base + step
         else:
-            soon = np.sort(np.concatenate([n for n in near if n is not None]))[:wanted]
-            horizon = int(soon[-1]) if len(soon) == wanted else latest
+            soon = np.sort(np.concatenate([n for n in near if n is not None]))[:row_count]
+            horizon = int(soon[-1]) if len(soon) == row_count else latest
         due = _closing(logic, since, horizon)
         units = pl.concat([r.due(due) for r in readers])
-        found = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
-        if found.height >= count or horizon >= latest:
-            return found
-        step, wanted = step * 16, wanted * 16
+        sessions = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
+        if sessions.height >= count or horizon >= latest:
+            return sessions
+        step, row_count = step * 16, row_count * 16
 
 
 def _closing(logic: SessionOperator, since: int, upto: int) -> DueQuery:

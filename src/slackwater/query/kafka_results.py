@@ -61,8 +61,8 @@ class KafkaResults:
             latest[key] = value  # NULL: the row is gone
         return _frame([value for value in latest.values() if value is not None])
 
-    def total(self, given: int) -> RowCount | None:
-        return None if self._cut else RowCount(given)
+    def total(self, rows_read: int) -> RowCount | None:
+        return None if self._cut else RowCount(rows_read)
 
     def fresh(self) -> pl.DataFrame | None:
         if not self._opened(TAIL):
@@ -98,7 +98,7 @@ class KafkaResults:
         """Keys and values of the records up to where each partition ends now."""
         from confluent_kafka import KafkaError
 
-        found: list[tuple[int, bytes | None, bytes | None]] = []
+        records: list[tuple[int, bytes | None, bytes | None]] = []
         ended: set[int] = set()
         end = time.monotonic() + _SECONDS
         while ended != self._parts:
@@ -108,7 +108,7 @@ class KafkaResults:
                 if message.error() is None:
                     headers = dict(message.headers() or [])
                     if headers.get("slackwater-pipeline", b"").decode() in self.pipeline.writers:
-                        found.append((message.timestamp()[1], message.key(), message.value()))
+                        records.append((message.timestamp()[1], message.key(), message.value()))
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())
             if not messages and self._ended:  # the end of a partition is told once, until more comes
@@ -119,7 +119,7 @@ class KafkaResults:
                     f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers run"
                 )
         self._ended = True
-        return [(key, value) for _, key, value in sorted(found, key=lambda record: record[0])]
+        return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]
 
 
 def _frame(values: list[bytes]) -> pl.DataFrame | None:

@@ -38,8 +38,8 @@ def with_history(
     with store.peek() as snapshot:
         if snapshot is None or not key:
             return answer
-        known = _keys(pipeline, snapshot.commit, key)
-    stages = tuple(_with_key(pipeline, stage, known, limit) for stage in answer.told)
+        key_frames = _keys(pipeline, snapshot.commit, key)
+    stages = tuple(_with_key(pipeline, stage, key_frames, limit) for stage in answer.told)
     return replace(answer, key=stages[-1].key, stages=stages if answer.stages else ())
 
 
@@ -51,8 +51,8 @@ def history_of(
     Dead letters and targets that cannot be read are reported in the answer.
     """
     late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
-    targets = (own for own in pipeline.by_target.values() if own.target.from_ in (stage, None))
-    return KeyHistory(late, more, problem, tuple(_results(own, keys, key, limit) for own in targets))
+    targets = (single for single in pipeline.by_target.values() if single.target.from_ in (stage, None))
+    return KeyHistory(late, more, problem, tuple(_results(single, keys, key, limit) for single in targets))
 
 
 def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
@@ -60,32 +60,32 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(f"{pipeline.name}: there is no state yet, which knows the types of keys; leave out --key")
-        known = _keys(pipeline, snapshot.commit, key)
-    return {frame.select(group_key(operator.keys)).item() for operator, frame in known.values()}
+        key_frames = _keys(pipeline, snapshot.commit, key)
+    return {frame.select(group_key(operator.keys)).item() for operator, frame in key_frames.values()}
 
 
 def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
     """Each stage with such keys: its window, and the key as one row. Raises StartError where none has them."""
-    known, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
+    key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         alone = pipeline.alone.get(stage.name, pipeline)
         operator = inspect.operator_of(alone, commit_of(commit, number))
         if isinstance(operator, WindowOperator):
             try:
-                known[stage.name] = operator, inspect.key_of(operator, key, "--key")
+                key_frames[stage.name] = operator, inspect.key_of(operator, key, "--key")
             except StartError as error:
                 problems.append(error)
-    if not known:
+    if not key_frames:
         raise problems[0] if problems else StartError(f"{pipeline.name}: --key: no stage has windows; leave it out")
-    return known
+    return key_frames
 
 
 def _with_key(
-    pipeline: Pipeline, stage: StageReport, known: Mapping[str, tuple[WindowOperator, pl.DataFrame]], limit: int
+    pipeline: Pipeline, stage: StageReport, key_frames: Mapping[str, tuple[WindowOperator, pl.DataFrame]], limit: int
 ) -> StageReport:
-    if stage.key is None or stage.stage not in known:
+    if stage.key is None or stage.stage not in key_frames:
         return stage
-    operator, frame = known[stage.stage]
+    operator, frame = key_frames[stage.stage]
     history = history_of(pipeline, stage.stage, operator.keys, frame, limit)
     return replace(stage, key=replace(stage.key, history=history))
 
@@ -97,16 +97,16 @@ def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
     """The newest late rows, whether there are more, and why they are not known."""
-    own = pipeline.alone.get(stage, pipeline)
-    if all(s.of_stage for s in own.sources):
+    stage_pipeline = pipeline.alone.get(stage, pipeline)
+    if all(s.of_stage for s in stage_pipeline.sources):
         return (), False, None  # what a stage emits is never late for those that read it
-    late_data = getattr(own.transform.step, "late_data", "drop")
+    late_data = getattr(stage_pipeline.transform.step, "late_data", "drop")
     if late_data != "dlq" or pipeline.dead_letter is None:
         how = "not kept" if late_data == "drop" else "used"
         return (), False, f'rows that come late are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
-        wanted = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
-        letters = with_attempts(pipeline, newest_letters(pipeline, wanted))
+        letter_filter = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
+        letters = with_attempts(pipeline, newest_letters(pipeline, letter_filter))
     except (SlackwaterError, OSError) as error:
         return (), False, str(error)
     rows = [_late_row(letter) for letter in letters.head(limit).iter_rows(named=True)]
@@ -132,8 +132,8 @@ def _late_row(letter: Mapping[str, Any]) -> LateRowReport:
     )
 
 
-def _micros(at: dt.datetime | None) -> int | None:
-    return None if at is None else (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+def _micros(time: dt.datetime | None) -> int | None:
+    return None if time is None else (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit
         if isinstance(reader, PostgresResults):
             rows = reader.of_key({k.name: _text(key, k) for k in keys}, limit)
         else:
-            found = reader.newest(_ALL)
-            rows = None if found is None else found.filter(_is_key(found, keys, key))
+            all_rows = reader.newest(_ALL)
+            rows = None if all_rows is None else all_rows.filter(_is_key(all_rows, keys, key))
     except (SlackwaterError, OSError) as error:
         return PublishedResults(name, reader.place, (), str(error))
     finally:

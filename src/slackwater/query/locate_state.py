@@ -54,8 +54,8 @@ def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
         return _in_tables(str(where), schema)
     if is_url(where):
         above, last = _split(str(where))
-        own = above and _reaching(str(where)).is_state(above, last, {})
-        return [last] if own else objects_at(str(where))
+        is_single = above and _reaching(str(where)).is_state(above, last, {})
+        return [last] if is_single else objects_at(str(where))
     path = Path(where)
     return [path.name] if (path / "manifests").is_dir() else _below(path)
 
@@ -140,14 +140,14 @@ def _in_tables(url: str, schema: str) -> list[str]:
     return [name for name in pipeline_names(url, schema) if ASIDE not in name]
 
 
-def _chosen(place: str, name: str | None, there: Sequence[str]) -> str:
-    if not there:
+def _chosen(place: str, name: str | None, names: Sequence[str]) -> str:
+    if not names:
         raise StartError(f"{place}: no pipeline has its state there")
-    if name is None and len(there) == 1:
-        return there[0]
-    listed = ", ".join(there[:10]) + (f" and {len(there) - 10} more" if len(there) > 10 else "")
+    if name is None and len(names) == 1:
+        return names[0]
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
         raise StartError(f"{place}: several pipelines have their state there: {listed}; name one of them")
-    if name not in there:
-        raise StartError(f'{place}: "{name}" has no state there{suggestion(name, there) or f"; there are: {listed}"}')
+    if name not in names:
+        raise StartError(f'{place}: "{name}" has no state there{suggestion(name, names) or f"; there are: {listed}"}')
     return name

@@ -13,9 +13,9 @@ def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFra
     """The rows that were not there before, equal ones as often as there are more of them now."""
     if former is None:
         return rows
-    known = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))
+    former_counts = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))
     keep = []
     for line in json_lines(rows):
-        keep.append(known[line] <= 0)
-        known[line] -= 1
+        keep.append(former_counts[line] <= 0)
+        former_counts[line] -= 1
     return rows.filter(pl.Series(keep, dtype=pl.Boolean))

@@ -98,14 +98,14 @@ def _target(pipeline: Pipeline) -> ResultOutput:
     connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
     assert connection is not None, "the config was checked"
-    found = _written(connection, target)
-    if found is None:
+    output = _written(connection, target)
+    if output is None:
         kind = "the console" if connection.kind == "console" else connection.kind
         raise StartError(
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
-    return ResultOutput(f"{label}: {found.label}", found.rows, identity)
+    return ResultOutput(f"{label}: {output.label}", output.rows, identity)
 
 
 @singledispatch
@@ -167,8 +167,8 @@ def _path(where: str) -> ResultOutput:
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
     kinds = {_SUFFIXES.get(p.suffix) for p in files} - ({None} if path.is_dir() else set())
     if len(kinds) != 1 or None in kinds:
-        found = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
-        raise StartError(f"{where}: {found}, expected files of one kind: {', '.join(_SUFFIXES)}")
+        kinds_text = f"found {' and '.join(sorted(map(str, kinds)))}" if len(kinds) > 1 else "found none"
+        raise StartError(f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}")
     (kind,) = kinds
     frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
     return ResultOutput(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
@@ -195,11 +195,11 @@ def _delta(path: str, options: Mapping[str, str]) -> ResultOutput:
     from deltalake import DeltaTable
 
     try:
-        found = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
+        rows = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
     except Exception as error:  # the library has no base class
         raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
-    assert isinstance(found, pl.DataFrame)
-    return ResultOutput(f"Delta table {path}", found)
+    assert isinstance(rows, pl.DataFrame)
+    return ResultOutput(f"Delta table {path}", rows)
 
 
 # -- Postgres --------------------------------------------------------------------------------------------------------

@@ -71,27 +71,27 @@ def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
 
 def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> int | None:
     """The lateness of a source, as the stages that read it counted with it; None where each has its own."""
-    found = set()
+    lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
         waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
         if source in of_us:
-            found.add(max(of_us[source] - waits, 0) // 1000)
-    return found.pop() if len(found) == 1 else None
+            lateness_values.add(max(of_us[source] - waits, 0) // 1000)
+    return lateness_values.pop() if len(lateness_values) == 1 else None
 
 
 def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
     """The stages with what each one reads. SQL that only a join reads is in no state: it stands in front of it under its name."""
-    known = [*commit.sources]
+    names = [*commit.sources]
     for stage, step in zip(commit.stages, steps, strict=True):
         read, join = tuple(stage.clocks), step.get("join")
         sides = () if join is None else tuple(s for s in join.sources if s)
         for side in sides:
-            if side not in known:
-                known.append(side)
+            if side not in names:
+                names.append(side)
                 origins = tuple(n for n in read if n not in sides) or read
                 yield Stage(name=side, sql="SELECT * FROM source", from_=origins, on_error="dlq")
-        known.append(stage.name)
+        names.append(stage.name)
         if read and not sides:  # a join names its sides
             step = {**step, "from_": read}
         yield Stage(name=stage.name, on_error="dlq", **step)
@@ -101,7 +101,7 @@ def _targets(commit: Commit, steps: list[dict[str, Any]]) -> dict[str, Any]:
     """What no stage reads goes to a target."""
     read = {n for s in commit.stages for n in s.clocks}
     ends = [(s.name, step) for s, step in zip(commit.stages, steps, strict=True) if s.name not in read]
-    found = tuple(
+    targets = tuple(
         Target(
             **({"from_": name, "name": f"t{n}"} if ends[1:] else {}),  # type: ignore[arg-type]
             connection="table",
@@ -110,4 +110,4 @@ def _targets(commit: Commit, steps: list[dict[str, Any]]) -> dict[str, Any]:
         )
         for n, (name, step) in enumerate(ends)
     )
-    return {"targets": found} if found[1:] else {"target": found[0]}
+    return {"targets": targets} if targets[1:] else {"target": targets[0]}

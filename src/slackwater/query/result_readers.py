@@ -49,7 +49,7 @@ class ResultReader(Protocol):
         """More than the `limit` newest rows if there are more, in any order; None while nothing was published."""
         ...
 
-    def total(self, given: int) -> RowCount | None:
+    def total(self, rows_read: int) -> RowCount | None:
         """How many rows there are, of which `newest` gave so many; None where that is only known by reading them all."""
         ...
 
@@ -75,10 +75,10 @@ def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
     window = pipeline.last.transform.window
     results = result_reader(pipeline.one_target(target))
     try:
-        found = results.newest(MOST)
+        rows = results.newest(MOST)
     finally:
         results.close()
-    return pl.DataFrame() if found is None else in_order(found, None if window is None else window.window_start_column)
+    return pl.DataFrame() if rows is None else in_order(rows, None if window is None else window.window_start_column)
 
 
 @singledispatch
@@ -156,22 +156,22 @@ class _FileResults:
     def newest(self, limit: int) -> pl.DataFrame | None:
         return self.fresh()
 
-    def total(self, given: int) -> RowCount:
-        return RowCount(given)
+    def total(self, rows_read: int) -> RowCount:
+        return RowCount(rows_read)
 
     def fresh(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
         writers = "|".join(map(re.escape, self.writers))
         ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
-            there = sorted(
+            paths = sorted(
                 (p for p in self.folder.here().iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise StartError(f"{self.place} cannot be looked at ({error.strerror}); check who may read it") from None
-        new = [p for p in there if p.name not in self._seen]
+        new = [p for p in paths if p.name not in self._seen]
         self._seen |= {p.name for p in new}
         frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]
         return pl.concat(frames, how="diagonal_relaxed") if frames else None
@@ -200,8 +200,8 @@ class _DeltaResults:
         self._files = frozenset(table.file_uris())
         return _some(self._rows(table))
 
-    def total(self, given: int) -> RowCount:
-        return RowCount(given)
+    def total(self, rows_read: int) -> RowCount:
+        return RowCount(rows_read)
 
     def fresh(self) -> pl.DataFrame | None:
         """A merge rewrites whole files: what the removed ones held is not new."""
@@ -227,11 +227,11 @@ class _DeltaResults:
 
     def _rows(self, table: Any) -> pl.DataFrame:
         try:
-            found = pl.from_arrow(table.to_pyarrow_table())
+            rows = pl.from_arrow(table.to_pyarrow_table())
         except Exception as error:
             raise self._unreadable(error) from None
-        assert isinstance(found, pl.DataFrame)
-        return found
+        assert isinstance(rows, pl.DataFrame)
+        return rows
 
     def _read(self, files: Sequence[str]) -> pl.DataFrame | None:
         if not files:
@@ -286,8 +286,8 @@ class PostgresResults:
 
         self._snapshot = self._now()
         by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
-        found = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
-        return None if found is None else found.reverse()
+        rows = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
+        return None if rows is None else rows.reverse()
 
     def of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
         """The newest rows whose columns have these values, as texts; None for NULL."""
@@ -301,10 +301,10 @@ class PostgresResults:
         ]
         by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
         where = " AND ".join(conditions) or "true"
-        found = self._read(self._now(), f" AND {where} ORDER BY {by} LIMIT {limit}")
-        return None if found is None else found.reverse()
+        rows = self._read(self._now(), f" AND {where} ORDER BY {by} LIMIT {limit}")
+        return None if rows is None else rows.reverse()
 
-    def total(self, given: int) -> RowCount:
+    def total(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "newest was asked"
         counted = outputs.count_rows(self.url, self.table, self._seen_in(self._snapshot), COUNTED + 1)
         return RowCount(min(counted, COUNTED), counted > COUNTED)
@@ -318,8 +318,8 @@ class PostgresResults:
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
         """Rows of this snapshot; one that came meanwhile belongs to the next."""
-        found = outputs.read_table(self.url, self.table, f"{self._seen_in(snapshot)}{tail}")
-        return None if found is None else _some(found)
+        rows = outputs.read_table(self.url, self.table, f"{self._seen_in(snapshot)}{tail}")
+        return None if rows is None else _some(rows)
 
     @staticmethod
     def _seen_in(snapshot: str) -> str:

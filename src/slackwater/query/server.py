@@ -66,8 +66,8 @@ def build_application(view: StateView) -> Starlette:
 
 def build_routes(view: StateView) -> list[Route]:
     """Its routes, for an application of one's own."""
-    asked = _Questions(view)
-    return [Route(path, asked.endpoint(answer), methods=["GET"]) for path, answer in _ANSWERS.items()]
+    pool = _Questions(view)
+    return [Route(path, pool.endpoint(answer), methods=["GET"]) for path, answer in _ANSWERS.items()]
 
 
 class _TooLargeError(StartError):
@@ -102,11 +102,11 @@ class _Questions:
 def _answered(answer: Callable[[StateView, Query], Any], view: StateView, query: str, wants_arrow: bool) -> Response:
     """The answer to a question, or why there is none. Nothing is raised."""
     try:
-        given = _given(query)
-        found = answer(view, given)
-        if isinstance(found, dict):
-            return _json(HTTPStatus.OK, json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-        return _rows(found, wants_arrow or given.get("format") == "arrow")
+        parameters = _given(query)
+        answer_body = answer(view, parameters)
+        if isinstance(answer_body, dict):
+            return _json(HTTPStatus.OK, json.dumps(answer_body, ensure_ascii=False).encode(errors="replace"))
+        return _rows(answer_body, wants_arrow or parameters.get("format") == "arrow")
     except _TooLargeError as error:
         return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
     except (StateError, ExhaustedError) as error:
@@ -126,21 +126,21 @@ def _given(query: str) -> dict[str, str]:
     return {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
 
 
-def _rows(found: pl.DataFrame, as_arrow: bool) -> Response:
-    if found.height > MOST_ROWS:
+def _rows(windows: pl.DataFrame, as_arrow: bool) -> Response:
+    if windows.height > MOST_ROWS:
         raise _TooLargeError(
-            f"the answer has {plural(found.height, 'window')}; at most {MOST_ROWS} are sent: ask for fewer"
+            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} are sent: ask for fewer"
         )
-    if found.estimated_size() > MOST_BYTES:
+    if windows.estimated_size() > MOST_BYTES:
         raise _too_large()
     if as_arrow:
         sink = pa.BufferOutputStream()
-        table = to_arrow(found)
+        table = to_arrow(windows)
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         return Response(sink.getvalue().to_pybytes(), media_type=ARROW)
     lines, size = [], 0
-    for line in json_lines(found):
+    for line in json_lines(windows):
         lines.append(line.encode(errors="replace"))
         size += len(lines[-1]) + 1
         if size > MOST_BYTES:
@@ -167,27 +167,27 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _refusal(HTTPStatus(error.status_code), error.detail)
 
 
-def _known(given: Query, *names: str) -> None:
-    unknown = [n for n in given if n not in (*names, "at", "format")]
+def _known(parameters: Query, *names: str) -> None:
+    unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
         raise StartError(
             f"{format_value(unknown[0])} is not known here; there are: {', '.join((*names, 'at', 'format'))}"
         )
 
 
-def _at(view: StateView, given: Query) -> StateView:
-    return view.as_of(_number(given, "at")) if "at" in given else view
+def _at(view: StateView, parameters: Query) -> StateView:
+    return view.as_of(_number(parameters, "at")) if "at" in parameters else view
 
 
-def _number(given: Query, name: str, most: int = 10**18) -> int:
-    if not re.fullmatch("[0-9]{1,19}", given[name]) or int(given[name]) > most:
-        raise StartError(f"{name}: found {format_value(given[name])}, expected a whole number from 0 to {most}")
-    return int(given[name])
+def _number(parameters: Query, name: str, most: int = 10**18) -> int:
+    if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
+        raise StartError(f"{name}: found {format_value(parameters[name])}, expected a whole number from 0 to {most}")
+    return int(parameters[name])
 
 
-def _about(view: StateView, given: Query) -> dict[str, Any]:
-    _known(given)
-    view = _at(view, given)
+def _about(view: StateView, parameters: Query) -> dict[str, Any]:
+    _known(parameters)
+    view = _at(view, parameters)
     commit = view.manifest()
     watermark = commit.stages[-1].watermark_us
     return {
@@ -200,25 +200,25 @@ def _about(view: StateView, given: Query) -> dict[str, Any]:
     }
 
 
-def _key(view: StateView, given: Query) -> dict[str, Any]:
-    return view.key_of([given["key"]] if "key" in given else [])
+def _key(view: StateView, parameters: Query) -> dict[str, Any]:
+    return view.key_of([parameters["key"]] if "key" in parameters else [])
 
 
-def _fetch(view: StateView, given: Query) -> pl.DataFrame:
-    _known(given, "key")
-    return _at(view, given).fetch(_key(view, given))
+def _fetch(view: StateView, parameters: Query) -> pl.DataFrame:
+    _known(parameters, "key")
+    return _at(view, parameters).fetch(_key(view, parameters))
 
 
-def _find(view: StateView, given: Query) -> pl.DataFrame:
-    _known(given, "key", "earliest_end", "latest_start")
-    times = [given.get("earliest_end"), given.get("latest_start")]
-    return _at(view, given).find_sessions(_key(view, given), *times)
+def _find(view: StateView, parameters: Query) -> pl.DataFrame:
+    _known(parameters, "key", "earliest_end", "latest_start")
+    times = [parameters.get("earliest_end"), parameters.get("latest_start")]
+    return _at(view, parameters).find_sessions(_key(view, parameters), *times)
 
 
-def _scan(view: StateView, given: Query) -> pl.DataFrame:
-    _known(given, "where", "limit")
-    limit = _number(given, "limit", MOST_ROWS) if "limit" in given else LIMIT
-    return _at(view, given).scan(given.get("where"), limit, timeout_s=QUESTION_S)
+def _scan(view: StateView, parameters: Query) -> pl.DataFrame:
+    _known(parameters, "where", "limit")
+    limit = _number(parameters, "limit", MOST_ROWS) if "limit" in parameters else LIMIT
+    return _at(view, parameters).scan(parameters.get("where"), limit, timeout_s=QUESTION_S)
 
 
 _ANSWERS: Mapping[str, Callable[[StateView, Query], Any]] = {

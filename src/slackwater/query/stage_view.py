@@ -13,12 +13,12 @@ from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.windows.state_rows import KeyedState
 
 
-def place_of(commit: Commit, name: str, what: str = "--stage") -> int:
+def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
     """The number of a stage, from 0. Raises StartError for one that is not there."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(
-            f"{commit.pipeline}: {what}: found {format_value(name)}, which is no stage of the state in epoch {commit.epoch}"
+            f"{commit.pipeline}: {option}: found {format_value(name)}, which is no stage of the state in epoch {commit.epoch}"
             f"{suggestion_or_list(name, names)}; there are: {', '.join(names)}"
         )
     return names.index(name)

@@ -93,12 +93,12 @@ class StateView(NotebookRepr):
         high = None if latest_start is None else _time(latest_start, "latest_start")
         with self._looking() as (snapshot, logic):
             _check_sessions(logic)
-            found = self._of_key(snapshot, logic, key)
+            sessions = self._of_key(snapshot, logic, key)
             if low is not None:
-                found = found.filter(pl.col(own_names(logic)["_last_event"]).dt.timestamp("us") >= low)
+                sessions = sessions.filter(pl.col(own_names(logic)["_last_event"]).dt.timestamp("us") >= low)
             if high is not None:
-                found = found.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
-            return found
+                sessions = sessions.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
+            return sessions
 
     def scan(
         self, where: str | pl.Expr | None = None, limit: int | None = None, *, timeout_s: float | None = None
@@ -115,25 +115,25 @@ class StateView(NotebookRepr):
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._looking() as (snapshot, logic):
             nothing = _answer(snapshot, logic, logic.empty_state())
-            wanted = parse_condition(where, nothing.columns) if isinstance(where, str) else where
-            kept = [nothing]
+            condition = parse_condition(where, nothing.columns) if isinstance(where, str) else where
+            selected = [nothing]
             for rows in _shards(snapshot, logic, self.stage):
-                found = _answer(snapshot, logic, rows)
-                for part in [found] if wanted is None else filter_frame(found, wanted):
-                    kept.append(part)
+                windows = _answer(snapshot, logic, rows)
+                for part in [windows] if condition is None else filter_frame(windows, condition):
+                    selected.append(part)
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
                             f"where: the answer takes longer than {timeout_s:g} seconds; ask for the windows of one key"
                         )
                 if limit is not None:
-                    kept = [logic.sorted_output(pl.concat(kept)).head(limit)]
-            return logic.sorted_output(pl.concat(kept))
+                    selected = [logic.sorted_output(pl.concat(selected)).head(limit)]
+            return logic.sorted_output(pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
         """The view of an earlier commit, while the store keeps it (see `epochs`). Raises StateError otherwise."""
-        if _whole(epoch, "epoch", -1) not in (kept := self.epochs()):
-            there = f"epochs {kept[0]} to {kept[-1]}" if kept else "no state"
-            raise StateError(f"epoch {epoch} is not kept; there is: {there}")
+        if _whole(epoch, "epoch", -1) not in (epochs := self.epochs()):
+            available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
+            raise StateError(f"epoch {epoch} is not kept; there is: {available}")
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:
@@ -166,8 +166,8 @@ class StateView(NotebookRepr):
     def _looking(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
         """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
         if not isinstance(self._store, FilesStore):
-            with self._store.peek(self._epoch) as found:
-                snapshot = _there(found)
+            with self._store.peek(self._epoch) as peeked:
+                snapshot = _there(peeked)
                 yield snapshot, logic_in(snapshot.commit, self.stage)
             return
         with self._opening:
@@ -237,19 +237,19 @@ def _answer(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl
     return current_windows(logic, rows, watermark, snapshot.commit.epoch)
 
 
-def _key(logic: WindowOperator, given: Any) -> pl.DataFrame:
+def _key(logic: WindowOperator, key: Any) -> pl.DataFrame:
     """One row with the key columns."""
     names = logic.key_names
-    if not isinstance(given, Mapping):
-        if len(names) != 1 and (names or given is not None):
-            wanted = "{" + ", ".join(f'"{n}": …' for n in names) + "}" if names else "none, as there is no group_by"
-            raise StartError(f"{logic.pipeline}: key: found {given!r}, expected {wanted}")
-        given = {names[0]: given} if names else {}
-    if set(given) != set(names):
+    if not isinstance(key, Mapping):
+        if len(names) != 1 and (names or key is not None):
+            expected = "{" + ", ".join(f'"{n}": …' for n in names) + "}" if names else "none, as there is no group_by"
+            raise StartError(f"{logic.pipeline}: key: found {key!r}, expected {expected}")
+        key = {names[0]: key} if names else {}
+    if set(key) != set(names):
         raise StartError(
-            f"{logic.pipeline}: key: found the columns {', '.join(map(str, given)) or 'none'}, expected {', '.join(names) or 'none'}"
+            f"{logic.pipeline}: key: found the columns {', '.join(map(str, key)) or 'none'}, expected {', '.join(names) or 'none'}"
         )
-    return inspect.key_frame(logic, given)
+    return inspect.key_frame(logic, key)
 
 
 def _time(value: Time, name: str) -> int:
@@ -260,15 +260,15 @@ def _time(value: Time, name: str) -> int:
         except ValueError:
             raise StartError(f'{name}: found "{value}", expected a time such as 2026-03-01T12:00:00Z') from None
     if isinstance(value, dt.datetime):
-        at = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-        return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+        time = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     try:
         if isinstance(value, bool):
             raise TypeError
         us = operator.index(value)  # NumPy's integers, too
     except TypeError:
-        wanted = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
-        raise StartError(f"{name}: found the {type(value).__name__} {value!r}, expected {wanted}") from None
+        expected = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
+        raise StartError(f"{name}: found the {type(value).__name__} {value!r}, expected {expected}") from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 
 

@@ -83,15 +83,15 @@ def why_of(
 ) -> WhyReport:
     """The same, of a commit that somebody looks into already."""
     m = snapshot.commit
-    looks = _looks(pipeline, snapshot)
+    inspectors = _looks(pipeline, snapshot)
     if stage is not None and m.stages[1:]:
-        at = place_of(m, stage)
-        looks = [look for look in looks if look.number == at]
-    keyed = _keyed(pipeline.name, looks, key) if key else {}
+        number = place_of(m, stage)
+        inspectors = [inspector for inspector in inspectors if inspector.number == number]
+    keyed = _keyed(pipeline.name, inspectors, key) if key else {}
     read_by = {s.name: tuple(other.name for other in m.stages if s.name in other.clocks) for s in m.stages}
-    found = tuple(replace(look.answer(), key=keyed.get(look.name), read_by=read_by[look.name]) for look in looks)
+    reports = tuple(replace(i.answer(), key=keyed.get(i.name), read_by=read_by[i.name]) for i in inspectors)
     return WhyReport(
-        **vars(found[-1]),
+        **vars(reports[-1]),
         pipeline=pipeline.name,
         now_us=now_us,
         runner=runner,
@@ -103,7 +103,7 @@ def why_of(
             for n, s in m.sources.items()
             if s.offsets is not None and s.offsets.changed is not None
         },
-        stages=found if found[1:] else (),
+        stages=reports if reports[1:] else (),
     )
 
 
@@ -111,28 +111,29 @@ def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_StageInspector]:
     """One look at each stage of a snapshot that the config has, too. Raises StateError if that cannot go on with it."""
     commit = snapshot.commit
     compare.compare_config(pipeline, commit).check()
-    names, found = [s.name for s in commit.stages], dict[str, _StageInspector]()
+    names, inspectors = [s.name for s in commit.stages], dict[str, _StageInspector]()
     alone = pipeline.alone
-    for (name, own), state in zip(alone.items(), match_stages(pipeline.former_names, commit).kept, strict=True):
+    matched = match_stages(pipeline.former_names, commit).kept
+    for (name, stage_pipeline), state in zip(alone.items(), matched, strict=True):
         if state is not None:
-            read = {s.name: found[s.name] for s in own.sources if s.of_stage and s.name in found}
-            found[name] = _StageInspector(own, snapshot, names.index(state.name), read)
-    return list(found.values())
+            read = {s.name: inspectors[s.name] for s in stage_pipeline.sources if s.of_stage and s.name in inspectors}
+            inspectors[name] = _StageInspector(stage_pipeline, snapshot, names.index(state.name), read)
+    return list(inspectors.values())
 
 
-def _keyed(pipeline: str, looks: Sequence[_StageInspector], key: inspect.Texts) -> dict[str, KeyReport]:
+def _keyed(pipeline: str, inspectors: Sequence[_StageInspector], key: inspect.Texts) -> dict[str, KeyReport]:
     """What there is to tell of a key, by stage: of all whose windows have such keys. Raises StartError where none has."""
-    found, problems = dict[str, KeyReport](), list[StartError]()
-    for look in looks:
+    reports, problems = dict[str, KeyReport](), list[StartError]()
+    for inspector in inspectors:
         try:
-            found[look.name] = look.of_key(key)
+            reports[inspector.name] = inspector.of_key(key)
         except StartError as error:
             problems.append(error)
-    if found:
-        return found
+    if reports:
+        return reports
     if not problems[1:]:
         raise problems[0]
-    listed = "; ".join(f"{look.name}: {', '.join(look.key_names) or 'none'}" for look in looks)
+    listed = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
     raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {listed}")
 
 
@@ -219,18 +220,18 @@ class _StageInspector:
 
     def held(self) -> tuple[ClockReport | None, tuple[str, ...]]:
         """The source or partition that holds the watermark, and the stages on the way there; None while all are idle."""
-        own = holder(self.clocks)
+        source = holder(self.clocks)
         slowest = min(self.read, key=self._reached, default=None)
         if slowest is not None:
             # sources that are all idle leave the watermark where it is
-            at = self.state.watermark_us if own is None and self.clocks else None
-            least = at if own is None else self.clocks[own].watermark_us
-            if least is None or self._reached(slowest) < least or (own is None and self._reached(slowest) <= least):
-                found, through = self.read[slowest].held()
-                return found, (slowest, *through)
-        if own is None:
+            current_us = self.state.watermark_us if source is None and self.clocks else None
+            least = current_us if source is None else self.clocks[source].watermark_us
+            if least is None or self._reached(slowest) < least or (source is None and self._reached(slowest) <= least):
+                clock, through = self.read[slowest].held()
+                return clock, (slowest, *through)
+        if source is None:
             return None, ()
-        return slowest_clock(report_clocks(own, self.clocks[own])), ()
+        return slowest_clock(report_clocks(source, self.clocks[source])), ()
 
     # -- what is open --------------------------------------------------------------------------------------------
 
@@ -243,9 +244,9 @@ class _StageInspector:
         """The windows, from the counts of groups per pane that are part of the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
         totals = panes.window_totals(operator, groups, self.state.watermark_us)
-        found = [(s, n) for s, n in sorted(totals.items()) if n]
-        following = (self._open(None, s, None, s + operator.duration_us, "close", None, n) for s, n in found[:NEXT])
-        return _OpenState(operator.window.kind, len(found), None, tuple(following))
+        windows = [(s, n) for s, n in sorted(totals.items()) if n]
+        following = (self._open(None, s, None, s + operator.duration_us, "close", None, n) for s, n in windows[:NEXT])
+        return _OpenState(operator.window.kind, len(windows), None, tuple(following))
 
     @_waits.register
     def _(self, operator: SessionOperator) -> _OpenState:
@@ -258,76 +259,80 @@ class _StageInspector:
         spec = self.pipeline.transform.join
         assert spec is not None
         metas = list(self.state.metas)
-        found = []
+        windows = []
         for side, source in zip(operator.sides, (spec.left_source, spec.right_source), strict=True):
-            mine = [m for m in metas if m.kind == side.name and m.rows]
-            over = max((m.dead for m in mine), default=None)
-            found.append(JoinSideReport(side.name, source, sum(m.rows for m in mine), side.keep_us, over, side.outer))
-        return _OpenState("join", sides=tuple(found))
+            side_metas = [m for m in metas if m.kind == side.name and m.rows]
+            over = max((m.dead for m in side_metas), default=None)
+            windows.append(
+                JoinSideReport(side.name, source, sum(m.rows for m in side_metas), side.keep_us, over, side.outer)
+            )
+        return _OpenState("join", sides=tuple(windows))
 
     @_waits.register
     def _(self, operator: ImmediateOperator) -> _OpenState:
         figures = next_commit.stage_counts(self.state)
-        kept, keys = operator.kept_text(figures), operator.size(figures)[1] or None
-        return _OpenState(operator.fingerprint["kind"], keys=keys, kept=kept)
+        kept_text, keys = operator.kept_text(figures), operator.size(figures)[1] or None
+        return _OpenState(operator.fingerprint["kind"], keys=keys, kept=kept_text)
 
     # -- one key -------------------------------------------------------------------------------------------------
 
-    def of_key(self, given: inspect.Texts) -> KeyReport:
+    def of_key(self, texts: inspect.Texts) -> KeyReport:
         """What there is to tell of a key. Raises StartError for a wrong one, and where windows have none."""
-        found = self._of_key(self.operator, given)
+        report = self._of_key(self.operator, texts)
         # what a stage emits is never late for those that read it
-        return found if self.clocks else replace(found, late_before_us=None)
+        return report if self.clocks else replace(report, late_before_us=None)
 
     @singledispatchmethod
-    def _of_key(self, operator: Operator, given: inspect.Texts) -> KeyReport:
+    def _of_key(self, operator: Operator, texts: inspect.Texts) -> KeyReport:
         unregistered(operator, "slackwater.query.why")
 
     @_of_key.register
-    def _(self, operator: PaneOperator, given: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
+    def _(self, operator: PaneOperator, texts: inspect.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
         rows = inspect.rows_of(self.snapshot, operator, key)
-        found = self._rows(operator, inspect.open_windows(operator, rows, watermark))
+        windows = self._rows(operator, inspect.open_windows(operator, rows, watermark))
         before = None
         if watermark > NO_WATERMARK:
             before = panes.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
-        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), found, None, before)
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, None, before)
 
     @_of_key.register
-    def _(self, operator: SessionOperator, given: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.key_of(operator, given, "--key")
+    def _(self, operator: SessionOperator, texts: inspect.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
         rows = inspect.rows_of(self.snapshot, operator, key)
-        found = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
+        windows = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
         unit, horizon = IntervalBatch.of(operator, rows), operator.horizon(watermark)
         floor = known_time(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
-        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), found, floor, before)
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, floor, before)
 
     @_of_key.register
-    def _(self, operator: IntervalJoinOperator, given: inspect.Texts) -> KeyReport:
+    def _(self, operator: IntervalJoinOperator, texts: inspect.Texts) -> KeyReport:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
 
     @_of_key.register
-    def _(self, operator: ImmediateOperator, given: inspect.Texts) -> KeyReport:
+    def _(self, operator: ImmediateOperator, texts: inspect.Texts) -> KeyReport:
         raise StartError(
             f"{self.pipeline.name}: --key: no row waits, they come out in the epoch that reads them; leave it out"
         )
 
     def _sessions(
-        self, logic: SessionOperator, found: pl.DataFrame, state: pl.DataFrame | None = None
+        self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
     ) -> tuple[OpenWindow, ...]:
         """Open sessions; `state`: all state rows, if they are of one key."""
-        return self._rows(logic, found, lambda row: self._last(logic, row, state))
+        return self._rows(logic, sessions, lambda row: self._last(logic, row, state))
 
     def _rows(
-        self, logic: WindowOperator, found: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
+        self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
         """Open windows of keys; `last`: the time of the last event of one, where that is known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
-        counts = [None] * found.height if count is None else count.finish(found).to_list()
-        rows = zip(found.iter_rows(named=True), counts, strict=True)
-        seen = ((inspect.plain_row(r, logic.key_names), r, None if last is None else last(r), n) for r, n in rows)
-        return tuple(self._open(k, r["__start"], at, r["__closes"], r["__reason"], n, None) for k, r, at, n in seen)
+        counts = [None] * rows.height if count is None else count.finish(rows).to_list()
+        windows = []
+        for row, n in zip(rows.iter_rows(named=True), counts, strict=True):
+            key, last_us = inspect.plain_row(row, logic.key_names), None if last is None else last(row)
+            windows.append(self._open(key, row["__start"], last_us, row["__closes"], row["__reason"], n, None))
+        return tuple(windows)
 
     def _last(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
         if row["__reason"] == "close" and not logic.dynamic:
@@ -354,12 +359,12 @@ class _StageInspector:
 
     def needs(self, closes: int) -> tuple[RequiredEvent, ...]:
         """On each source that is behind, through whatever stages; where all that a stage reads are idle, on any of these."""
-        found = list(self._own_needs(closes))
+        events = list(self._own_needs(closes))
         for name in self.read:
             if self._reached(name) < closes:
-                found += self.read[name].needs(closes + self._delay(name))
+                events += self.read[name].needs(closes + self._delay(name))
         latest: dict[tuple[str, int | None], RequiredEvent] = {}
-        for need in found:
+        for need in events:
             other = latest.setdefault((need.source, need.choice), need)
             # what is asked for later asks for all that is asked for earlier
             parts = tuple(dict.fromkeys((*other.partitions, *need.partitions)))
@@ -369,20 +374,20 @@ class _StageInspector:
     def _own_needs(self, closes: int) -> list[RequiredEvent]:
         awake = {n: c for n, c in self.clocks.items() if not c.idle}
         choice = None if awake else self.number
-        found = []
+        events = []
         for name, clock in (awake or self.clocks).items():
             parts = tuple(p for p, c in clock.partitions.items() if not c.idle and c.watermark_us < closes)
             if not awake or parts or clock.watermark_us < closes:
-                found.append(RequiredEvent(name, parts, closes + clock.lateness_us, choice))
-        return found
+                events.append(RequiredEvent(name, parts, closes + clock.lateness_us, choice))
+        return events
 
     def silence(self, closes: int) -> int | None:
         """How much more quiet on all sources closes it (`idle_close_ms`); None where none does."""
-        found = [self.read[n].silence(closes + self._delay(n)) for n in self.read if self._reached(n) < closes]
+        silences = [self.read[n].silence(closes + self._delay(n)) for n in self.read if self._reached(n) < closes]
         if self.clocks:
-            found.append(self._own_silence(closes))
-        known = [us for us in found if us is not None]
-        return max(known) if known and len(known) == len(found) else None
+            silences.append(self._own_silence(closes))
+        finite = [us for us in silences if us is not None]
+        return max(finite) if finite and len(finite) == len(silences) else None
 
     def _own_silence(self, closes: int) -> int | None:
         after = self.pipeline.transform.step.idle_close_ms

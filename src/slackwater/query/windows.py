@@ -33,21 +33,21 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
     Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
     `_epoch`, each under the name that `own_names` gives it.
     """
-    found = _put_together(logic, rows, watermark)
-    closes = found["__closes"].to_numpy()
+    windows = _put_together(logic, rows, watermark)
+    closes = windows["__closes"].to_numpy()
     still = closes > logic.horizon(watermark)
     if not still.all():
-        found, closes = found[np.flatnonzero(still)], closes[still]
-    nothing = found.clear().select("__kh", *logic.key_names, "__start", "__rev")
-    output = logic.output_frame(EmitResult(found, nothing, nothing))
+        windows, closes = windows[np.flatnonzero(still)], closes[still]
+    nothing = windows.clear().select("__kh", *logic.key_names, "__start", "__rev")
+    output = logic.output_frame(EmitResult(windows, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
     columns = [c for c in output.get_columns() if c.name not in hidden]
-    own = own_names(logic)
-    columns.append(pl.Series(own["_status"], np.where(closes > watermark, "open", "retained"), dtype=pl.String))
-    columns.append(found["__closes"].cast(TIMES).alias(own["_closes_at"]))
-    if "__last" in found.columns:
-        columns.append(found["__last"].cast(TIMES).alias(own["_last_event"]))
-    columns.append(pl.Series(own["_epoch"], np.full(found.height, epoch), dtype=pl.Int64))
+    names = own_names(logic)
+    columns.append(pl.Series(names["_status"], np.where(closes > watermark, "open", "retained"), dtype=pl.String))
+    columns.append(windows["__closes"].cast(TIMES).alias(names["_closes_at"]))
+    if "__last" in windows.columns:
+        columns.append(windows["__last"].cast(TIMES).alias(names["_last_event"]))
+    columns.append(pl.Series(names["_epoch"], np.full(windows.height, epoch), dtype=pl.Int64))
     return pl.DataFrame(columns)
 
 
@@ -71,8 +71,8 @@ def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if logic.updates:
         unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
         rows = rows.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"), unsaid)
-    found = pane_emission.emit_windows(logic, rows, logic.horizon(watermark), FAR, True).rows
-    return found.with_columns(pl.col("__end").alias("__closes"))
+    windows = pane_emission.emit_windows(logic, rows, logic.horizon(watermark), FAR, True).rows
+    return windows.with_columns(pl.col("__end").alias("__closes"))
 
 
 @_put_together.register
@@ -84,14 +84,14 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
     if fragments.is_empty():
         return whole
     fragments = fragments.with_columns(pl.lit(FRAGMENT, pl.Int8).alias("__kind"))
-    made = session_emission.emit_sessions(logic, fragments, logic.horizon(watermark), FAR, True).rows
-    cut = (made["__reason"] == "cap").to_numpy()
-    start, end = made["__start"].to_numpy(), made["__end"].to_numpy()
-    made = made.with_columns(
+    sessions = session_emission.emit_sessions(logic, fragments, logic.horizon(watermark), FAR, True).rows
+    cut = (sessions["__reason"] == "cap").to_numpy()
+    start, end = sessions["__start"].to_numpy(), sessions["__end"].to_numpy()
+    sessions = sessions.with_columns(
         pl.Series("__closes", np.where(cut, start + logic.cap_us, end + 1)),
-        pl.Series("__last", _last_events(logic, made, fragments)),
+        pl.Series("__last", _last_events(logic, sessions, fragments)),
     )
-    return pl.concat([whole, made.select(whole.columns)])
+    return pl.concat([whole, sessions.select(whole.columns)])
 
 
 def _whole(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
@@ -126,5 +126,5 @@ def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.D
     parts = fragments.select(*columns, pl.lit(None, pl.Int64).alias("__session"), "__last")
     both, _ = sorted_by_key(pl.concat([heads, parts]), logic.key_names, "__start")
     last = both.with_columns(pl.col("__session").forward_fill()).group_by("__session").agg(pl.col("__last").max())
-    found: Int64s = last.sort("__session")["__last"].to_numpy()
-    return found
+    last_us: Int64s = last.sort("__session")["__last"].to_numpy()
+    return last_us

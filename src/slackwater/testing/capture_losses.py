@@ -28,38 +28,42 @@ def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[
 _T = TypeVar("_T", Transform, Stage)
 
 
-def _listening(found: _T) -> _T:
+def _listening(stage: _T) -> _T:
     """What reads sources: no row of it is dropped unheard."""
-    update: dict[str, Any] = {"on_error": "dlq"} if found.on_error == "drop" else {}
-    if not found.is_rows and found.step.late_data == "drop":
-        step = found.step.model_copy(update={"late_data": "dlq"})
+    update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
+    if not stage.is_rows and stage.step.late_data == "drop":
+        step = stage.step.model_copy(update={"late_data": "dlq"})
         update[step.table] = step
-    return found.model_copy(update=update)
+    return stage.model_copy(update=update)
 
 
 def with_captured_losses(pipeline: Pipeline) -> Pipeline:
     """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
-    first = [name for name, own in pipeline.alone.items() if not any(s.of_stage for s in own.sources)]
+    first = [
+        name for name, stage_pipeline in pipeline.alone.items() if not any(s.of_stage for s in stage_pipeline.sources)
+    ]
     stages = tuple(_listening(s) if s.name in first else s for s in pipeline.stages)
     reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
     transform = reader or _listening(pipeline.transform)
     changed = transform != pipeline.transform or stages != pipeline.stages
     if pipeline.dead_letter is not None and not changed:
         return pipeline
-    kept = {"dead_letter": pipeline.dead_letter or Target(connection=FilesConnection(), path="letters")}
-    return pipeline.model_copy(update={"transform": transform, "stages": stages, **kept})
+    dead_letter = {"dead_letter": pipeline.dead_letter or Target(connection=FilesConnection(), path="letters")}
+    return pipeline.model_copy(update={"transform": transform, "stages": stages, **dead_letter})
 
 
 def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
-    wanted = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.steps}]
-    if not wanted:
+    unwatched = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.steps}]
+    if not unwatched:
         return pipeline
     more = [
         Target(connection=FilesConnection(), path=n).model_copy(update={"name": WATCHED + n, "from_": n})
-        for n in wanted
+        for n in unwatched
     ]
-    return pipeline.model_copy(update={"targets": (*(own.target for own in pipeline.by_target.values()), *more)})
+    return pipeline.model_copy(
+        update={"targets": (*(target_pipeline.target for target_pipeline in pipeline.by_target.values()), *more)}
+    )
 
 
 __all__ = ["WATCHED", "value_limits", "with_captured_losses", "with_watched_stages"]

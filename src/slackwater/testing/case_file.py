@@ -61,23 +61,23 @@ def _files(value: Any) -> dict[str, tuple[Any, ...]]:
     return _per_source(value, (str,), 'a list of files (["noon.jsonl"]), or one per source (files.SOURCE = [...])')
 
 
-def _per_source(value: Any, kinds: tuple[type, ...], wanted: str) -> dict[str, tuple[Any, ...]]:
-    given = value if isinstance(value, Mapping) else {ONLY: value}
+def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str, tuple[Any, ...]]:
+    rows_by_source = value if isinstance(value, Mapping) else {ONLY: value}
     problems = []
-    for source, rows in given.items():
-        at = f": {show_key(source)}" if isinstance(value, Mapping) else ""
+    for source, rows in rows_by_source.items():
+        key_path = f": {show_key(source)}" if isinstance(value, Mapping) else ""
         if not isinstance(rows, list | tuple):
-            if not at:
-                raise InvalidValueError(wanted)
-            problems.append(f"{at}: found {format_value(rows)}, expected {wanted}")
+            if not key_path:
+                raise InvalidValueError(expected)
+            problems.append(f"{key_path}: found {format_value(rows)}, expected {expected}")
             continue
         for i, row in enumerate(rows):
             if not isinstance(row, kinds):
-                what = "a file's name" if kinds == (str,) else "a table, or the text of a record as it is"
-                problems.append(f"{at or ': '}[{i}]: found {format_value(row)}, expected {what}")
+                expected_row = "a file's name" if kinds == (str,) else "a table, or the text of a record as it is"
+                problems.append(f"{key_path or ': '}[{i}]: found {format_value(row)}, expected {expected_row}")
     if problems:
         raise InvalidTableError(problems, {})
-    return {source: tuple(rows) for source, rows in given.items()}
+    return {source: tuple(rows) for source, rows in rows_by_source.items()}
 
 
 _EXPECTED: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
@@ -112,17 +112,17 @@ def _by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
 
 
 def _by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
-    found, problems = dict[str, tuple[dict[str, Any], ...]](), list[str]()
+    rows_by_name, problems = dict[str, tuple[dict[str, Any], ...]](), list[str]()
     for name, rows in value.items():
         try:
-            found[name] = _expected(rows)
+            rows_by_name[name] = _expected(rows)
         except InvalidValueError:
             problems.append(f": {show_key(name)}: found {format_value(rows)}, expected a list of rows")
         except InvalidTableError as error:
             problems += [f": {show_key(name)}{line.removeprefix(': ')}" for line in error.problems]
     if problems:
         raise InvalidTableError(problems, {})
-    return found
+    return rows_by_name
 
 
 @with_schema(type="string", format="date-time")
@@ -342,15 +342,15 @@ def tested_config(case: Path, named: Any) -> Path:
             )
         return path
     home = case.parent.parent
-    there = sorted(p for p in home.glob("*.toml") if p.name != "pyproject.toml")
+    configs = sorted(p for p in home.glob("*.toml") if p.name != "pyproject.toml")
     named_so = [
-        p for p in there if case.stem == p.stem or case.stem.startswith((f"{p.stem}-", f"{p.stem}_", f"{p.stem}."))
+        p for p in configs if case.stem == p.stem or case.stem.startswith((f"{p.stem}-", f"{p.stem}_", f"{p.stem}."))
     ]
-    best = max(named_so, key=lambda p: len(p.stem), default=there[0] if len(there) == 1 else None)
+    best = max(named_so, key=lambda p: len(p.stem), default=configs[0] if len(configs) == 1 else None)
     if best is None:
-        what = ", ".join(p.name for p in there[:5]) or "no TOML files"
+        listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(
-            [f'{case}: pipeline: missing, and the folder above has {what}; write pipeline = "../NAME.toml"']
+            [f'{case}: pipeline: missing, and the folder above has {listed}; write pipeline = "../NAME.toml"']
         )
     return best
 

@@ -48,8 +48,8 @@ class CaseResult:
 
     def lines(self) -> list[str]:
         """What is wrong, for people."""
-        found = [] if self.failed is None else self.failed.splitlines()
-        return found + [line for key, d in self.differences.items() for line in d.lines(_said(key))]
+        failure_lines = [] if self.failed is None else self.failed.splitlines()
+        return failure_lines + [line for key, d in self.differences.items() for line in d.lines(_said(key))]
 
 
 def _said(key: str) -> str:
@@ -78,26 +78,26 @@ class CaseTest:
         case = cases.load_case(path)
         config = cases.tested_config(path, case.pipeline)
         pipeline = toml.load(config)
-        if found := sql_check.check_sql(pipeline).problems:
-            raise ConfigError([f"{config}: {line}" for line in found])
+        if sql_problems := sql_check.check_sql(pipeline).problems:
+            raise ConfigError([f"{config}: {line}" for line in sql_problems])
         test = cls(path, case, pipeline)
         if problems := list(test._problems()):
             raise ConfigError(problems)
         return test
 
     def _problems(self) -> Iterator[str]:
-        known = [s.name for s in self.pipeline.sources]
+        source_names = [s.name for s in self.pipeline.sources]
         for i, step in enumerate(self.case.steps):
             for key in ("rows", "files"):
-                for source, given in getattr(step, key).items():
-                    at = f"{self.path}: steps[{i}].{key}"
-                    if source == ONLY and len(known) > 1:
-                        yield f"{at}: rows of which source? write {key}.{show_key(known[0])} or one of {', '.join(known[1:])}"
-                    elif source not in (ONLY, *known):
-                        yield f"{at}.{show_key(source)}: there is no such source{suggestion_or_list(source, known)}"
-                    for name in given if key == "files" else ():
+                for source, entries in getattr(step, key).items():
+                    location = f"{self.path}: steps[{i}].{key}"
+                    if source == ONLY and len(source_names) > 1:
+                        yield f"{location}: rows of which source? write {key}.{show_key(source_names[0])} or one of {', '.join(source_names[1:])}"
+                    elif source not in (ONLY, *source_names):
+                        yield f"{location}.{show_key(source)}: there is no such source{suggestion_or_list(source, source_names)}"
+                    for name in entries if key == "files" else ():
                         if not (self.path.parent / name).is_file():
-                            yield f'{at}: there is no "{self.path.parent / name}"; expected a file, a path from this test'
+                            yield f'{location}: there is no "{self.path.parent / name}"; expected a file, a path from this test'
             if step.restart is not None and step.restart.pipeline is not None:
                 config = self.path.parent / step.restart.pipeline
                 if not config.is_file():
@@ -111,13 +111,13 @@ class CaseTest:
         if changed:
             return  # the last config tells which there are; what is not is told at the end
         targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.steps]
-        at = f"{self.path}: expect.rows"
+        location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
                 listed = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
-                yield f"{at}: rows of which target? write rows.{show_key(targets[0])} or one of {listed}"
+                yield f"{location}: rows of which target? write rows.{show_key(targets[0])} or one of {listed}"
             elif name not in (ONLY, *targets):
-                yield f"{at}.{show_key(name)}: there is no such target{suggestion_or_list(name, targets)}"
+                yield f"{location}.{show_key(name)}: there is no such target{suggestion_or_list(name, targets)}"
         for name in self.case.expect.stages:
             if name not in stages:
                 more = (
@@ -164,7 +164,7 @@ class CaseTest:
         """The rows of all steps up to the next config, after Spark."""
         from slackwater.testing.sql_frontend import GivenRows
 
-        clock, wanted = test.now_us, list[tuple[int, GivenRows]]()
+        clock, inputs = test.now_us, list[tuple[int, GivenRows]]()
         for i, step in enumerate(steps):
             if step.restart is not None and step.restart.pipeline is not None:
                 break
@@ -172,11 +172,11 @@ class CaseTest:
             for name in dict.fromkeys((*step.rows, *step.files)):
                 paths = tuple(self.path.parent / file for file in step.files.get(name, ()))
                 source = name or test.source_names[0]
-                wanted.append((i, GivenRows(source, step.rows.get(name, ()), paths, clock)))
-        found: dict[int, dict[str, Rows]] = {}
-        for (i, given), rows in zip(wanted, test.prepare([g for _, g in wanted]), strict=True):
-            found.setdefault(i, {})[given.source] = rows
-        return found
+                inputs.append((i, GivenRows(source, step.rows.get(name, ()), paths, clock)))
+        prepared: dict[int, dict[str, Rows]] = {}
+        for (i, given_rows), rows in zip(inputs, test.prepare([g for _, g in inputs]), strict=True):
+            prepared.setdefault(i, {})[given_rows.source] = rows
+        return prepared
 
     @staticmethod
     def _happens(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Rows]) -> None:
@@ -195,20 +195,20 @@ class CaseTest:
             test.flush()
 
     def _differences(self, result: LocalResult, test: LocalPipeline) -> dict[str, Difference]:
-        expect, found = self.case.expect, dict[str, Difference]()
+        expect, differences = self.case.expect, dict[str, Difference]()
         first = next(iter(result.tables))
         for name, rows in expect.rows.items():
             target = test.pipeline.by_target.get(name or first)
             if target is None:
                 raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
             held = result.tables[name or first]
-            found[f"rows.{name}" if name else "rows"] = _compared(
+            differences[f"rows.{name}" if name else "rows"] = _compared(
                 rows, held, test.identity_of(str(target.target.from_))
             )
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 raise ConfigError([f"{self.path}: expect.stages.{show_key(name)}: there is no such stage at the end"])
-            found[f"stages.{name}"] = _compared(rows, result.stages[name], test.identity_of(name))
+            differences[f"stages.{name}"] = _compared(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:
             row = _row_of(letter)
@@ -216,9 +216,9 @@ class CaseTest:
                 late.append(row)
             else:
                 bad.append({_REASON: letter["reason"], **row})
-        found["late"] = compare_rows(expect.late, late, _columns(late))
-        found["bad"] = compare_rows(expect.bad, bad, _columns(bad))
-        return found
+        differences["late"] = compare_rows(expect.late, late, _columns(late))
+        differences["bad"] = compare_rows(expect.bad, bad, _columns(bad))
+        return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
         """What came, as the file could expect it: only the columns that are compared."""
@@ -275,8 +275,8 @@ def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
         warnings.simplefilter("ignore")  # PySpark's own imports warn
         from slackwater.spark import session
 
-        given = {k: v for p in pipelines for k, v in p.spark.items() if k != "spark.master"}
-        settings = {"spark.driver.memory": "1g", **given, "spark.master": "local[1]"}
+        configured = {k: v for p in pipelines for k, v in p.spark.items() if k != "spark.master"}
+        settings = {"spark.driver.memory": "1g", **configured, "spark.master": "local[1]"}
         return session.start_session({k: str(v) for k, v in settings.items()})
 
 

@@ -34,7 +34,7 @@ class Difference:
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.pairs)
 
-    def lines(self, what: str) -> list[str]:
+    def lines(self, title: str) -> list[str]:
         """For people: a head line, then a line per row."""
         if not self:
             return []
@@ -48,10 +48,10 @@ class Difference:
             counts.append(
                 f"{plural(len(self.pairs), 'row')} {'differs' if len(self.pairs) == 1 else 'differ'} in {', '.join(differing)}"
             )
-        lines = [f"{what}: {', '.join(counts)}"]
+        lines = [f"{title}: {', '.join(counts)}"]
         lines += _some([f"  - missing     {self._text(self.expected[i])}" for i in self.missing])
         lines += _some([f"  + unexpected  {self._text(self.found[i])}" for i in self.unexpected])
-        told = []
+        differing_lines = []
         for i, j, columns in self.pairs:
             named = [c for c in self.columns if c not in columns and (not self.identity or c in self.identity)] or [
                 c for c in self.columns if c not in columns
@@ -61,8 +61,8 @@ class Difference:
                 f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.found[j].get(c))}"
                 for c in columns
             ]
-            told.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
-        return lines + _some(told)
+            differing_lines.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
+        return lines + _some(differing_lines)
 
     def _text(self, row: Row) -> str:
         return (
@@ -76,38 +76,38 @@ def _some(lines: list[str]) -> list[str]:
 
 
 def compare_rows(
-    expected: Sequence[Row], found: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
+    expected: Sequence[Row], actual: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
 ) -> Difference:
     """`columns`: all that a row may have; those that an expected row names count. `identity`: what tells rows apart."""
     named = dict.fromkeys(c for row in expected for c in row)
     order = [*(c for c in columns if c in named), *(c for c in named if c not in columns)] or list(columns)
     telling = [c for c in identity if c in order]
-    difference = Difference(order, telling, expected, found)
-    left, right = list(range(len(expected))), list(range(len(found)))
-    for i in list(left):
-        same = next((j for j in right if not _differing(expected[i], found[j], order)), None)
+    difference = Difference(order, telling, expected, actual)
+    missing, unexpected = list(range(len(expected))), list(range(len(actual)))
+    for i in list(missing):
+        same = next((j for j in unexpected if not _differing(expected[i], actual[j], order)), None)
         if same is not None:
-            left.remove(i)
-            right.remove(same)
+            missing.remove(i)
+            unexpected.remove(same)
     for needed in (telling if len(telling) == len(identity) else (), None):
-        for i in list(left):
-            best = _nearest(expected[i], found, right, order, needed)
+        for i in list(missing):
+            best = _nearest(expected[i], actual, unexpected, order, needed)
             if best is not None:
-                difference.pairs.append((i, best, _differing(expected[i], found[best], order)))
-                left.remove(i)
-                right.remove(best)
-    difference.missing, difference.unexpected = left, right
+                difference.pairs.append((i, best, _differing(expected[i], actual[best], order)))
+                missing.remove(i)
+                unexpected.remove(best)
+    difference.missing, difference.unexpected = missing, unexpected
     difference.pairs.sort()
     return difference
 
 
 def _nearest(
-    row: Row, found: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
+    row: Row, actual: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
 ) -> int | None:
     """The row that is meant: equal in what tells rows apart, or else in more than half of all columns."""
     if needed is not None:
-        return next((j for j in among if needed and not _differing(row, found[j], needed)), None)
-    near = [(len(_differing(row, found[j], columns)), j) for j in among]
+        return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)
+    near = [(len(_differing(row, actual[j], columns)), j) for j in among]
     best = min(near, default=None)
     return None if best is None or 2 * best[0] >= len(columns) else best[1]
 
@@ -177,8 +177,8 @@ def format_value(value: Any) -> str:
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
     if isinstance(value, str):
         return value if value and " " not in value and "=" not in value else json.dumps(value, ensure_ascii=False)
-    found = plain_value(value)
-    return json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, list | dict) else str(found)
+    plain = plain_value(value)
+    return json.dumps(plain, ensure_ascii=False, default=str) if isinstance(plain, list | dict) else str(plain)
 
 
 __all__ = ["Difference", "compare_rows", "equal_values", "format_value", "plain_value"]

@@ -77,7 +77,7 @@ class GivenEngine:
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         names = [s.name for s in self.front.sources]
-        given = self.prepared(batch, clock_us)
+        prepared_rows = self.prepared(batch, clock_us)
         stats: dict[str, SourceStats] = {}
         samples: dict[str, list[str]] = {}
         unfit, staged = list[UnstorableRows](), list[LetterFile]()
@@ -85,22 +85,22 @@ class GivenEngine:
         tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(names):
             listed = batch.partitions.get(name, {})
-            if (rows := given.get(name)) is None:
+            if (rows := prepared_rows.get(name)) is None:
                 if listed:
                     stats[name] = SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None)))
                 continue
             stats[name] = _stats(rows.timed, listed)
             samples[name] = self._bad(name, rows.timed, tasks[0], staged)
             out = self._fitting(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
-            told = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
+            timed_rows = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
             source = np.full(out.height, index)
             if idle.get(name) and listed:
-                source += len(names) * told["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
+                source += len(names) * timed_rows["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
             parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
             keys = out.select(self.logic.key_names if isinstance(self.logic, PaneOperator) else [])
-            origins.append(told.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
-        spans = Spans({n: _times(p.timed) for n, p in given.items()}, dict.fromkeys(given, _FOREVER))
+            origins.append(timed_rows.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
+        spans = Spans({n: _times(p.timed) for n, p in prepared_rows.items()}, dict.fromkeys(prepared_rows, _FOREVER))
         bad = {n: s for n, s in samples.items() if s}
         reports = self._run(tasks, parts, origins, staged) if parts else ()
         return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)
@@ -115,10 +115,10 @@ class GivenEngine:
         every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
         every = lift_inputs(self.logic, as_declared(self.logic, every))
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
-        mine = [(t, owner == t.shard) for t in tasks]
+        shard_masks = [(t, owner == t.shard) for t in tasks]
         reports = [
             ingest_and_emit.ingest_and_emit(t, every.filter(m), None if folded else origin[ORIGIN].filter(m))
-            for t, m in mine
+            for t, m in shard_masks
         ]
         if folded and tasks[0].late is not None:
             late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
@@ -148,12 +148,14 @@ class GivenEngine:
         if not why.len() - why.null_count():
             return rows.rows
         bad = rows.rows.filter(why.is_not_null()).select(NUMBER, storability.UNFIT)
-        told = bad.join(rows.timed, on=NUMBER, how="left", maintain_order="left")
+        bad_rows = bad.join(rows.timed, on=NUMBER, how="left", maintain_order="left")
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
-        samples = [f"{why}: {value}" for why, value in told.head(3).select(storability.UNFIT, text).iter_rows()]
+        samples = [f"{why}: {value}" for why, value in bad_rows.head(3).select(storability.UNFIT, text).iter_rows()]
         unfit.append(UnstorableRows(source, dict(bad[storability.UNFIT].value_counts().iter_rows()), samples))
         if task.keeps_bad:
-            staged.append(self._letters(told.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task))
+            staged.append(
+                self._letters(bad_rows.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task)
+            )
         return rows.rows.filter(why.is_null())
 
     def payload(self, rows: pl.DataFrame) -> Any:

@@ -66,8 +66,8 @@ class GivenSource:
     def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
         """The rows of files, by the reader of the source, with `__file`."""
         assert isinstance(self.real, files.FilesSource)
-        found = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
-        return found.selectExpr("*", f"_metadata.file_path AS {FILE}")
+        frame = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
+        return frame.selectExpr("*", f"_metadata.file_path AS {FILE}")
 
     def decode(
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], offsets: Offsets
@@ -111,14 +111,14 @@ class GivenSource:
 
         table = pa.table({NUMBER: pa.array(range(len(texts)), pa.int64()), "value": pa.array(texts, pa.string())})
         records, form, text = session.createDataFrame(table), self.spec.format, F.col("value")
-        kept = [f"CAST(NULL AS STRING) AS {FILE}"] if self.kind == "files" else []
-        kept += [NUMBER]
+        metadata = [f"CAST(NULL AS STRING) AS {FILE}"] if self.kind == "files" else []
+        metadata += [NUMBER]
         if form == "text":
-            return records.selectExpr("value", *kept)
+            return records.selectExpr("value", *metadata)
         columns = [f"_p.{quote_column(f.name)}" for f in self.schema.fields]
         if form not in ("json", "csv"):
             strict = F.from_json(text, self.schema, {"mode": "FAILFAST"})
-            return records.withColumn("_p", strict).selectExpr(*columns, *kept)
+            return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
         assert isinstance(self.real, files.FilesSource)
         times, options = self.real.times, dict(self.spec.options)
         whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
@@ -128,7 +128,7 @@ class GivenSource:
         else:
             fields = ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in whole.fields)
             parsed = F.from_csv(text, fields, reading)
-        return times.convert(records.withColumn("_p", parsed).selectExpr(*columns, f"_p.{CORRUPT}", *kept))
+        return times.convert(records.withColumn("_p", parsed).selectExpr(*columns, f"_p.{CORRUPT}", *metadata))
 
     # -- records of a stream -------------------------------------------------------------------------------------
 
@@ -136,7 +136,10 @@ class GivenSource:
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], counts: Offsets
     ) -> DataFrame:
         assert self.payload is not None
-        known, meta = [f.name for f in self.payload.schema.fields], (*metadata_columns(self.kind), _EVENT_TIME)
+        payload_columns, meta = (
+            [f.name for f in self.payload.schema.fields],
+            (*metadata_columns(self.kind), _EVENT_TIME),
+        )
         values, places = list[bytes | None](), list[dict[str, Any]]()
         for row in rows:
             place: dict[str, Any] = {} if isinstance(row, str) else {c: row[c] for c in meta if c in row}
@@ -144,13 +147,13 @@ class GivenSource:
             places.append(place)
             if not isinstance(rest, str) and isinstance(self.payload, RawPayload):
                 rest = str(rest.get(self.payload.body, ""))
-            values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, known).encode())
+            values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, payload_columns).encode())
         topic = (self.spec.query or self.name).partition(",")[0].strip()
         offsets = []
         for place in places:
-            at = str(place.get("_topic", topic)), int(place.get("_partition", 0))
-            offsets.append(int(place.get("_offset", counts.get(at, 0))))
-            counts[at] = offsets[-1] + 1
+            partition_key = str(place.get("_topic", topic)), int(place.get("_partition", 0))
+            offsets.append(int(place.get("_offset", counts.get(partition_key, 0))))
+            counts[partition_key] = offsets[-1] + 1
         moments = [to_micros(p.get(_EVENT_TIME, clock)) for p, clock in zip(places, clocks_us, strict=True)]
         table = pa.table(
             {
@@ -167,14 +170,14 @@ class GivenSource:
         )
         body = quote_column(self.payload.body)
         if self.kind == "kafka":
-            found = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
-            found += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
+            metadata = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
+            metadata += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
         elif self.kind == "rabbitmq":
-            found = [f"_{c} AS {c}" for c in _OF_RABBIT] + ["to_json(__headers) AS _headers", "__time AS _received"]
-            found += [f"{body} AS _value"]
+            metadata = [f"_{c} AS {c}" for c in _OF_RABBIT] + ["to_json(__headers) AS _headers", "__time AS _received"]
+            metadata += [f"{body} AS _value"]
         else:
-            found = [f"__time AS {_EVENT_TIME}", f"{body} AS _value"]
-        return self.payload.decode(session.createDataFrame(table), [*found, NUMBER])
+            metadata = [f"__time AS {_EVENT_TIME}", f"{body} AS _value"]
+        return self.payload.decode(session.createDataFrame(table), [*metadata, NUMBER])
 
 
 _OF_RABBIT = ("_routing_key", "_exchange", "_message_id")
@@ -192,8 +195,8 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
         real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
         return GivenSource(spec, "dataframe", real.schema, real)
     if connection.kind == "files":
-        known = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
-        return GivenSource(spec, "files", known.schema, known)
+        files_source = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
+        return GivenSource(spec, "files", files_source.schema, files_source)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
             f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
@@ -203,11 +206,11 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
     if isinstance(connection, KafkaConnection):
         kafka = KafkaSource(spec, KafkaBroker(connection), payload, "")
         return GivenSource(spec, "kafka", kafka.schema, kafka, payload)
-    given = GivenSource(
+    source = GivenSource(
         spec, connection.kind, None, DataFrameSource(spec.name, session.createDataFrame([], payload.schema)), payload
     )
-    schema = given.decode(session, [], [], {}).drop(NUMBER, CORRUPT).schema
-    return replace(given, schema=schema)
+    schema = source.decode(session, [], [], {}).drop(NUMBER, CORRUPT).schema
+    return replace(source, schema=schema)
 
 
 def _payload(session: SparkSession, spec: Source, connection: Connection, zone: str) -> Payload:

@@ -64,11 +64,11 @@ class RestCatalog:
         command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", ":".join(map(str, [*jars, *hadoop]))]
         command.append("org.apache.iceberg.rest.RESTCatalogServer")
         process = Process(command, directory / "log", {"env": {**os.environ, **settings}})
-        found = cls(directory, port, process)
+        catalog = cls(directory, port, process)
         try:
             process.start()
             process.must_answer("the Iceberg catalog", f"http://127.0.0.1:{port}/v1/config")
-            yield found
+            yield catalog
         finally:
             process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)

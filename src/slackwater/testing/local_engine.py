@@ -101,8 +101,8 @@ class LocalEngine:
         unfit, staged = list[UnstorableRows](), list[LetterFile]()
         for index, name in enumerate(self.sources):
             rows, listed = frames.get(name), batch.partitions.get(name, {})
-            if (told := self._stats(batch, name, clock_us)) is not None:
-                stats[name] = told
+            if (source_stats := self._stats(batch, name, clock_us)) is not None:
+                stats[name] = source_stats
             if rows is None or rows.is_empty():
                 continue
             usable = self._usable(rows, latest[name])
@@ -120,15 +120,15 @@ class LocalEngine:
         spans = Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
-        mine = [(t, owner == t.shard) for t in tasks]
-        kept, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
-        alongside = None if kept is None or folded else kept[ORIGIN]
+        shard_masks = [(t, owner == t.shard) for t in tasks]
+        origin_rows, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
+        alongside = None if origin_rows is None or folded else origin_rows[ORIGIN]
         reports = [
             ingest_and_emit.ingest_and_emit(t, every.filter(m), None if alongside is None else alongside.filter(m))
-            for t, m in mine
+            for t, m in shard_masks
         ]
-        if kept is not None and folded:
-            late = kept.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
+        if origin_rows is not None and folded:
+            late = origin_rows.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
             staged += [write_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
@@ -161,14 +161,14 @@ class LocalEngine:
 
     def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
-        found = []
+        lifted = []
         for name, frame in payload.items():
             first, last = storability.usable_times(self.logic)
             rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
             for which in self.inputs.get(name, (name,)):
                 why = storability.unstorable_reason(self.logic, self.logic.input_of(which), capacity, rows)
-                found.append(lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
-        return pl.concat(found)
+                lifted.append(lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
+        return pl.concat(lifted)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
@@ -288,13 +288,13 @@ def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int6
         Field(k.name, "bigint") if k.type != other.type else k
         for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
     ]
-    mine = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
+    slot_values = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
     empty = pl.Series([None]).new_from_index(0, rows.height)
     columns = {
         "__kh": key_hash(keys, shared),
         "__ts": rows["ts"],
         "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
-        **{s.name: mine.get(s.name, empty.cast(s.polars)) for s in slots.columns},
+        **{s.name: slot_values.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
     return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
 
@@ -326,8 +326,8 @@ def lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.Data
 
 @lift_letters.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    found = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
-    return found.drop_nulls("__end") if operator.ends else found
+    lifted = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
+    return lifted.drop_nulls("__end") if operator.ends else lifted
 
 
 @lift_letters.register
@@ -350,17 +350,19 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     """Where each row came from (see `operators.dead_letters`); its bytes are the row as JSON."""
-    known = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
-    fields = [known.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
+    values = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
+    fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
     sources = [] if tag is None else [pl.Series("__src", tag, dtype=pl.Int32)]
     return rows.select(pl.col("ts").alias("__start"), pl.struct(fields).alias(ORIGIN), *sources)
 
 
-def _input(rows: pl.DataFrame, given: AggregationInput) -> pl.Series:
-    column = rows[given.source.name]
-    if not given.hashed:
+def _input(rows: pl.DataFrame, aggregation_input: AggregationInput) -> pl.Series:
+    column = rows[aggregation_input.source.name]
+    if not aggregation_input.hashed:
         return column
-    values = column.cast(pl.Int64) if given.source.base.startswith("timestamp") else column
-    types = (Field("type", "string"), given.source)
-    hashes = [None if v is None else spark_xxhash64((given.source.type, v), types) for v in values.to_list()]
-    return pl.Series(given.field.name, hashes, dtype=pl.Int64)
+    values = column.cast(pl.Int64) if aggregation_input.source.base.startswith("timestamp") else column
+    types = (Field("type", "string"), aggregation_input.source)
+    hashes = [
+        None if v is None else spark_xxhash64((aggregation_input.source.type, v), types) for v in values.to_list()
+    ]
+    return pl.Series(aggregation_input.field.name, hashes, dtype=pl.Int64)

@@ -21,20 +21,20 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
     """The SQL of a pipeline that only Spark can run: the key, and its text in one line."""
-    found = []
-    for own in pipeline.alone.values():
-        step = own.transform.step
-        found += [f"{at} = {_line(sql)}" for way in own.ways for at, sql in own.texts(way)]
-        for source in own.sources:
-            there = columns.get(source.name)
+    texts = []
+    for stage_pipeline in pipeline.alone.values():
+        step = stage_pipeline.transform.step
+        texts += [f"{key} = {_line(sql)}" for way in stage_pipeline.ways for key, sql in stage_pipeline.texts(way)]
+        for source in stage_pipeline.sources:
+            source_fields = columns.get(source.name)
             time = step.event_time_column
-            plain = ("_event_ts", "ts", *(there or ()))  # as given rows have it
+            plain = ("_event_ts", "ts", *(source_fields or ()))  # as given rows have it
             if step.time_mode == "event" and time not in plain and not source.of_stage:
-                found.append(f"event_time_column = {_line(time)}")
+                texts.append(f"event_time_column = {_line(time)}")
             gap = getattr(step, "gap_ms", None)
-            if isinstance(gap, str) and there is not None and gap not in there:
-                found.append(f"gap = {_line(gap)}")
-    return list(dict.fromkeys(found))
+            if isinstance(gap, str) and source_fields is not None and gap not in source_fields:
+                texts.append(f"gap = {_line(gap)}")
+    return list(dict.fromkeys(texts))
 
 
 def _line(sql: str) -> str:
@@ -44,34 +44,36 @@ def _line(sql: str) -> str:
 
 def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError for SQL that would not be run."""
-    if found := not_run(pipeline, columns):
+    if unsupported := not_run(pipeline, columns):
         raise StartError(
-            f"{pipeline.name}: this SQL would not be run: {'; '.join(found)}; give session=, a Spark session, "
+            f"{pipeline.name}: this SQL would not be run: {'; '.join(unsupported)}; give session=, a Spark session, "
             "or test a pipeline without it"
         )
-    for source, there in columns.items():
-        _check_ts(pipeline, source, there)
+    for source, source_fields in columns.items():
+        _check_ts(pipeline, source, source_fields)
 
 
-def source_columns(pipeline: Pipeline, given: Mapping[str, Columns]) -> dict[str, Columns]:
+def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> dict[str, Columns]:
     """Per source the columns of its rows: those given, else those that it declares. Raises StartError where there are none."""
-    found = {}
+    columns = {}
     for index, source in enumerate(pipeline.sources):
-        declared = given[source.name] if source.name in given else columns_of(pipeline, index)
+        declared = given_columns[source.name] if source.name in given_columns else columns_of(pipeline, index)
         if declared is None:
             raise StartError(
                 f'{pipeline.name}: source "{source.name}" declares no schema; give schema={{"column": "type"}} to the test'
             )
-        found[source.name] = declared
-    return found
+        columns[source.name] = declared
+    return columns
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     """`ts` is what the in-process engine calls the event time: a column of that name must be it, and be nothing else."""
     if "ts" not in declared:
         return
-    own = next(own for own in pipeline.alone.values() if own.ways_from(source))
-    step, window = own.transform.step, own.transform.window
+    stage_pipeline = next(
+        stage_pipeline for stage_pipeline in pipeline.alone.values() if stage_pipeline.ways_from(source)
+    )
+    step, window = stage_pipeline.transform.step, stage_pipeline.transform.window
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
@@ -81,24 +83,24 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
 
 
 def given_frame(
-    pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], there: Columns, clock_us: int
+    pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
     """Rows as the in-process engine takes them: `ts`, the event time in µs (NULL for a bad row), and the columns."""
     step = pipeline.transform.step
-    made = {"ts": [_time(step.event_time_column, step.event_time_unit, row) for row in rows]}
+    event_times = {"ts": [_time(step.event_time_column, step.event_time_unit, row) for row in rows]}
     if step.time_mode == "processing":
-        made["ts"] = [clock_us] * len(rows)
-    found = [pl.Series("ts", made["ts"], dtype=pl.Int64)]
-    for name, field in there.items():
+        event_times["ts"] = [clock_us] * len(rows)
+    columns = [pl.Series("ts", event_times["ts"], dtype=pl.Int64)]
+    for name, field in fields.items():
         if name in ("_event_ts", "ts"):  # the event time, see `columns`
             continue
         try:
-            found.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
+            columns.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
                 f'source "{source}": column "{name}" is {field.type}, and a given row has another value ({_first(error)})'
             ) from None
-    return pl.DataFrame(found)
+    return pl.DataFrame(columns)
 
 
 def _first(error: Exception) -> str:

@@ -65,12 +65,12 @@ class S3:
         directory = Path(tempfile.mkdtemp(prefix="slackwater-s3-"))
         port = free_port()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        found = cls(directory, port, Process(command, directory / "log"))
+        server = cls(directory, port, Process(command, directory / "log"))
         try:
-            found.start()
-            yield found
+            server.start()
+            yield server
         finally:
-            found.process.stop(signal.SIGTERM)
+            server.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     def start(self) -> None:
@@ -111,13 +111,13 @@ class Azurite:
         port = free_port()
         where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory)]
         command = [str(cls._installed()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
-        found = cls(directory, port, Process(command, directory / "log"))
+        server = cls(directory, port, Process(command, directory / "log"))
         try:
-            found.process.start()
-            found.process.must_answer("the Azure server", f"http://127.0.0.1:{port}/")
-            yield found
+            server.process.start()
+            server.process.must_answer("the Azure server", f"http://127.0.0.1:{port}/")
+            yield server
         finally:
-            found.process.stop(signal.SIGTERM)
+            server.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
@@ -129,8 +129,8 @@ class Azurite:
             npm = ["npm", "install", "--prefix", str(home), "--no-audit", "--no-fund", f"azurite@{cls.VERSION}"]
             done = subprocess.run(npm, capture_output=True, text=True)
             if done.returncode:
-                told = " | ".join(done.stderr.strip().splitlines()[-3:])
-                raise StartError(f"npm cannot be reached for azurite, the Azure server for tests: {told}")
+                npm_error = " | ".join(done.stderr.strip().splitlines()[-3:])
+                raise StartError(f"npm cannot be reached for azurite, the Azure server for tests: {npm_error}")
         return command
 
     def bucket(self, name: str) -> str:

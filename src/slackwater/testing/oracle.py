@@ -48,11 +48,11 @@ def window_starts(window: Window, row: Row) -> list[int]:
     duration, hop = (window.duration_ms or 0) * 1000, (window.hop_ms or window.duration_ms or 0) * 1000
     offset, ts = window.offset_ms * 1000, row["ts"]
     last = (ts - offset) // hop * hop + offset
-    found = []
+    starts = []
     while last + duration > ts:
-        found.append(last)
+        starts.append(last)
         last -= hop
-    return found[::-1]
+    return starts[::-1]
 
 
 def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
@@ -77,17 +77,17 @@ def session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]
     per_key: dict[Any, list[Row]] = {}
     for row in rows:
         per_key.setdefault(tuple(canonical_value(row[k]) for k in window.group_by), []).append(row)
-    found = []
+    sessions = []
     for members in per_key.values():
         members.sort(key=lambda r: r["ts"])
         current: list[Row] = []
         for row in members:
             if current and (row["ts"] - current[-1]["ts"] > gap or row["ts"] - current[0]["ts"] >= cap):
-                found.append(_session(window, current, row["ts"] - current[-1]["ts"] <= gap, gap, cap))
+                sessions.append(_session(window, current, row["ts"] - current[-1]["ts"] <= gap, gap, cap))
                 current = []
             current.append(row)
-        found.append(_session(window, current, False, gap, cap))
-    return found
+        sessions.append(_session(window, current, False, gap, cap))
+    return sessions
 
 
 def _session(window: Window, rows: list[Row], capped: bool, gap: int, cap: int) -> dict[str, Any]:
@@ -154,10 +154,10 @@ def _collected(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
     counts: dict[Any, tuple[Any, int]] = {}
     for _, value in pairs:
         counts[canonical_value(value)] = value, counts.get(canonical_value(value), (value, 0))[1] + 1
-    found = sorted(counts.values(), key=lambda c: sort_key(c[0]))
+    distinct = sorted(counts.values(), key=lambda c: sort_key(c[0]))
     if a.agg == "collect_set":
-        return [v for v, _ in found]
-    return [{"value": v, "count": n} for v, n in sorted(found, key=lambda c: -c[1])[: a.k]]
+        return [v for v, _ in distinct]
+    return [{"value": v, "count": n} for v, n in sorted(distinct, key=lambda c: -c[1])[: a.k]]
 
 
 def _variance(values: list[Any]) -> float | None:

@@ -113,9 +113,9 @@ class LocalPipeline:
         self._checkpoint, self._batches, self._state_id = uuid.uuid4().hex, 0, uuid.uuid4().hex
         self._result = LocalResult()
         self._aside = MemoryTarget(LETTER, (), upserts=False)
-        known = {f.name: f.polars for f in LETTER}
+        letter_types = {f.name: f.polars for f in LETTER}
         self._aside.hold(
-            pl.DataFrame({n: no_sql.typed_series([r.get(n) for r in letters], t) for n, t in known.items()})
+            pl.DataFrame({n: no_sql.typed_series([r.get(n) for r in letters], t) for n, t in letter_types.items()})
         )
         self._describe(described)
         self._told = on_publish
@@ -138,19 +138,19 @@ class LocalPipeline:
         `partitions`: per source that has any, all partitions there are (a row's own is its "partition"; of Kafka: its
         "_partition"). `took_ms`: how long the epoch takes.
         """
-        for name in (given := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
+        for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
-                there = ", ".join(self.source_names)
-                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {there}'])
+                names_text = ", ".join(self.source_names)
+                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {names_text}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
             from slackwater.testing.sql_frontend import GivenRows
 
-            wanted = [GivenRows(name, tuple(some), (), self.now_us) for name, some in given.items()]
-            self.pipe_prepared(dict(zip(given, self.prepare(wanted), strict=True)), partitions)
+            given_rows = [GivenRows(name, tuple(some), (), self.now_us) for name, some in rows_by_source.items()]
+            self.pipe_prepared(dict(zip(rows_by_source, self.prepare(given_rows), strict=True)), partitions)
             return
         payload, parts = {}, {}
-        for name, some in given.items():
+        for name, some in rows_by_source.items():
             payload[name] = self._bound.frame(name, some, self.now_us)
             if partitions and name in partitions:
                 names = [r["partition"] for r in some]  # type: ignore[index]
@@ -158,35 +158,35 @@ class LocalPipeline:
                 parts[name] = {p: names.count(p) for p in partitions[name]}
         self._pipe(payload, parts)
 
-    def prepare(self, given: Sequence[GivenRows]) -> list[Rows]:
+    def prepare(self, given_rows: Sequence[GivenRows]) -> list[Rows]:
         """What Spark makes of given rows, of all at once where one step reads them: for `pipe_prepared`, in this order."""
         from slackwater.testing.engine_with_sql import LazyRows
 
-        readers = {s.name: n for n, own in reversed(self.pipeline.alone.items()) for s in own.sources}
-        fronts = {readers[one.source] for one in given}
+        readers = {s.name: n for n, p in reversed(self.pipeline.alone.items()) for s in p.sources}
+        fronts = {readers[one.source] for one in given_rows}
         if len(fronts) == 1 and len(self._read_by) == 1:
-            return list(self._sql_stages[fronts.pop()].prepare(given, self._offsets))
-        found: list[Rows] = []
-        for one in given:
+            return list(self._sql_stages[fronts.pop()].prepare(given_rows, self._offsets))
+        lazy_rows: list[Rows] = []
+        for one in given_rows:
             waiting = LazyRows(one, dict(self._offsets))
             waiting.by(self._sql_stages[readers[one.source]])
             self._offsets |= waiting.after
-            found.append(waiting)
-        return found
+            lazy_rows.append(waiting)
+        return lazy_rows
 
     @property
     def _read_by(self) -> list[str]:
         """The steps that read sources."""
-        return [n for n, own in self.pipeline.alone.items() if not all(s.of_stage for s in own.sources)]
+        return [n for n, p in self.pipeline.alone.items() if not all(s.of_stage for s in p.sources)]
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
         """The same for rows that `front` has prepared, as all those of a test at once."""
         parts = {}
         for name, one in rows.items():
-            there = one.timed["partition"].drop_nulls()
-            listed = (partitions or {}).get(name) or there.unique(maintain_order=True).to_list()
+            row_partitions = one.timed["partition"].drop_nulls()
+            listed = (partitions or {}).get(name) or row_partitions.unique(maintain_order=True).to_list()
             if listed:
-                parts[name] = {p: int((there == p).sum()) for p in listed}
+                parts[name] = {p: int((row_partitions == p).sum()) for p in listed}
         self._pipe(dict(rows), parts)
 
     def quiet(self, ms: int | str) -> None:
@@ -236,18 +236,18 @@ class LocalPipeline:
 
     def result(self) -> LocalResult:
         """What was published and counted so far."""
-        found, state = self._result, self._driver.state
+        outcome, state = self._result, self._driver.state
         first, *_ = now = list(self._targets.values())
-        found.rows, found.gone, found.letters = first.rows, first.gone, self._aside.rows
-        found.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
-        found.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
-        of = {str(own.target.from_): self._targets[n] for n, own in reversed(self.pipeline.by_target.items())}
-        found.stages = {stage: target.held for stage, target in of.items()}
-        found.counters, found.watermark_us = next_commit.total_counters(state), state.watermark_us
+        outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._aside.rows
+        outcome.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
+        outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
+        by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.by_target.items())}
+        outcome.stages = {stage: target.held for stage, target in by_stage.items()}
+        outcome.counters, outcome.watermark_us = next_commit.total_counters(state), state.watermark_us
         ended = state.stages[-1]
-        found.open_sessions, found.open_keys = sum(ended.windows), sum(ended.groups)
-        found.table = first.held
-        return found
+        outcome.open_sessions, outcome.open_keys = sum(ended.windows), sum(ended.groups)
+        outcome.table = first.held
+        return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
         """What stands for a target (the first, where none is named): whether it is `down` a test may say, too."""
@@ -298,14 +298,14 @@ class LocalPipeline:
             described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = with_watched_stages(described, self._watch)
         self.pipeline = pipeline = with_captured_losses(described) if self._listen else described
-        given = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
+        given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._bound = BoundSteps(pipeline, given, self._session)
+        self._bound = BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
         self._capacities = value_limits(pipeline, self._steps) if self._listen else {}
         held = dict.fromkeys(self._sql_stages, ANYTHING)
-        for name, own in pipeline.by_target.items():
-            if (stage := str(own.target.from_)) in held:
+        for name, target_pipeline in pipeline.by_target.items():
+            if (stage := str(target_pipeline.target.from_)) in held:
                 held[stage] &= self._capacities.get(name, ANYTHING)
         for name, capacity in held.items():  # what a target cannot hold is found before its results are made
             self._sql_stages[name].capacity = capacity
@@ -313,10 +313,10 @@ class LocalPipeline:
     def _put(self, place: str) -> None:
         """The targets of the config, in a place that tests name: what they hold outlives a process."""
         self._place, self._targets = place, dict[str, MemoryTarget]()
-        for name, own in self.pipeline.by_target.items():
-            spec, operator = own.target, self._steps[str(own.target.from_)]
-            connection = resolve_connection(spec.connection, own.connections)
-            upserts = connection is not None and spec.upserts(connection.kind, own.last.transform.window)
+        for name, target_pipeline in self.pipeline.by_target.items():
+            spec, operator = target_pipeline.target, self._steps[str(target_pipeline.target.from_)]
+            connection = resolve_connection(spec.connection, target_pipeline.connections)
+            upserts = connection is not None and spec.upserts(connection.kind, target_pipeline.last.transform.window)
             # the only one is the same, whatever its stage is called
             key = (name if self.pipeline.targets else "", place)
             if key in self._places:
@@ -340,15 +340,15 @@ class LocalPipeline:
         stages = [
             Stepping(
                 name,
-                own,
+                stage_pipeline,
                 self._steps[name],
                 held,
-                self._bound.engine(name, own),
+                self._bound.engine(name, stage_pipeline),
                 faults.in_worker,
                 number,
-                far_dates=ClockSkewWarnings(own),
+                far_dates=ClockSkewWarnings(stage_pipeline),
             )
-            for number, (name, own) in enumerate(pipeline.alone.items())
+            for number, (name, stage_pipeline) in enumerate(pipeline.alone.items())
         ]
         self._driver = Driver(pipeline, stages, held, self._targets, hooks, self._aside)
         try:
@@ -390,8 +390,8 @@ class LocalPipeline:
 
     def _only_source(self) -> str:
         if len(self.source_names) > 1:
-            there = ", ".join(self.source_names)
-            raise ConfigError([f"{self.pipeline.name}: rows of which source? There are {there}: give {{source: rows}}"])
+            names = ", ".join(self.source_names)
+            raise ConfigError([f"{self.pipeline.name}: rows of which source? There are {names}: give {{source: rows}}"])
         return self.source_names[0]
 
 

@@ -32,19 +32,19 @@ def pipeline_for(
     on_error: str = "drop",
     upserts: bool = True,
     downstream: Window | None = None,
-    of: type[Transform] = Transform,
+    transform_type: type[Transform] = Transform,
 ) -> Pipeline:
-    """A pipeline over scripted sources; its target and store are the kit's own. `of`: what has the table of the step."""
-    kept = on_error == "dlq" or step.late_data in ("dlq", "reopen")
+    """A pipeline over scripted sources; its target and store are the kit's own. `transform_type`: what has the table of the step."""
+    keeps_letters = on_error == "dlq" or step.late_data in ("dlq", "reopen")
     described: dict[str, Any] = {step.table: step}
     upserts = upserts and (downstream is not None or isinstance(step, Window))
     if downstream is not None:
         stages = (Stage(name="first", on_error=on_error, **described), Stage(name="second", window=downstream))
-    letters = Target(connection="lake", path="letters") if kept else None
+    letters = Target(connection="lake", path="letters") if keeps_letters else None
     return Pipeline(
         name=name,
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
-        transform=of(**described, on_error=on_error) if downstream is None else None,
+        transform=transform_type(**described, on_error=on_error) if downstream is None else None,
         stages=None if downstream is None else stages,
         # the kit's own replaces rows, or adds them, as this one would
         target=_described_as(step if downstream is None else downstream, upserts),

@@ -48,22 +48,22 @@ class SchemaRegistry:
         command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [f"-D{name}={value}" for name, value in settings.items()]
         command += ["-jar", str(home / f"apicurio-registry-app-{cls.VERSION}-runner.jar")]
-        found = cls(f"http://127.0.0.1:{port}/apis/ccompat/v7", Process(command, directory / "log"))
+        registry = cls(f"http://127.0.0.1:{port}/apis/ccompat/v7", Process(command, directory / "log"))
         try:
-            found.process.start()
-            found.process.must_answer("the schema registry", f"{found.url}/subjects")
-            yield found
+            registry.process.start()
+            registry.process.must_answer("the schema registry", f"{registry.url}/subjects")
+            yield registry
         finally:
-            found.process.stop(signal.SIGTERM)
+            registry.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     def register(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
         """Another version of a subject; the id of its schema. `kind`: AVRO or JSON."""
         body = {"schema": schema, "schemaType": kind, "references": list(references)}
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{self.url}/subjects/{subject}/versions",
             json.dumps(body).encode(),
             {"Content-Type": "application/vnd.schemaregistry.v1+json"},
         )
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             return int(json.load(answer)["id"])

@@ -91,16 +91,22 @@ def run_local(
     letters: Sequence[Mapping[str, Any]] = (),
     downstream: Window | None = None,
     on_publish: Callable[[pl.DataFrame], None] | None = None,
-    of: type[Transform] = Transform,
+    transform_type: type[Transform] = Transform,
 ) -> LocalResult:
     """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `downstream`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
 
-    The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows. `of`: what has the table of the step.
+    The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows. `transform_type`: what has the table of the step.
     """
 
     def described() -> Pipeline:
         return pipeline_for(
-            step, sources, lateness_ms, on_error=on_error, upserts=upserts, downstream=downstream, of=of
+            step,
+            sources,
+            lateness_ms,
+            on_error=on_error,
+            upserts=upserts,
+            downstream=downstream,
+            transform_type=transform_type,
         )
 
     test = LocalPipeline(

@@ -67,16 +67,16 @@ class Process:
             self.child.wait()
         self.child = None
 
-    def must_live(self, what: str) -> None:
+    def must_live(self, service: str) -> None:
         assert self.child is not None
         if self.child.poll() is not None:
-            raise StartError(f"{what} ended at once: {self.tail()}")
+            raise StartError(f"{service} ended at once: {self.tail()}")
 
-    def must_answer(self, what: str, url: str) -> None:
+    def must_answer(self, service: str, url: str) -> None:
         """Wait until it answers there, with whatever. Raises StartError."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            self.must_live(what)
+            self.must_live(service)
             try:
                 urllib.request.urlopen(url, timeout=5).close()
                 return
@@ -84,7 +84,7 @@ class Process:
                 return
             except OSError:
                 time.sleep(0.1)
-        raise StartError(f"{what} did not answer within {SECONDS} s: {self.tail()}")
+        raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}")
 
     def tail(self) -> str:
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
@@ -259,8 +259,8 @@ class Postgres:
             self.process.must_live("Postgres")
             try:
                 with psycopg.connect(self.url_of("postgres"), autocommit=True, connect_timeout=2) as connection:
-                    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = 'slackwater'").fetchone()
-                    if found is None:
+                    database = connection.execute("SELECT 1 FROM pg_database WHERE datname = 'slackwater'").fetchone()
+                    if database is None:
                         connection.execute("CREATE DATABASE slackwater")
                 return
             except psycopg.OperationalError:

@@ -99,39 +99,41 @@ class SqlFrontend:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, given: Sequence[GivenRows], offsets: Offsets | None = None) -> list[PreparedRows]:
+    def prepare(self, given_rows: Sequence[GivenRows], offsets: Offsets | None = None) -> list[PreparedRows]:
         """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError.
 
         `offsets`: where each partition of a topic goes on, which these rows move; None: at its beginning.
         """
-        found: list[PreparedRows | None] = [None] * len(given)
+        prepared_rows: list[PreparedRows | None] = [None] * len(given_rows)
         for source in self.sources:
-            mine = [(i, g) for i, g in enumerate(given) if g.source == source.name]
-            for i, prepared in self._of_source(source, mine, {} if offsets is None else offsets) if mine else ():
-                found[i] = prepared
-        return [f for f in found if f is not None]
+            source_rows = [(i, g) for i, g in enumerate(given_rows) if g.source == source.name]
+            for i, prepared in (
+                self._of_source(source, source_rows, {} if offsets is None else offsets) if source_rows else ()
+            ):
+                prepared_rows[i] = prepared
+        return [f for f in prepared_rows if f is not None]
 
     def _of_source(
-        self, source: GivenSource, given: Sequence[tuple[int, GivenRows]], offsets: Offsets
+        self, source: GivenSource, numbered_rows: Sequence[tuple[int, GivenRows]], offsets: Offsets
     ) -> list[tuple[int, PreparedRows]]:
         try:
-            texts = [(i, g.clock_us, row) for i, g in given for row in g.rows]
-            found: dict[int, list[PreparedRows]] = {i: [] for i, _ in given}
-            if texts or not any(g.files for _, g in given):
+            texts = [(i, g.clock_us, row) for i, g in numbered_rows for row in g.rows]
+            pieces: dict[int, list[PreparedRows]] = {i: [] for i, _ in numbered_rows}
+            if texts or not any(g.files for _, g in numbered_rows):
                 rows, times = [row for _, _, row in texts], [clock for _, clock, _ in texts]
                 frame = source.decode(self.session, rows, times, offsets)
-                clocks = {i: g.clock_us for i, g in given}
+                clocks = {i: g.clock_us for i, g in numbered_rows}
                 for i, one in self._frame(source, frame, [i for i, _, _ in texts], clocks).items():
-                    found[i].append(one)
-            for i, g in given:
+                    pieces[i].append(one)
+            for i, g in numbered_rows:
                 if g.files:
                     read, count = self._numbered(source.read_files(self.session, g.files))
-                    found[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
+                    pieces[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
         except Exception as error:
             if isinstance(error, StartError | EpochError):
                 raise
             raise EpochError(f'{self.pipeline.name}: source "{source.name}": {spark_error_reason(error)}') from None
-        return [(i, _joined(parts)) for i, parts in found.items() if parts]
+        return [(i, _joined(parts)) for i, parts in pieces.items() if parts]
 
     def of_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
         """The same for rows that were decoded elsewhere: dead letters, what another stage emits."""
@@ -151,17 +153,19 @@ class SqlFrontend:
     ) -> dict[int, PreparedRows]:
         """Rows with `__number`; `owners`: per number the batch that it belongs to."""
         timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
-        told = _collected(timed.selectExpr(*_told(timed, source.name)))
-        told = told.sort(NUMBER).with_columns(
-            pl.Series(_BATCH, [owners[n] for n in sorted(told[NUMBER])], dtype=pl.Int64)
+        row_facts = _collected(timed.selectExpr(*_told(timed, source.name)))
+        row_facts = row_facts.sort(NUMBER).with_columns(
+            pl.Series(_BATCH, [owners[n] for n in sorted(row_facts[NUMBER])], dtype=pl.Int64)
         )
         ways = self.pipeline.ways_from(source.name)
         apart = any(self._carried[w.key] is None for w in ways)
-        runs = told.partition_by(_BATCH, "partition") if apart else [told]
+        runs = row_facts.partition_by(_BATCH, "partition") if apart else [row_facts]
         out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
-        out = out.join(told.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
+        out = out.join(row_facts.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
         return {
-            i: PreparedRows(told.filter(pl.col(_BATCH) == i).drop(_BATCH), out.filter(pl.col(_BATCH) == i).drop(_BATCH))
+            i: PreparedRows(
+                row_facts.filter(pl.col(_BATCH) == i).drop(_BATCH), out.filter(pl.col(_BATCH) == i).drop(_BATCH)
+            )
             for i in (dict.fromkeys(owners) or clocks)
         }
 
@@ -227,9 +231,9 @@ def _told(timed: DataFrame, source: str) -> list[str]:
 
 
 def _collected(frame: DataFrame) -> pl.DataFrame:
-    found = pl.from_arrow(frame.toArrow())
-    assert isinstance(found, pl.DataFrame)
-    return found
+    collected = pl.from_arrow(frame.toArrow())
+    assert isinstance(collected, pl.DataFrame)
+    return collected
 
 
 def _joined(parts: Sequence[PreparedRows]) -> PreparedRows:

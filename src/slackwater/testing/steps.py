@@ -30,44 +30,47 @@ class BoundSteps:
     """
 
     def __init__(
-        self, pipeline: Pipeline, given: Mapping[str, Mapping[str, Field]], session: SparkSession | None
+        self, pipeline: Pipeline, given_columns: Mapping[str, Mapping[str, Field]], session: SparkSession | None
     ) -> None:
         self.operators: dict[str, Operator] = {}
         self.fronts: dict[str, SqlFrontend] = {}
         self._pipeline, self._session = pipeline, session
-        self._columns = {} if session is not None else no_sql.source_columns(pipeline, given)
+        self._columns = {} if session is not None else no_sql.source_columns(pipeline, given_columns)
         if session is None:
             no_sql.refuse_sql(pipeline, self._columns)
-        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given.items()}
-        for name, own in pipeline.alone.items():
-            self.operators[name] = self._bound(name, own, timed)
+        timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
+        for name, stage_pipeline in pipeline.alone.items():
+            self.operators[name] = self._bound(name, stage_pipeline, timed)
 
-    def _bound(self, name: str, own: Pipeline, given: Mapping[str, Sequence[Field]]) -> Operator:
-        results = {s.name: self.operators[s.name].row_columns for s in own.sources if s.of_stage}
-        step = own.transform.step
-        sql = any(own.texts(w) for w in own.ways) or step.event_time_column != "_event_ts"
-        if self._session is not None and (sql or len(results) < len(own.sources)):
+    def _bound(self, name: str, stage_pipeline: Pipeline, given_columns: Mapping[str, Sequence[Field]]) -> Operator:
+        results = {s.name: self.operators[s.name].row_columns for s in stage_pipeline.sources if s.of_stage}
+        step = stage_pipeline.transform.step
+        sql = any(stage_pipeline.texts(w) for w in stage_pipeline.ways) or step.event_time_column != "_event_ts"
+        if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
             from slackwater.testing.sql_frontend import bind_frontend
 
-            self.fronts[name] = bind_frontend(self._session, own, {**given, **results})
+            self.fronts[name] = bind_frontend(self._session, stage_pipeline, {**given_columns, **results})
             return self.fronts[name].logic
-        known = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
-        return operators.compile_step(own, {w.name: known[w.origin] for w in own.ways})
+        columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
+        return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.ways})
 
     @property
     def front(self) -> SqlFrontend | None:
         """What runs the SQL of the first step; None without Spark."""
         return self.fronts.get(next(iter(self.operators)))
 
-    def engine(self, name: str, own: Pipeline) -> Engine:
+    def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
         """What a step runs on."""
         if name in self.fronts:
             from slackwater.testing.engine_with_sql import GivenEngine
 
             return GivenEngine(self.fronts[name], self.operators[name])
-        inputs = {s.name: list(dict.fromkeys(w.name for w in own.ways_from(s.name))) for s in own.sources}
-        future_ms = own.transform.step.max_future_ms
-        return LocalEngine(self.operators[name], list(inputs), own.carries_origin, future_ms, inputs)
+        inputs = {
+            s.name: list(dict.fromkeys(w.name for w in stage_pipeline.ways_from(s.name)))
+            for s in stage_pipeline.sources
+        }
+        future_ms = stage_pipeline.transform.step.max_future_ms
+        return LocalEngine(self.operators[name], list(inputs), stage_pipeline.carries_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
         """Rows of a source, without Spark."""
@@ -75,7 +78,9 @@ class BoundSteps:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
             )
-        readers = (own for own in self._pipeline.alone.values() if own.ways_from(source))
+        readers = (
+            stage_pipeline for stage_pipeline in self._pipeline.alone.values() if stage_pipeline.ways_from(source)
+        )
         return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
     def reread(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:

@@ -86,9 +86,9 @@ class MemoryTarget:
 
     def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         keys = [c for c in self._identity if c != column]
-        at = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        in_range = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
         near = self.table.join(ranges, on=keys, nulls_equal=True) if keys else self.table.join(ranges, how="cross")
-        return near.filter(at).select(list(self._schema))
+        return near.filter(in_range).select(list(self._schema))
 
 
 def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:

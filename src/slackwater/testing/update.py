@@ -35,11 +35,15 @@ def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
 
 def _apply(expect: Any, key: str, difference: Difference) -> None:
     columns = [c for c in difference.columns if difference.expected or c not in _LEFT_OUT]
-    given = expect.get(key)
-    if not isinstance(given, Array | AoT) or len(given) != len(difference.expected) or not len(given):
+    expected_rows = expect.get(key)
+    if (
+        not isinstance(expected_rows, Array | AoT)
+        or len(expected_rows) != len(difference.expected)
+        or not len(expected_rows)
+    ):
         expect[key] = rows_as_toml([row_as_toml(row, columns) for row in difference.found])
         return
-    rows: Any = given
+    rows: Any = expected_rows
     for i, j, differing in difference.pairs:
         for column in differing:
             values = row_as_toml(difference.found[j], [column])
@@ -59,18 +63,18 @@ def _apply(expect: Any, key: str, difference: Difference) -> None:
 
 def rows_as_toml(rows: Sequence[Mapping[str, Any]]) -> Array:
     """Rows as a list of inline tables, one per line."""
-    found = tomlkit.array()
+    array = tomlkit.array()
     for row in rows:
-        found.add_line(_inline(row), indent="  ")
+        array.add_line(_inline(row), indent="  ")
     if rows:
-        found.add_line(indent="")
-    return found
+        array.add_line(indent="")
+    return array
 
 
 def _inline(row: Mapping[str, Any]) -> Any:
-    made = tomlkit.inline_table()
-    made.update(row)
-    return made
+    table = tomlkit.inline_table()
+    table.update(row)
+    return table
 
 
 __all__ = ["rows_as_toml", "update_case"]

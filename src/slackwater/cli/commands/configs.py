@@ -38,7 +38,7 @@ def init(
     """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
     from slackwater.cli.init import InitOptions, init_file
 
-    paths, keys, topics = (tuple(given or ()) for given in (sample, key, topic))
+    paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
     init_file(InitOptions(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
 
 
