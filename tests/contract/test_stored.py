@@ -133,7 +133,7 @@ def test_accumulators_from_finished_values_finish_to_the_same_again(kind: str) -
     lifted = lifted.cast({n: t for a in aggs for n, t in a.accumulators.items()})
     finished = pl.DataFrame([a.finish(lifted) for a in aggs])
     assert from_results.lost_aggregations(aggs) == []
-    again = from_results.accumulators_of(aggs, finished)
+    again = from_results.restore_accumulators(aggs, finished)
     assert again.schema == lifted.schema
     assert pl.DataFrame([a.finish(again) for a in aggs]).equals(finished)
 
@@ -144,6 +144,6 @@ def test_what_the_values_do_not_say_is_named() -> None:
     aggs = [Agg(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
     lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
     assert from_results.lost_aggregations(aggs) == lost
-    found = from_results.accumulators_of(aggs, pl.DataFrame({"my_sum": [3]}))
+    found = from_results.restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
     assert found["my_avg.hi"].to_list() == [None]
     assert found.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]

@@ -120,8 +120,8 @@ def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.D
 
 
 def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
-    """`sessions.state_of` as emission asks for it, the same as by whole arrays."""
-    found = sessions.state_of(logic, unit, floors, watermark)
+    """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
+    found = sessions.build_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
@@ -194,7 +194,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         )
         if due.height:
             visited = units(state, due["__h"].to_numpy())
-            with patch.object(session_emission, "state_of", as_before):
+            with patch.object(session_emission, "build_state", as_before):
                 done = session_emission.emit_sessions(logic, visited, since, watermark, early)
             state = replaced(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:

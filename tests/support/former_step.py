@@ -40,7 +40,7 @@ def ingest(
     fields = list(logic.state_schema)
     extra = [c for c in ("__idle", "__row") if c in rows.columns]
     fresh = (
-        logic.unrevised(rows)
+        logic.add_revision_columns(rows)
         .with_columns(
             pl.col("__kh").alias("__h"),
             pl.lit(ROW, pl.Int8).alias("__kind"),
@@ -219,7 +219,7 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
         *([pl.Series("__end", values[kept])] if logic.dynamic else []),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
     )
-    return logic.unrevised(rows).select(logic.state_schema.keys())
+    return logic.add_revision_columns(rows).select(logic.state_schema.keys())
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
-    order, ordered = sort.in_order(hashes, start, start + wide)
+    order, ordered = sort.sort_intervals(hashes, start, start + wide)
     assert (order == np.lexsort((start + wide, start, hashes))).all()
     assert (ordered == hashes[order]).all()
     assert (sort.distinct_hashes(hashes) == np.unique(hashes)).all()
@@ -67,7 +67,7 @@ def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
 def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
     warm_up.compile_loops()
     before = {loop.__name__: loop.signatures for loop in LOOPS}
-    assert {"in_order", "distinct_hashes", "build_runs", "of_keys", "build_fragments"} <= set(before)
+    assert {"sort_intervals", "distinct_hashes", "build_runs", "summarize_keys", "build_fragments"} <= set(before)
     for seed in range(40):
         steps.checked(seed)
     assert {loop.__name__: loop.signatures for loop in LOOPS} == before

@@ -60,9 +60,9 @@ class Startup:
         pairs = match_stages(self.pipeline.former_names, state)
         state = commit_from_config.with_stages(state, names, operators, pairs.kept)
         migrates = found is not None and found.migrates
-        remembering = migrate.migrated if migrates else migrate.with_history
+        with_memory = migrate.migrated if migrates else migrate.with_history
         stages = [
-            replace(s, operator=remembering(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
+            replace(s, operator=with_memory(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
         ]
         for stage, before in zip(stages, pairs.kept, strict=True):
             self.store.prepare(stage.operator, stage.number, begins=before is None)

@@ -50,7 +50,7 @@ def with_history(operator: Operator, state: StageState) -> Operator:
 
 @with_history.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.remembering(memory_of(state))
+    return operator.with_memory(memory_of(state))
 
 
 @with_history.register(NonWindowOperator)
@@ -87,7 +87,7 @@ def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
         "emit": "updates" if emission["updates"] else "on_close",
     }
     former = replace(operator, window=window.model_copy(update=wrote))
-    return former.remembering(memory_of(state))
+    return former.with_memory(memory_of(state))
 
 
 def described_window(state: StageState) -> Window | None:
@@ -255,7 +255,9 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
         ]
     ).sort("__h", maintain_order=True)
     rows = state_conversion.convert_state(former, after, before, state.watermark_us)
-    before = operator.unrevised(state_conversion.initial_state(operator, before)).select(operator.state_schema.keys())
+    before = operator.add_revision_columns(state_conversion.initial_state(operator, before)).select(
+        operator.state_schema.keys()
+    )
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
     return StageMigration(after, number, epoch, state, rows, before, rewritten=not same)
 

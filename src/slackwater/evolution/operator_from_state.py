@@ -64,4 +64,4 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
         )
-    return logic.remembering(migrate.memory_of(stage))
+    return logic.with_memory(migrate.memory_of(stage))

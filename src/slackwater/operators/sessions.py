@@ -35,7 +35,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return self.holds_of(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
     def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        return session_holds.bound_holds(session_holds.of_rows(self, rows))
+        return session_holds.bound_holds(session_holds.find_holds(self, rows))
 
     def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():

@@ -301,7 +301,7 @@ class _StageInspector:
         watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
         rows = inspect.rows_of(self.snapshot, operator, key)
         windows = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
-        unit, horizon = IntervalBatch.of(operator, rows), operator.horizon(watermark)
+        unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(watermark)
         floor = known_time(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
         return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, floor, before)

@@ -128,6 +128,6 @@ def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFr
         end.alias("__end"),
         (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
     )
-    parts = [rows.select(logic.key_names), times, from_results.accumulators_of(logic.aggs, rows)]
+    parts = [rows.select(logic.key_names), times, from_results.restore_accumulators(logic.aggs, rows)]
     found = pl.concat([p for p in parts if p.width], how="horizontal")
     return found.select(key_hash(found, logic.keys), pl.all())

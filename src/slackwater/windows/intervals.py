@@ -93,8 +93,8 @@ class SessionLogic(WindowLogic):
     def retraction(self) -> tuple[str, ...]:
         return (*self.identity, SESSION_ID)
 
-    def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return super()._identified(rows).with_columns(session_ids(rows, self.keys, "__start").alias(SESSION_ID))
+    def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return super()._with_identity(rows).with_columns(session_ids(rows, self.keys, "__start").alias(SESSION_ID))
 
     def stats(self, state: pl.DataFrame) -> SegmentStats:
         kind, due, last = (state[c].to_numpy() for c in ("__kind", "__due", "__last"))
@@ -125,15 +125,15 @@ class SessionLogic(WindowLogic):
         """Without the sessions that are gone and the floors that no longer make any row late."""
         if state.is_empty():
             return state
-        from slackwater.windows.session_kernel import runs as walk  # compiled
+        from slackwater.windows.session_kernel import runs  # compiled
 
         times = self.times(watermark)
         kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
         order, _, heads = order_by_key(state["__kh"].to_numpy(), state.select(self.key_names), start, last)
-        seen = np.where(is_gone(kind, due, times.horizon), walk.GONE, walk.HELD).astype(np.int8)
-        needed = walk.needed_intervals(
-            walk.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
+        seen = np.where(is_gone(kind, due, times.horizon), runs.GONE, runs.HELD).astype(np.int8)
+        needed = runs.needed_intervals(
+            runs.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
         )
         return state[order if needed.all() else order[needed]]
 
@@ -157,7 +157,7 @@ class IntervalBatch:
     end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
-    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
+    def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -243,7 +243,7 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     )
 
 
-def runs_of(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
+def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
     """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
     reach = reach_before(unit.key, unit.start, unit.last)
     if not logic.dynamic:

@@ -40,9 +40,9 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
     As above keys are only compared by order where two of one hash differ.
     """
-    from slackwater.windows.session_kernel.sort import in_order
+    from slackwater.windows.session_kernel.sort import sort_intervals
 
-    order, ordered = in_order(*(np.require(given, requirements="W") for given in (hashes, start, last)))
+    order, ordered = sort_intervals(*(np.require(column, requirements="W") for column in (hashes, start, last)))
     changed = np.ones(len(order) + 1, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=changed[1:-1])
     differs = _differs(keys, order)

@@ -20,7 +20,7 @@ import polars as pl
 from slackwater.core.arrays import distinct_values, in_sorted
 from slackwater.core.dispatch import unregistered
 from slackwater.windows import panes, session_emission, sessions
-from slackwater.windows.intervals import IntervalBatch, SessionLogic, first_of_each, mark_emitted, runs_of
+from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_of_each, mark_emitted
 from slackwater.windows.key_order import sorted_by_key
 from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic
@@ -34,10 +34,10 @@ from slackwater.windows.state_rows import (
     TOMBSTONE,
     WHOLE,
     Int64s,
-    without_revisions,
+    with_revision_columns,
 )
 
-_FOR_EVER_MS = 10**15
+_FOREVER_MS = 10**15
 
 CAPPED = "its session reaches max_session_duration, or was cut there: where the cuts would lie now is not stored"
 
@@ -86,7 +86,7 @@ def correct_windows(
 @touched_ranges.register
 def _(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
     keys = ["__kh", *logic.key_names]
-    index, window = _missed(logic, rows)
+    index, window = _missed_windows(logic, rows)
     spread = rows.select(keys)[index].with_columns(pl.Series("__low", window), pl.Series("__high", window))
     return spread.unique()
 
@@ -96,7 +96,7 @@ def _(logic: PaneLogic, rows: pl.DataFrame) -> Int64s:
     return np.empty(0, dtype=np.int64)  # they were missed as a whole
 
 
-def _missed(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
+def _missed_windows(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
     """(row, window start) of every window that each row was late for."""
     first = panes.first_window(logic, panes.pane_start(logic, rows["__ts"].to_numpy()))
     count = rows["__missed"].to_numpy()
@@ -109,35 +109,37 @@ def _missed(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
 def _(
     logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
 ) -> LateCorrection:
-    index, window = _missed(logic, rows)
-    keys, kept = ["__kh", *logic.key_names], ["__kh", *logic.key_names, *logic.accumulators]
-    pairs = rows.select(kept)[index].with_columns(pl.Series("__start", window), pl.Series("__at", index))
+    index, window = _missed_windows(logic, rows)
+    keys, columns = ["__kh", *logic.key_names], ["__kh", *logic.key_names, *logic.accumulators]
+    pairs = rows.select(columns)[index].with_columns(pl.Series("__start", window), pl.Series("__at", index))
     refused = np.full(rows.height, None, dtype=object)
     if lost is not None:
-        there = pairs.join(stored, on=[*keys, "__start"], how="semi", nulls_equal=True)
-        refused[there["__at"].to_numpy()] = lost
+        existing = pairs.join(stored, on=[*keys, "__start"], how="semi", nulls_equal=True)
+        refused[existing["__at"].to_numpy()] = lost
     why = pl.Series("refused", refused.tolist(), dtype=pl.String)
     pairs = pairs.filter(pl.Series(why.is_null().to_numpy()[index]))
     touched = stored.join(pairs, on=[*keys, "__start"], how="semi", nulls_equal=True)
-    both = pl.concat(
+    versions = pl.concat(
         [
-            touched.select(*kept, "__start", pl.col("__rev").alias("__was")),
-            pairs.select(*kept, "__start", pl.lit(0, pl.Int64).alias("__was")),
+            touched.select(*columns, "__start", pl.col("__rev").alias("__was")),
+            pairs.select(*columns, "__start", pl.lit(0, pl.Int64).alias("__was")),
         ]
     )
-    if both.height:
-        both, key = sorted_by_key(both, logic.key_names, "__start")
-        new = (np.diff(key, prepend=-1) != 0) | (np.diff(both["__start"].to_numpy(), prepend=0) != 0)
+    if versions.height:
+        versions, key = sorted_by_key(versions, logic.key_names, "__start")
+        new = (np.diff(key, prepend=-1) != 0) | (np.diff(versions["__start"].to_numpy(), prepend=0) != 0)
         carried = [pl.col("__kh").first(), pl.col("__start").first(), pl.col("__was").max()]
-        both = logic.merge_groups(both, np.cumsum(new), carried)
+        versions = logic.merge_groups(versions, np.cumsum(new), carried)
     end = pl.col("__start") + logic.duration_us
-    found = both.with_columns(
+    upserts = versions.with_columns(
         end.alias("__end"),
         (end + logic.allowed_us).alias("__final"),
         (pl.col("__was") + 1).alias("__rev"),
         pl.lit("late").alias("__reason"),
     ).select(*keys, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
-    return LateCorrection(EmitResult(found, logic.empty_state(), found.clear().select(*keys, "__start", "__rev")), why)
+    return LateCorrection(
+        EmitResult(upserts, logic.empty_state(), upserts.clear().select(*keys, "__start", "__rev")), why
+    )
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------
@@ -167,19 +169,19 @@ def _(
     rows ── of runs below the cap ┘                                            └─▶ upserts, superseded
     """
     horizon = logic.horizon(watermark)
-    keeping = _keeping(logic)
-    fields = list(keeping.state_schema)
-    known = without_revisions(mark_emitted(logic, state, watermark), keeping.state_schema).select(fields)
+    retaining = _retain_forever(logic)
+    fields = list(retaining.state_schema)
+    current = with_revision_columns(mark_emitted(logic, state, watermark), retaining.state_schema).select(fields)
     gone = _is_gone(horizon)
-    past, held = known.filter(gone), known.filter(~gone)
-    revived = _revived(keeping, held, stored)
-    refused = _refused(keeping, rows, held, revived, lost)
+    past, held = current.filter(gone), current.filter(~gone)
+    revived = _revive_stored(retaining, held, stored)
+    refused = _refusal_reasons(retaining, rows, held, revived, lost)
     accepted = rows.filter(refused.is_null())
     revived = revived.filter(~_may_be_cut(logic))
-    found = sessions.ingest_sessions(keeping, accepted, pl.concat([held, revived]), watermark).state
-    done = session_emission.emit_sessions(keeping, found, watermark, watermark)
-    settled = pl.Series(in_sorted(found["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
-    final = pl.concat([found.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
+    ingested = sessions.ingest_sessions(retaining, accepted, pl.concat([held, revived]), watermark).state
+    done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
+    settled = pl.Series(in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
+    final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
     # those that nothing touched were in the target only, and stay there
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
@@ -187,32 +189,32 @@ def _(
     staying = final.filter(~gone)
     floor = ["__kh", *logic.key_names, "__last"]
     moved = revived.join(idle, on=same, how="anti", nulls_equal=True)
-    past = past.filter(pl.Series(in_sorted(past["__h"].to_numpy(), distinct_values(found["__h"].to_numpy()))))
+    past = past.filter(pl.Series(in_sorted(past["__h"].to_numpy(), distinct_values(ingested["__h"].to_numpy()))))
     past = past.join(moved, on=floor, how="anti", nulls_equal=True)
     past = pl.concat([past, idle, final.filter(gone)])
     after = _with_floors(
         logic, staying.select(logic.state_schema.keys()), past.select(logic.state_schema.keys()), horizon
     )
-    after = _settled(logic, after, watermark)
-    unit = distinct_values(found["__h"].to_numpy())
+    after = _drop_gone(logic, after, watermark)
+    unit = distinct_values(ingested["__h"].to_numpy())
     before = state.filter(pl.Series(in_sorted(state["__h"].to_numpy(), unit)))
     had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
     emptied = before.filter(~pl.Series(in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy()))))
     dead = emptied.unique("__h", keep="first").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
     changed = pl.concat([after, dead.select(logic.state_schema.keys())]).sort("__h", maintain_order=True)
     upserts = done.rows.with_columns((pl.col("__end") + logic.allowed_us).alias("__final"))
-    superseded = pl.concat([done.superseded, _open_again(logic, staying)])
+    superseded = pl.concat([done.superseded, _emitted_but_open(logic, staying)])
     return LateCorrection(EmitResult(upserts, changed, superseded, has[0] - had[0], has[1] - had[1]), refused)
 
 
-def _settled(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _drop_gone(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Without the sessions that are gone though they are still fragments: as in any epoch, they are put together first."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     visited = pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
-def _open_again(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
+def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
     """What the target holds of sessions that are open now, where the state does not remember it until they close."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
@@ -221,10 +223,10 @@ def _open_again(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
     return again.drop("__start").explode("__out").rename({"__out": "__start"}).select(columns)
 
 
-def _keeping(logic: SessionLogic) -> SessionLogic:
+def _retain_forever(logic: SessionLogic) -> SessionLogic:
     """The same window, but sessions are retained for ever."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
-    retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOR_EVER_MS, "emit": emit}
+    retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOREVER_MS, "emit": emit}
     return replace(logic, window=logic.window.model_copy(update=retaining), gone_us=NEVER, rows_from_us=NEVER)
 
 
@@ -238,28 +240,28 @@ def _may_be_cut(logic: SessionLogic) -> pl.Expr:
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
-def _revived(keeping: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
+def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
     """Stored sessions that are not in the state, as state rows that the target holds as they stand."""
-    identity = ["__kh", *keeping.key_names, "__start"]
-    known = held.select("__kh", *keeping.key_names, "__out").explode("__out").drop_nulls("__out")
-    absent = stored.join(known.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
+    identity = ["__kh", *retaining.key_names, "__start"]
+    emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
+    absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
     return absent.with_columns(
         pl.col("__kh").alias("__h"),
         pl.lit(EMITTED, pl.Int8).alias("__kind"),
-        (pl.col("__end") - keeping.gap_us).alias("__last"),
+        (pl.col("__end") - retaining.gap_us).alias("__last"),
         (pl.col("__end") + 1).alias("__due"),
         pl.concat_list("__start").alias("__out"),
-    ).select(keeping.state_schema.keys())
+    ).select(retaining.state_schema.keys())
 
 
-def _refused(
-    keeping: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
+def _refusal_reasons(
+    retaining: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
     """Per row why it cannot be applied: by what else is in its run (all that is joined by the gap)."""
-    hidden = ["__kh", "__kind", "__start", "__last", "__due", *keeping.key_names]
-    hidden += ["__end"] if keeping.dynamic else []
-    cut_at = pl.col("__start") + keeping.cap_us - 1  # as far as one that was cut can reach
-    stored = revived.with_columns(pl.when(_may_be_cut(keeping)).then(cut_at).otherwise("__last").alias("__last"))
+    hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
+    hidden += ["__end"] if retaining.dynamic else []
+    cut_at = pl.col("__start") + retaining.cap_us - 1  # as far as one that was cut can reach
+    stored = revived.with_columns(pl.when(_may_be_cut(retaining)).then(cut_at).otherwise("__last").alias("__last"))
     fresh = rows.with_columns(
         pl.lit(ROW, pl.Int8).alias("__kind"),
         pl.col("__ts").alias("__start"),
@@ -277,20 +279,20 @@ def _refused(
     )
     if frame.is_empty():
         return pl.Series("refused", [], dtype=pl.String)
-    unit = IntervalBatch.of(keeping, frame)
-    run, _ = runs_of(keeping, unit)
+    unit = IntervalBatch.from_frame(retaining, frame)
+    run, _ = find_runs(retaining, unit)
     heads = first_of_each(run)
     span = np.maximum.reduceat(unit.last, heads) - unit.start[heads]
     is_stored = unit.frame["__revived"].to_numpy()
-    cut = is_stored & (unit.due - 1 - unit.start == keeping.cap_us)
-    capped = (np.logical_or.reduceat(cut, heads) | (span >= keeping.cap_us))[run]
+    cut = is_stored & (unit.due - 1 - unit.start == retaining.cap_us)
+    capped = (np.logical_or.reduceat(cut, heads) | (span >= retaining.cap_us))[run]
     joined = np.logical_or.reduceat(is_stored, heads)[run]
-    at = unit.frame["__at"].to_numpy()
-    is_row = at >= 0
-    found = np.full(rows.height, None, dtype=object)
-    found[at[is_row & joined]] = lost
-    found[at[is_row & capped]] = CAPPED
-    return pl.Series("refused", found.tolist(), dtype=pl.String)
+    row_index = unit.frame["__at"].to_numpy()
+    is_row = row_index >= 0
+    reasons = np.full(rows.height, None, dtype=object)
+    reasons[row_index[is_row & joined]] = lost
+    reasons[row_index[is_row & capped]] = CAPPED
+    return pl.Series("refused", reasons.tolist(), dtype=pl.String)
 
 
 def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
@@ -299,7 +301,7 @@ def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame,
     everything = pl.concat([staying, bare])
     if everything.is_empty():
         return everything
-    unit = IntervalBatch.of(logic, everything)
+    unit = IntervalBatch.from_frame(logic, everything)
     floors = sessions.floor_rows(logic, unit.frame, unit.key, unit.floors(logic.reach_us, horizon))
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 

@@ -73,10 +73,10 @@ class WindowLogic(KeyedState):
 
     @property
     def memory(self) -> Mapping[str, Any]:
-        """What it knows of former configs: kept with the state, see `remembering`."""
+        """What it knows of former configs: kept with the state, see `with_memory`."""
         return {"gone_us": self.gone_us}
 
-    def remembering(self, memory: Mapping[str, Any]) -> Self:
+    def with_memory(self, memory: Mapping[str, Any]) -> Self:
         """The window with what a state knows of former configs; `memory` may hold more than it asks for."""
         return replace(self, **{name: memory[name] for name in self.memory})
 
@@ -136,10 +136,10 @@ class WindowLogic(KeyedState):
         """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
         keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
-        found = rows.select(*keep, *self.key_names, *lifted)
-        if all(found.schema[name] == dtype for name, dtype in self.accumulators.items()):
-            return found
-        return found.cast(self.accumulators)  # type: ignore[arg-type]
+        lifted_rows = rows.select(*keep, *self.key_names, *lifted)
+        if all(lifted_rows.schema[name] == dtype for name, dtype in self.accumulators.items()):
+            return lifted_rows
+        return lifted_rows.cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
         """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators.
@@ -152,11 +152,11 @@ class WindowLogic(KeyedState):
         merged = frame
         if len(heads) < frame.height:
             columns = {c.name: c for a in self.aggs for c in a.fold(frame, heads)}
-            left = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
+            remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
             merged = (
                 frame.with_columns(pl.Series("__g", group).set_sorted())
                 .group_by("__g", maintain_order=True)
-                .agg(*carried, *self._merged_revisions(frame), *(e for a in left for e in a.merge()))
+                .agg(*carried, *self._merged_revisions(frame), *(e for a in remaining for e in a.merge()))
                 .drop("__g")
             )
             merged = merged.with_columns(**columns)
@@ -178,23 +178,23 @@ class WindowLogic(KeyedState):
         merged = parts[heads]
         if len(heads) < parts.height:
             columns = {c.name: c for a in self.aggs for c in a.fold(parts, heads)}
-            left = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
+            remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
             revisions = [c for c in self.revisions if c in parts.columns]  # rows of an epoch have none
-            if left or revisions:
-                rest = [*revisions, *(c for a in left for c in a.accumulators)]
+            if remaining or revisions:
+                rest = [*revisions, *(c for a in remaining for c in a.accumulators)]
                 size = np.diff(heads, append=parts.height)
                 several = np.repeat(size > 1, size)
                 of_group = np.repeat(np.arange(len(heads)), size)[several]
                 keys = [c[of_group] for c in carried if c.name in self.key_names]  # an aggregation may take them
                 groups = parts.select(rest).filter(pl.Series(several)).with_columns(*keys)
-                found = (
+                merged_groups = (
                     groups.with_columns(pl.Series("__g", of_group).set_sorted())
                     .group_by("__g", maintain_order=True)
-                    .agg(*self._merged_revisions(parts), *(e for a in left for e in a.merge()))
+                    .agg(*self._merged_revisions(parts), *(e for a in remaining for e in a.merge()))
                 )
-                at = np.arange(len(heads))
-                at[size > 1] = np.arange(found.height) + len(heads)
-                columns |= {c: pl.concat([merged[c], found[c]], rechunk=True)[at] for c in rest}
+                index = np.arange(len(heads))
+                index[size > 1] = np.arange(merged_groups.height) + len(heads)
+                columns |= {c: pl.concat([merged[c], merged_groups[c]], rechunk=True)[index] for c in rest}
             merged = merged.with_columns(**columns)
             for agg in self.aggs:
                 merged = agg.settle(merged)
@@ -213,19 +213,19 @@ class WindowLogic(KeyedState):
         rows = done.rows
         for agg in self.aggs:
             agg.check_bound(rows, self.pipeline)  # as `finish`, with the pipeline's name
-        frame = self._identified(rows).with_columns(
+        frame = self._with_identity(rows).with_columns(
             *(a.finish(rows).alias(a.name) for a in self.aggs),
             _utc(rows["__end"]).alias(self.window.window_end_column),
             _utc(rows["__final"]),
         )
         if done.superseded.height:
-            gone = self._identified(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
+            gone = self._with_identity(done.superseded.with_columns(pl.lit("supersede").alias("__reason")))
             frame = pl.concat([frame, gone], how="diagonal_relaxed")
-        of = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
-        found = [pl.col(of.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
-        return frame.select(*found, "__reason")
+        hidden_names = dict(zip([f.name for f in METADATA], ("__rev", "__final", "__reason"), strict=True))
+        columns = [pl.col(hidden_names.get(f.name, f.name)).cast(f.polars).alias(f.name) for f in self.output]
+        return frame.select(*columns, "__reason")
 
-    def _identified(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
         """What tells windows apart, with reason and revision."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))

@@ -24,11 +24,11 @@ def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: 
     high = last_window(logic, pane) + logic.duration_us
     if not logic.updates:
         high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
-    index, starts = _stretched(low, high - pane_us(logic), pane_us(logic))
+    index, starts = _expand(low, high - pane_us(logic), pane_us(logic))
     return distinct_values(mix(dirty["__kh"].to_numpy()[index], starts))
 
 
-def _stretched(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
+def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
     """All steps from low to high of each row: the row they belong to, and the step."""
     times = np.clip((high - low) // step + 1, 0, None)
     index = np.repeat(np.arange(len(low)), times)
@@ -51,20 +51,22 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
     oldest = last_closed(logic, logic.horizon(since)) if any_dirty else closed
     low = np.maximum(first_window(logic, pane), oldest + logic.hop_us)
     high = last_window(logic, pane) if logic.updates and early else np.minimum(last_window(logic, pane), now)
-    index, window = _stretched(low, high, logic.hop_us)
-    spread = logic.unrevised(panes).select("__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators)
+    index, window = _expand(low, high, logic.hop_us)
+    spread = logic.add_revision_columns(panes).select(
+        "__kh", "__kind", *logic.revisions, *logic.key_names, *logic.accumulators
+    )
     spread = spread[index].with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
     if logic.revises:
         spread = spread.with_columns((pl.col("__kind") == DIRTY).alias("__changed"))
         if is_overlapping(logic):
-            spread = _as_noted(logic, panes, spread, index)
+            spread = _with_notes(logic, panes, spread, index)
     if is_overlapping(logic):
-        spread = _put_together(logic, spread)
+        spread = _merge_windows(logic, spread)
     if logic.revises:
         before = pl.col("__start") <= closed
         spread = spread.filter(pl.col("__changed") if logic.updates else pl.col("__changed") | ~before)
-        told = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
-        spread = spread.with_columns((pl.col("__rev") + told + 1).alias("__rev"))
+        uncounted = pl.lit(0, pl.Int64) if logic.updates else before.cast(pl.Int64)
+        spread = spread.with_columns((pl.col("__rev") + uncounted + 1).alias("__rev"))
     rows = spread.with_columns(
         (pl.col("__end") + logic.allowed_us).alias("__final"),
         *([] if logic.revises else [pl.lit(1, pl.Int64).alias("__rev")]),
@@ -73,7 +75,7 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
         .otherwise(pl.when(pl.col("__start") > closed).then(pl.lit("close")).otherwise(pl.lit("late")))
         .alias("__reason"),
     ).select("__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators)
-    state = _noted_emitted(logic, panes, rows, watermark, early) if any_dirty else logic.empty_state()
+    state = _record_emissions(logic, panes, rows, watermark, early) if any_dirty else logic.empty_state()
     return EmitResult(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
@@ -81,17 +83,17 @@ def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> 
     """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
-    index, window = _stretched(first_window(logic, pane), gone, logic.hop_us)
+    index, window = _expand(first_window(logic, pane), gone, logic.hop_us)
     spread = rows.select("__kh", *logic.key_names, *logic.accumulators)[index]
     spread = spread.with_columns(pl.Series("__start", window), pl.Series("__end", window + logic.duration_us))
-    return _put_together(logic, spread).with_columns(
+    return _merge_windows(logic, spread).with_columns(
         pl.col("__end").alias("__final"),
         pl.lit(1, pl.Int64).alias("__rev"),
         pl.lit("standalone").alias("__reason"),
     )
 
 
-def _put_together(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
+def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
     """Panes, one row per window that holds them, merged per key and window: `__changed` if one of them is."""
     if spread.is_empty():
         return spread
@@ -105,21 +107,21 @@ def _put_together(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_runs(spread.select(*noted, *logic.accumulators)[order], heads, carried)
 
 
-def _as_noted(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
+def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
     """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
-    found = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    notes = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
-    if found.is_empty():
+    if notes.is_empty():
         return spread
-    at = pl.DataFrame({"__row": index, "__start": spread["__start"]})
-    known = at.join(found, on=["__row", "__start"], how="left", maintain_order="left")
+    pairs = pl.DataFrame({"__row": index, "__start": spread["__start"]})
+    matched = pairs.join(notes, on=["__row", "__start"], how="left", maintain_order="left")
     return spread.with_columns(
-        known["__rev"].fill_null(spread["__rev"]),
-        (spread["__changed"] & ~known["__holds"].fill_null(False)).alias("__changed"),
+        matched["__rev"].fill_null(spread["__rev"]),
+        (spread["__changed"] & ~matched["__holds"].fill_null(False)).alias("__changed"),
     )
 
 
-def _noted_emitted(
+def _record_emissions(
     logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
 ) -> pl.DataFrame:
     """The units with DIRTY panes after their windows were emitted; a pane of a window that waits stays DIRTY."""
@@ -129,23 +131,23 @@ def _noted_emitted(
     first, closed = first_window(logic, pane), last_closed(logic, watermark)
     waits = logic.updates and not early
     still = (last_window(logic, pane) > closed) if waits else np.zeros(len(pane), dtype=bool)
-    index, window = _stretched(first, last_window(logic, pane), logic.hop_us)
+    index, window = _expand(first, last_window(logic, pane), logic.hop_us)
     keys = ["__kh", *logic.key_names]
     of_pane = units.select(keys)[index].with_columns(pl.Series("__row", index), pl.Series("__start", window))
-    said = of_pane.filter(pl.Series(dirty[index])).join(
+    emissions = of_pane.filter(pl.Series(dirty[index])).join(
         rows.select(*keys, "__start", pl.col("__rev") - (0 if logic.updates else 1)),
         on=[*keys, "__start"],
         nulls_equal=True,
     )
     if is_overlapping(logic):
         gone = last_closed(logic, logic.horizon(watermark))
-        known = pane_notes(units, first, logic.hop_us)
-        known = pl.concat([known, said.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
-        units = with_notes(units, known.filter(pl.col("__start") > gone), first, logic.hop_us)
+        notes = pane_notes(units, first, logic.hop_us)
+        notes = pl.concat([notes, emissions.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
+        units = with_notes(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)
     else:
         rev = units["__rev"].to_numpy().copy()
-        rev[said["__row"].to_numpy()] = said["__rev"].to_numpy()
+        rev[emissions["__row"].to_numpy()] = emissions["__rev"].to_numpy()
         units = units.with_columns(pl.Series("__rev", rev))
     kind = np.where(dirty & still, DIRTY, CLEAN)
-    told = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
-    return told.select(logic.state_schema.keys()).sort("__h", maintain_order=True)
+    updated = units.with_columns(pl.Series("__kind", kind, dtype=pl.Int8))
+    return updated.select(logic.state_schema.keys()).sort("__h", maintain_order=True)

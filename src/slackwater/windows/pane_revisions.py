@@ -22,7 +22,7 @@ from slackwater.windows.intervals import Bools
 from slackwater.windows.state_rows import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
-UNSAID = -1  # nothing was emitted of it though it is closed: all rows of it came late
+NOT_EMITTED = -1  # nothing was emitted of it though it is closed: all rows of it came late
 
 NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
@@ -34,15 +34,15 @@ def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """
     row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
     note = panes["__out"].explode().drop_nulls().to_numpy()
-    found = (row, first[row] + note // _NTH * hop, note % _NTH // _REVISION - 1, note % _REVISION == 1)
-    return pl.DataFrame(dict(zip(NOTES, found, strict=True)), schema=NOTES)
+    columns = (row, first[row] + note // _NTH * hop, note % _NTH // _REVISION - 1, note % _REVISION == 1)
+    return pl.DataFrame(dict(zip(NOTES, columns, strict=True)), schema=NOTES)
 
 
-def with_notes(panes: pl.DataFrame, found: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Panes with these notes, as `notes` gives them, for theirs; of several for one window the largest revision."""
-    row, start, rev = (found[c].to_numpy() for c in ("__row", "__start", "__rev"))
+    row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop
-    note = nth * _NTH + (rev + 1) * _REVISION + found["__holds"].to_numpy()
+    note = nth * _NTH + (rev + 1) * _REVISION + notes["__holds"].to_numpy()
     order = np.lexsort((note, row))
     row, nth, note = row[order], nth[order], note[order]
     newest = np.append((row[1:] != row[:-1]) | (nth[1:] != nth[:-1]), True)[: len(row)]
@@ -55,19 +55,19 @@ def with_notes(panes: pl.DataFrame, found: pl.DataFrame, first: Int64s, hop: int
     return panes.with_columns(lists["__out"])
 
 
-def after_rows(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
+def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
     """Panes when rows were folded into some (`touched`): what the target holds of these is not as they stand."""
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
 
-def begun_late(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
+def note_late_start(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
     """Panes, where the `new` ones note the windows that were closed before they began; `closed`: the last one that is."""
-    at = np.flatnonzero(new & (first <= closed))
-    if not len(at):
+    positions = np.flatnonzero(new & (first <= closed))
+    if not len(positions):
         return panes
-    times = (np.minimum(closed, panes["__start"].to_numpy()[at]) - first[at]) // hop + 1
-    row = np.repeat(at, times)
+    times = (np.minimum(closed, panes["__start"].to_numpy()[positions]) - first[positions]) // hop + 1
+    row = np.repeat(positions, times)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
-    rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": UNSAID, "__holds": False}
+    rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": NOT_EMITTED, "__holds": False}
     return with_notes(panes, pl.concat([pane_notes(panes, first, hop), pl.DataFrame(rows, schema=NOTES)]), first, hop)

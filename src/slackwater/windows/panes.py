@@ -30,7 +30,7 @@ from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.logic import WindowLogic
-from slackwater.windows.pane_revisions import UNSAID, after_rows, begun_late
+from slackwater.windows.pane_revisions import NOT_EMITTED, clear_holds, note_late_start
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueQuery, Int64s
 
@@ -72,13 +72,15 @@ class PaneLogic(WindowLogic):
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
         """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
         pending_upto = FAR if self.revises else NEVER
-        move, kept, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
+        move, retain_us, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
             return DueQuery((waiting,), (), (), pending_upto, start_before=FAR)
         if self.hop_us == self.duration_us:
-            return DueQuery((move, waiting), ((since + kept, watermark + kept),), (), pending_upto, start_before=FAR)
+            return DueQuery(
+                (move, waiting), ((since + retain_us, watermark + retain_us),), (), pending_upto, start_before=FAR
+            )
         now = last_closed(self, watermark)
-        closing = ((since + kept, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
+        closing = ((since + retain_us, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
         return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def forgotten(self, watermark: int) -> ExpiryBounds:
@@ -166,8 +168,8 @@ def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, wate
     idle = int(late["__n"].filter(late["__idle"]).sum()) if "__idle" in late.columns else 0
     total = int(n.sum())
     merged = _merge(logic, fresh, state, watermark)
-    known = distinct_values(state["__h"].to_numpy())
-    is_new = ~in_sorted(merged["__h"].to_numpy(), known)
+    existing_units = distinct_values(state["__h"].to_numpy())
+    is_new = ~in_sorted(merged["__h"].to_numpy(), existing_units)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
     return IngestResult(
         state=merged,
@@ -188,7 +190,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
     is_late = earliest + logic.duration_us <= watermark
     lifted = (
-        logic.unrevised(rows)
+        logic.add_revision_columns(rows)
         .with_columns(
             pl.Series("__due", pane_due_times(logic, pane)),
             pl.col("__start").alias("__last"),
@@ -198,7 +200,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     )
     if logic.revises and not is_overlapping(logic) and not logic.updates:
         # a window that begins after its close was not emitted at its close
-        lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, UNSAID, 0), dtype=pl.Int64))
+        lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, NOT_EMITTED, 0), dtype=pl.Int64))
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
         return both
@@ -213,11 +215,11 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     if not noting:
         return merged
     fresh = both["__new"].to_numpy()[order]
-    merged = after_rows(merged, np.logical_or.reduceat(fresh, heads))
+    merged = clear_holds(merged, np.logical_or.reduceat(fresh, heads))
     if logic.updates:
         return merged
     first, begun = first_window(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
-    return begun_late(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
+    return note_late_start(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
 def is_overlapping(logic: PaneLogic) -> bool:
@@ -244,9 +246,9 @@ def admit_groups(
     first_open = last_closed(logic, logic.horizon(watermark)) + logic.hop_us
 
     def windows_of(pane: int) -> range:
-        at = np.array([pane])
-        low = max(int(first_window(logic, at)[0]), first_open)
-        return range(low, int(last_window(logic, at)[0]) + 1, logic.hop_us)
+        starts = np.array([pane])
+        low = max(int(first_window(logic, starts)[0]), first_open)
+        return range(low, int(last_window(logic, starts)[0]) + 1, logic.hop_us)
 
     for *key, pane in existing.select(*names, "__start").iter_rows():
         for window in windows_of(pane):
@@ -287,9 +289,9 @@ def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> di
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
     for pane, groups in panes.items():
-        at = np.array([pane])
-        low = max(int(first_window(logic, at)[0]), closed + logic.hop_us)
-        for window in range(low, int(last_window(logic, at)[0]) + 1, logic.hop_us):
+        starts = np.array([pane])
+        low = max(int(first_window(logic, starts)[0]), closed + logic.hop_us)
+        for window in range(low, int(last_window(logic, starts)[0]) + 1, logic.hop_us):
             totals[window] = totals.get(window, 0) + groups
     return totals
 

@@ -22,15 +22,15 @@ from slackwater.windows.intervals import (
     Bools,
     IntervalBatch,
     SessionLogic,
+    find_runs,
     first_of_each,
     mark_emitted,
     per_key,
-    runs_of,
     select_rows,
 )
 from slackwater.windows.results import EmitResult
 from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.sessions import floor_rows, state_of
+from slackwater.windows.sessions import build_state, floor_rows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 
@@ -54,33 +54,33 @@ def emit_sessions(
     before, after = logic.horizon(since), logic.horizon(watermark)
     going = whole & (due > before) & (due <= after) & ~settling
     staying = ~settling & ((whole & (due > after)) | (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
-    groups = -_keys_gone(logic, units, going, staying) if going.any() else 0
+    groups = -_count_keys_gone(logic, units, going, staying) if going.any() else 0
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
-    rows = logic.unrevised(direct).with_columns(
+    rows = logic.add_revision_columns(direct).with_columns(
         end.alias("__end"),
         (end + logic.allowed_us).alias("__final"),
         (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
         pl.lit("close").alias("__reason"),
     )
-    found = EmitResult(
-        rows.select(_columns(logic)), logic.empty_state(), _replaced(logic, rows), groups, -int(going.sum())
+    closed = EmitResult(
+        rows.select(_columns(logic)), logic.empty_state(), _superseded_starts(logic, rows), groups, -int(going.sum())
     )
     if not len(visits):
-        return found
+        return closed
     settled = _settle(logic, units[np.flatnonzero(settling)], since, watermark, early)
     return EmitResult(
-        pl.concat([found.rows, settled.rows]),
+        pl.concat([closed.rows, settled.rows]),
         settled.state,
-        pl.concat([found.superseded, settled.superseded]),
-        found.groups + settled.groups,
-        found.windows + settled.windows,
+        pl.concat([closed.superseded, settled.superseded]),
+        closed.groups + settled.groups,
+        closed.windows + settled.windows,
     )
 
 
 def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
     """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
-    unit = IntervalBatch.of(logic, late)
-    run, _ = runs_of(logic, unit)
+    unit = IntervalBatch.from_frame(logic, late)
+    run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
     heads = first_of_each(session)
     end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
@@ -101,7 +101,7 @@ def _columns(logic: SessionLogic) -> list[str]:
     return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
 
 
-def _replaced(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
     """What emitted sessions (with `__out`) supersede: the starts they were emitted under before, but for their own."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
@@ -113,7 +113,7 @@ def _replaced(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
     return several.drop("__start").rename({"__out": "__start"}).select(columns)
 
 
-def _keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
+def _count_keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
     """How many keys lose their last session."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
@@ -127,7 +127,7 @@ def _keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: 
 def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
     """Put the sessions of these units together, emit those that are due, and give what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
-    whole = IntervalBatch.of(logic, mark_emitted(logic, units, since))
+    whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))
     floors = whole.floors(logic.reach_us, logic.horizon(since))
     unit = select_rows(whole, held)
@@ -155,15 +155,15 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
         (pl.col("__rev") + 1).alias("__rev") if logic.revises else pl.lit(1, pl.Int64).alias("__rev"),
     )
     rows = merged.filter(pl.Series(emitted))
-    unit = _noted_emitted(logic, unit, session, heads, emitted, merged)
+    unit = _record_emissions(logic, unit, session, heads, emitted, merged)
     state, bare = _remaining(logic, whole, select_rows(unit, ~gone[session]), floors, watermark)
-    left = int(state["__kind"].is_in(OPEN).sum())
+    open_after = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
     emptied = int((bare & per_key(np.logical_or, held, whole.key).astype(bool)).sum())
-    return EmitResult(rows.select(_columns(logic)), state, superseded, -emptied, left - int(held.sum()))
+    return EmitResult(rows.select(_columns(logic)), state, superseded, -emptied, open_after - int(held.sum()))
 
 
-def _noted_emitted(
+def _record_emissions(
     logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
 ) -> IntervalBatch:
     """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
@@ -172,12 +172,15 @@ def _noted_emitted(
     now = emitted[session]
     is_head = np.zeros(len(session), dtype=bool)
     is_head[heads] = True
-    known, first = pl.Series(now), pl.Series(is_head)
+    is_emitted, first = pl.Series(now), pl.Series(is_head)
     frame = unit.frame.with_columns(
-        pl.when(known).then(pl.Series(merged["__rev"].to_numpy()[session])).otherwise(pl.col("__rev")).alias("__rev"),
-        pl.when(known & first)
+        pl.when(is_emitted)
+        .then(pl.Series(merged["__rev"].to_numpy()[session]))
+        .otherwise(pl.col("__rev"))
+        .alias("__rev"),
+        pl.when(is_emitted & first)
         .then(pl.concat_list("__start"))
-        .when(known)
+        .when(is_emitted)
         .then(pl.lit([], pl.List(pl.Int64)))
         .otherwise(pl.col("__out"))
         .alias("__out"),
@@ -195,23 +198,23 @@ def _remaining(
     floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
-        state = state_of(logic, rest, floors, watermark)
+        state = build_state(logic, rest, floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
-    at = first_of_each(whole.key)
+    heads = first_of_each(whole.key)
     parts = [state]
     if len(alone):
-        parts.append(floor_rows(logic, whole.frame[at[alone]], alone, floors))
+        parts.append(floor_rows(logic, whole.frame[heads[alone]], alone, floors))
     if len(gone):
-        dead = whole.frame[at[gone]].with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+        dead = whole.frame[heads[gone]].with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
         parts.append(dead.select(logic.state_schema.keys()))
     return pl.concat(parts).sort("__h", maintain_order=True), bare
 
 
 def _superseded(logic: SessionLogic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
     """What the emitted sessions replaced in the target and is no session of its key any more."""
-    gone = _replaced(logic, merged.filter(pl.Series(emitted)))
+    gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone
     identity = ["__kh", *logic.key_names, "__start"]

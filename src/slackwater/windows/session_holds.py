@@ -42,33 +42,35 @@ def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     return min(counting, default=watermark)
 
 
-def of_rows(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
+def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
     """Return the holds of state rows, which are in the order of their units and times."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
     near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
-    at = np.flatnonzero(near_cap)
+    positions = np.flatnonzero(near_cap)
     units = rows["__h"].to_numpy()
-    found = list(zip(units[at].tolist(), (start[at] + logic.cap_us).tolist(), due[at].tolist(), strict=True))
+    holds = list(
+        zip(units[positions].tolist(), (start[positions] + logic.cap_us).tolist(), due[positions].tolist(), strict=True)
+    )
     parts = np.flatnonzero((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
     if (last[parts] > start[parts]).any():
         of_unit = np.cumsum(np.diff(units[parts], prepend=units[parts[0]]) != 0)
         touches = np.append(
             False, (of_unit[1:] == of_unit[:-1]) & (start[parts][1:] <= reach_so_far(of_unit, end[parts])[:-1])
         )
-        at = parts[touches & (last[parts] > start[parts])]
-        found += zip(units[at].tolist(), start[at].tolist(), due[at].tolist(), strict=True)
-    return found
+        positions = parts[touches & (last[parts] > start[parts])]
+        holds += zip(units[positions].tolist(), start[positions].tolist(), due[positions].tolist(), strict=True)
+    return holds
 
 
 def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
     """Return the holds of a shard in which `rows` took the place of all rows of their units."""
-    new = of_rows(logic, rows)
+    new = find_holds(logic, rows)
     if not holds:
         return bound_holds(new)
     units = rows["__h"].to_numpy()  # sorted
-    of = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
-    gone = set(of[np.isin(of, units)].tolist())
+    held_units = np.array([unit for unit, _, _ in holds if unit is not None], dtype=np.int64)
+    gone = set(held_units[np.isin(held_units, units)].tolist())
     return bound_holds([*(hold for hold in holds if hold[0] not in gone), *new])
 
 
@@ -81,4 +83,4 @@ def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
     return (*in_order[: MOST - 1], (None, rest[0][1], max(due for _, _, due in rest)))
 
 
-__all__ = ["MOST", "Hold", "bound_holds", "lowest_hold", "of_rows", "replace_holds"]
+__all__ = ["MOST", "Hold", "bound_holds", "find_holds", "lowest_hold", "replace_holds"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, first_of_each, runs_of
+from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, find_runs, first_of_each
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -38,7 +38,7 @@ class SessionLayout:
 def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
     """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
     cap = logic.cap_us
-    run, _ = runs_of(logic, unit)
+    run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
     heads = first_of_each(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
@@ -62,7 +62,7 @@ def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> In
     """
     if not unit.emitted.any():
         return unit
-    there = np.flatnonzero(unit.kind != ROW)
+    stored = np.flatnonzero(unit.kind != ROW)
     heads = first_of_each(fragment)
     fragments = replace(
         unit,
@@ -71,20 +71,20 @@ def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> In
         last=np.maximum.reduceat(unit.last, heads),
         end=np.maximum.reduceat(unit.end, heads),
     )
-    key, start, last, end = unit.key[there], unit.start[there], unit.last[there], unit.end[there]
+    key, start, last, end = unit.key[stored], unit.start[stored], unit.last[stored], unit.end[stored]
     before, after = (
         build_layout(logic, replace(unit, key=key, start=start, last=last, end=end)),
         build_layout(logic, fragments),
     )
-    return changed_intervals(logic, unit, there, before, after, after.session[fragment[there]])
+    return changed_intervals(logic, unit, stored, before, after, after.session[fragment[stored]])
 
 
 def changed_intervals(
-    logic: SessionLogic, unit: IntervalBatch, there: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
+    logic: SessionLogic, unit: IntervalBatch, stored: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
 ) -> IntervalBatch:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 
-    `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    `stored`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
@@ -92,7 +92,7 @@ def changed_intervals(
     if logic.allowed_us:  # one that is cut is final at its end
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
-    moved[there] = ~same[before.session]
+    moved[stored] = ~same[before.session]
     if not moved.any():
         return unit
     kind = np.where(moved & (unit.kind == EMITTED), WHOLE, unit.kind)

@@ -21,7 +21,7 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, is_gone, mark_emitted
 from slackwater.windows.key_order import order_by_key
 from slackwater.windows.results import IngestResult, ResultCounts
-from slackwater.windows.session_kernel import runs as walk
+from slackwater.windows.session_kernel import runs
 from slackwater.windows.session_kernel.late_rows import place_late_rows
 from slackwater.windows.session_layout import as_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
@@ -36,36 +36,40 @@ def ingest_intervals(
     (`drop_new_groups`); None for no bound.
     """
     times = logic.times(watermark)
-    both = SessionInput.of(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
-    joined = walk.build_runs(both.given, times, np.zeros(both.keys, dtype=bool))
-    if room is not None and np.count_nonzero(joined.new) > room:
-        joined = walk.build_runs(both.given, times, _shut(logic, both, joined, room))
-    if joined.crowded:
-        joined = place_late_rows(both.given, times, joined)
-    at, key, run, fragment = joined.at, joined.key, joined.run, joined.fragment
-    touched, has_open, held = walk.of_keys(both.given, at, key)
+    both = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
+    judged = runs.build_runs(both.intervals, times, np.zeros(both.keys, dtype=bool))
+    if room is not None and np.count_nonzero(judged.new) > room:
+        judged = runs.build_runs(both.intervals, times, _keys_over_limit(logic, both, judged, room))
+    if judged.needs_placement:
+        judged = place_late_rows(both.intervals, times, judged)
+    positions, key, run, fragment = judged.positions, judged.key, judged.run, judged.fragment
+    touched, has_open, held = runs.summarize_keys(both.intervals, positions, key)
     touched = both.sharing(touched)
     if not touched.all():
-        kept = touched[key]
-        at, key, run, fragment = at[kept], key[kept], run[kept], fragment[kept]
+        selected = touched[key]
+        positions, key, run, fragment = positions[selected], key[selected], run[selected], fragment[selected]
         has_open &= touched
-    found = walk.build_fragments(both.given, times, at, run, fragment, both.emitted(logic, at, key, fragment))
+    fragments = runs.build_fragments(
+        both.intervals, times, positions, run, fragment, both.emitted(logic, positions, key, fragment)
+    )
     parts = [*logic.revisions, *logic.accumulators]
-    given = pl.concat([both.state.select(parts), logic.unrevised(both.rows).select(parts)], rechunk=True)
-    first = at[found.first]
-    fragments = _rows(logic, found, given[both.order[at]], both.named(first), both.hashes[first])
-    late = both.late(logic, np.flatnonzero(joined.verdict == walk.LATE))
-    refused = int(np.count_nonzero(joined.verdict == walk.REFUSED))
+    accumulators = pl.concat(
+        [both.state.select(parts), logic.add_revision_columns(both.rows).select(parts)], rechunk=True
+    )
+    first = positions[fragments.first]
+    fragment_rows = _rows(logic, fragments, accumulators[both.order[positions]], both.named(first), both.hashes[first])
+    late = both.late(logic, np.flatnonzero(judged.verdict == runs.LATE))
+    refused = int(np.count_nonzero(judged.verdict == runs.REFUSED))
     return IngestResult(
-        state=_by_hash(fragments, _floors(logic, both, np.where(touched, joined.floor, walk.NONE))),
+        state=_by_hash(fragment_rows, _floors(logic, both, np.where(touched, judged.floor, runs.NONE))),
         counts=ResultCounts(
             used=rows.height - late.height - refused,
             late=late.height,
             late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
             late_windows=late.height,
             refused=refused,
-            groups=int(np.count_nonzero(has_open & joined.new)),
-            windows=len(found.first) - int(held[has_open].sum()),
+            groups=int(np.count_nonzero(has_open & judged.new)),
+            windows=len(fragments.first) - int(held[has_open].sum()),
         ),
         late=late,
         new_groups={},
@@ -81,26 +85,26 @@ class SessionInput:
     order: Int64s
     hashes: Int64s
     names: pl.DataFrame  # the keys, not in order
-    given: walk.SortedIntervals
+    intervals: runs.SortedIntervals
 
     @classmethod
-    def of(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> SessionInput:
+    def from_frames(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> SessionInput:
         def column(of_state: str, of_rows: str) -> Int64s:
             return np.concatenate([state[of_state].to_numpy(), rows[of_rows].to_numpy()])
 
         start, last = column("__start", "__ts"), column("__last", "__ts")
         end = column("__end", "__end") if logic.dynamic else last + logic.gap_us
-        seen = np.full(len(start), walk.NEW, dtype=np.int8)
+        seen = np.full(len(start), runs.NEW, dtype=np.int8)
         gone = is_gone(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
-        seen[: state.height] = np.where(gone, walk.GONE, walk.HELD)
+        seen[: state.height] = np.where(gone, runs.GONE, runs.HELD)
         names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
         order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
-        given = walk.SortedIntervals(first, seen[order], start[order], last[order], end[order])
-        return cls(state, rows, order, hashes, names, given)
+        intervals = runs.SortedIntervals(first, seen[order], start[order], last[order], end[order])
+        return cls(state, rows, order, hashes, names, intervals)
 
     @property
     def keys(self) -> int:
-        return len(self.given.heads) - 1
+        return len(self.intervals.heads) - 1
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
@@ -109,31 +113,37 @@ class SessionInput:
         kind[: self.state.height] = self.state["__kind"].to_numpy()
         return kind[self.order]
 
-    def named(self, at: Int64s) -> list[pl.Series]:
+    def named(self, positions: Int64s) -> list[pl.Series]:
         """The keys of these, in order."""
-        index = pl.Series(self.order[at])
+        index = pl.Series(self.order[positions])
         return [column.gather(index) for column in self.names]
 
     def sharing(self, touched: Bools) -> Bools:
         """Keys that share a hash share a unit, which is replaced as a whole: which keys one of these brings along."""
-        unit = self.hashes[self.given.heads[:-1]]
+        unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(run_starts(unit)) == len(unit):
             return touched
         return in_sorted(unit, distinct_values(unit[touched]))
 
-    def emitted(self, logic: SessionLogic, at: Int64s, key: Int64s, fragment: Bools) -> Bools:
+    def emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
         """Whether the target holds intervals, which become these fragments, as they stand."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
-            return np.zeros(len(at), dtype=bool)
-        given = self.given
+            return np.zeros(len(positions), dtype=bool)
+        intervals = self.intervals
         unit = IntervalBatch(
-            self.state, key, self.kind[at], given.start[at], given.last[at], given.start[at], given.end[at]
+            self.state,
+            key,
+            self.kind[positions],
+            intervals.start[positions],
+            intervals.last[positions],
+            intervals.start[positions],
+            intervals.end[positions],
         )
         return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
-    def late(self, logic: SessionLogic, at: Int64s) -> pl.DataFrame:
+    def late(self, logic: SessionLogic, positions: Int64s) -> pl.DataFrame:
         """Rows as they came, and as state rows would be."""
-        rows = self.rows[self.order[at] - self.state.height]
+        rows = self.rows[self.order[positions] - self.state.height]
         extra = [c for c in ("__idle", "__row") if c in rows.columns]
         hidden = {
             "__h": pl.col("__kh"),
@@ -142,68 +152,74 @@ class SessionInput:
             "__last": pl.col("__ts"),
             "__due": pl.lit(NO_WATERMARK, pl.Int64),
         }
-        return logic.unrevised(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
+        return logic.add_revision_columns(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
 
 
-def rows_of(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
+def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
     """State rows of intervals that are all open or retained, of a unit that is not empty."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(run_starts(unit.key), count)
     # loops take arrays that can be written
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
-    given = walk.SortedIntervals(keys, np.full(count, walk.HELD, dtype=np.int8), start, last, end)
-    joined = walk.build_runs(given, times, np.zeros(len(keys) - 1, dtype=bool))
-    found = walk.build_fragments(given, times, joined.at, joined.run, joined.fragment, unit.emitted)
+    intervals = runs.SortedIntervals(keys, np.full(count, runs.HELD, dtype=np.int8), start, last, end)
+    judged = runs.build_runs(intervals, times, np.zeros(len(keys) - 1, dtype=bool))
+    fragments = runs.build_fragments(intervals, times, judged.positions, judged.run, judged.fragment, unit.emitted)
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
-    first = unit.frame.select("__kh", *logic.key_names)[found.first]
-    return _rows(logic, found, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
+    first = unit.frame.select("__kh", *logic.key_names)[fragments.first]
+    return _rows(logic, fragments, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
 
 
-def _shut(logic: SessionLogic, both: SessionInput, joined: walk.JudgedIntervals, room: int) -> Bools:
+def _keys_over_limit(logic: SessionLogic, both: SessionInput, judged: runs.JudgedIntervals, room: int) -> Bools:
     """New keys beyond `room`, which are admitted in order of (first event time, key)."""
-    at = joined.at[run_starts(joined.key)]
-    key = joined.key[run_starts(joined.key)]
-    at, key = at[joined.new[key]], key[joined.new[key]]
-    times = [pl.Series("__start", both.given.start[at]), pl.Series("__key", key)]
-    order = pl.DataFrame([*both.named(at), *times]).sort(["__start", *logic.key_names], nulls_last=False)
+    positions = judged.positions[run_starts(judged.key)]
+    key = judged.key[run_starts(judged.key)]
+    positions, key = positions[judged.new[key]], key[judged.new[key]]
+    times = [pl.Series("__start", both.intervals.start[positions]), pl.Series("__key", key)]
+    order = pl.DataFrame([*both.named(positions), *times]).sort(["__start", *logic.key_names], nulls_last=False)
     shut = np.zeros(both.keys, dtype=bool)
     shut[order["__key"].to_numpy()[room:]] = True
     return shut
 
 
 def _rows(
-    logic: SessionLogic, found: walk.SessionFragments, parts: pl.DataFrame, keys: Sequence[pl.Series], hashes: Int64s
+    logic: SessionLogic,
+    fragments: runs.SessionFragments,
+    parts: pl.DataFrame,
+    keys: Sequence[pl.Series],
+    hashes: Int64s,
 ) -> pl.DataFrame:
     """State rows of fragments. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each fragment."""
-    merged = logic.merge_runs(parts, found.first, keys)
+    merged = logic.merge_runs(parts, fragments.first, keys)
     kind = np.where(
-        found.emitted, np.where(found.whole, EMITTED, EMITTED_FRAGMENT), np.where(found.whole, WHOLE, FRAGMENT)
+        fragments.emitted,
+        np.where(fragments.whole, EMITTED, EMITTED_FRAGMENT),
+        np.where(fragments.whole, WHOLE, FRAGMENT),
     )
     hidden = {
         "__h": pl.Series(hashes),
         "__kh": pl.Series(hashes),
         "__kind": pl.Series(kind, dtype=pl.Int8),
-        "__start": pl.Series(found.start),
-        "__last": pl.Series(found.last),
-        "__due": pl.Series(found.due),
-        **({"__end": pl.Series(found.end)} if logic.dynamic else {}),
+        "__start": pl.Series(fragments.start),
+        "__last": pl.Series(fragments.last),
+        "__due": pl.Series(fragments.due),
+        **({"__end": pl.Series(fragments.end)} if logic.dynamic else {}),
     }
     return merged.with_columns(**hidden).select(logic.state_schema.keys())
 
 
 def _floors(logic: SessionLogic, both: SessionInput, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is per key."""
-    keys = np.flatnonzero(floors != walk.NONE)
+    keys = np.flatnonzero(floors != runs.NONE)
     if not len(keys):
         return logic.empty_state()
-    at, values = both.given.heads[keys], floors[keys]
+    heads, values = both.intervals.heads[keys], floors[keys]
     last = values - logic.gap_us
     times = {"__start": last, "__last": last, "__due": values + logic.reach_us + 1, "__end": values}
     nothing = {name: pl.lit(None, dtype) for name, dtype in logic.accumulators.items()}
-    rows = pl.DataFrame({"__h": both.hashes[at], "__kh": both.hashes[at], **times}).with_columns(
-        *both.named(at), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing
+    rows = pl.DataFrame({"__h": both.hashes[heads], "__kh": both.hashes[heads], **times}).with_columns(
+        *both.named(heads), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing
     )
-    return logic.unrevised(rows).select(logic.state_schema.keys())
+    return logic.add_revision_columns(rows).select(logic.state_schema.keys())
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:

@@ -29,30 +29,32 @@ from slackwater.windows.results import IngestResult
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
 
 
-def state_of(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
+def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys."""
     from slackwater.windows import session_step  # its loops are compiled
 
-    return pl.concat([session_step.rows_of(logic, unit, watermark), floor_rows(logic, unit.frame, unit.key, floors)])
+    return pl.concat(
+        [session_step.build_state_rows(logic, unit, watermark), floor_rows(logic, unit.frame, unit.key, floors)]
+    )
 
 
 def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
-    kept = values != NO_WATERMARK
-    if not kept.any():
+    has_floor = values != NO_WATERMARK
+    if not has_floor.any():
         return logic.empty_state()
-    rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
+    rows = frame.select("__h", "__kh", *logic.key_names)[heads[has_floor]]
     rows = rows.with_columns(
         pl.lit(FLOOR, pl.Int8).alias("__kind"),
-        pl.Series("__start", values[kept] - logic.gap_us),
-        pl.Series("__last", values[kept] - logic.gap_us),
-        pl.Series("__due", values[kept] + logic.reach_us + 1),
-        *([pl.Series("__end", values[kept])] if logic.dynamic else []),
+        pl.Series("__start", values[has_floor] - logic.gap_us),
+        pl.Series("__last", values[has_floor] - logic.gap_us),
+        pl.Series("__due", values[has_floor] + logic.reach_us + 1),
+        *([pl.Series("__end", values[has_floor])] if logic.dynamic else []),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
     )
-    return logic.unrevised(rows).select(logic.state_schema.keys())
+    return logic.add_revision_columns(rows).select(logic.state_schema.keys())
 
 
 def ingest_sessions(

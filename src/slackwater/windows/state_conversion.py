@@ -29,15 +29,15 @@ from slackwater.windows.intervals import (
     Bools,
     IntervalBatch,
     SessionLogic,
+    find_runs,
     first_of_each,
     mark_emitted,
-    runs_of,
     select_rows,
 )
 from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.sessions import floor_rows, state_of
+from slackwater.windows.sessions import build_state, floor_rows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
 
 
@@ -47,27 +47,27 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
     `logic`: as `WindowLogic.after` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
     have: those of other aggregations begin as of no row.
     """
-    rows = logic.unrevised(initial_state(logic, rows))
-    rows = _going_on(logic, former, former.forget(former.unrevised(rows), watermark), watermark)
+    rows = logic.add_revision_columns(initial_state(logic, rows))
+    rows = _convert_rows(logic, former, former.forget(former.add_revision_columns(rows), watermark), watermark)
     return logic.forget(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
 
 
 @singledispatch
-def _going_on(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """State rows that are not forgotten, as the new window goes on with them."""
     unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
-@_going_on.register
+@_convert_rows.register
 def _(logic: PaneLogic, former: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     return panes.renew_state(logic, rows, former.updates)
 
 
-@_going_on.register
+@_convert_rows.register
 def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if rows.is_empty() or (former.gap_us, former.cap_us) == (logic.gap_us, logic.cap_us):
         return rows
-    return _rejoined(former, logic, rows, watermark)
+    return _regroup_sessions(former, logic, rows, watermark)
 
 
 def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
@@ -85,47 +85,47 @@ def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(nothing[c].new_from_index(0, rows.height) for c in nothing.columns)
 
 
-def _rejoined(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Open and retained sessions as the new gap and cap join and cut them; what is gone becomes floors."""
-    whole = IntervalBatch.of(former, mark_emitted(former, rows, watermark))
+    whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
     floors = whole.floors(former.reach_us, horizon)
     unit = select_rows(whole, ~whole.is_gone(horizon))
     parts = [logic.empty_state()]
     if len(unit.key):
-        parts.append(_as_one_state(former, logic, unit, floors, watermark))
-    left = np.ones(whole.keys, dtype=bool)
-    left[unit.key] = False
-    alone = np.flatnonzero(left & (floors != NO_WATERMARK))
+        parts.append(_regroup_intervals(former, logic, unit, floors, watermark))
+    has_no_session = np.ones(whole.keys, dtype=bool)
+    has_no_session[unit.key] = False
+    alone = np.flatnonzero(has_no_session & (floors != NO_WATERMARK))
     if len(alone):
         parts.append(floor_rows(logic, whole.frame[first_of_each(whole.key)[alone]], alone, floors))
     return pl.concat(parts)
 
 
-def _as_one_state(
+def _regroup_intervals(
     former: SessionLogic, logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
         # fragments would fall apart: they become the sessions that they are by now
-        whole = _sessions(former, unit, logic.cap_us)
-        unit = _merged(logic, _unlike(unit, before, whole), whole)
+        whole = _number_sessions(former, unit, logic.cap_us)
+        unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
     if not logic.dynamic:
         unit = replace(unit, end=unit.last + logic.gap_us)
     now = build_layout(logic, unit)
-    unit = _unlike(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
-    return state_of(logic, unit, floors, watermark)
+    unit = _unmark_changed(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
+    return build_state(logic, unit, floors, watermark)
 
 
-def _sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
+def _number_sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
     """Number the sessions that intervals make if no row comes any more."""
-    run, _ = runs_of(logic, unit)
+    run, _ = find_runs(logic, unit)
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
-def _unlike(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
+def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 
     `ends`: the intervals of sessions that are open and end elsewhere now.
@@ -139,7 +139,7 @@ def _unlike(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | No
     return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
 
 
-def _merged(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
+def _merge_sessions(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
     """One interval per session."""
     heads = first_of_each(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]

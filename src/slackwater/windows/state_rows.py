@@ -77,9 +77,9 @@ class DueQuery(NamedTuple):
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
         result = ((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)) & (due <= self.pending_upto)
-        for wanted, spans in ((WHOLE, self.whole), (EMITTED, self.emitted)):
+        for row_kind, spans in ((WHOLE, self.whole), (EMITTED, self.emitted)):
             for after, upto in spans:
-                result |= (kind == wanted) & (due > after) & (due <= upto)
+                result |= (kind == row_kind) & (due > after) & (due <= upto)
         result &= start < self.start_before
         return result
 
@@ -138,8 +138,8 @@ class KeyedState(ABC):
     def empty_state(self) -> pl.DataFrame:
         return empty_frame(self.state_schema)
 
-    def unrevised(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return without_revisions(rows, self.state_schema)
+    def add_revision_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
+        return with_revision_columns(rows, self.state_schema)
 
 
 _EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
@@ -153,7 +153,7 @@ def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     return _EMPTY[columns]
 
 
-def without_revisions(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+def with_revision_columns(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """Rows with the columns of revisions, where the schema has any: nothing of them was emitted yet."""
     if "__rev" not in schema or "__rev" in rows.columns:
         return rows

@@ -33,7 +33,7 @@ from slackwater.windows.state_rows import (
     Int64s,
     KeyedState,
     empty_frame,
-    without_revisions,
+    with_revision_columns,
 )
 
 
@@ -174,7 +174,7 @@ class SegmentReader:
         return alive[np.flatnonzero(~dead)] if dead.any() else alive
 
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return without_revisions(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
+        return with_revision_columns(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
 
     def opened(self) -> SegmentReader:
         """This, with every file open."""
@@ -252,7 +252,7 @@ class FilesShard:
         if oldest:
             return in_order(logic.forget(self.at(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.place, m) for m in metas]
-        rows = [logic.unrevised(s.whole()) for s in opened]
+        rows = [logic.add_revision_columns(s.whole()) for s in opened]
         found = [f.select(list(logic.state_schema)) for f in rows]
         frame = pl.concat(newest_units(found))
         return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]

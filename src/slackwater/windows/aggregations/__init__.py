@@ -122,8 +122,8 @@ class Agg:
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
         """Spark SQL aggregates over the input columns and `sql_columns`, by name; None if there is no such form."""
-        found = self.kind.lift_sql(event_us)
-        return None if found is None else {self.kind.part(part): sql for part, sql in found.items()}
+        sql_by_part = self.kind.lift_sql(event_us)
+        return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 
     @property
     def sql_columns(self) -> Sequence[str]:

@@ -21,61 +21,59 @@ from slackwater.windows.aggregations.kind import AggregationKind
 class CustomAggregation(AggregationKind):
     """`columns` are in the order of the aggregator's inputs."""
 
-    made: Aggregator = field(default_factory=Aggregator)
+    aggregator: Aggregator = field(default_factory=Aggregator)
 
     def problem(self) -> str | None:
-        for (name, wanted), column in zip(self.made.inputs.items(), self.columns, strict=True):
-            if not accepts_column(wanted, column):
-                return (
-                    f'{self._class}.{name} takes {wanted}, column "{column.name}" is {column.type}; cast it in the SQL'
-                )
+        for (name, expected), column in zip(self.aggregator.inputs.items(), self.columns, strict=True):
+            if not accepts_column(expected, column):
+                return f'{self._class}.{name} takes {expected}, column "{column.name}" is {column.type}; cast it in the SQL'
         return None
 
     @property
     def module(self) -> str:
-        return type(self.made).__module__
+        return type(self.aggregator).__module__
 
     @property
     def _class(self) -> str:
-        return type(self.made).__name__
+        return type(self.aggregator).__name__
 
     @property
     def output(self) -> Field:
-        return Field(self.name, self.made.output)
+        return Field(self.name, self.aggregator.output)
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
-        return {name: Field(name, kind).polars for name, kind in self.made.accumulators.items()}
+        return {name: Field(name, kind).polars for name, kind in self.aggregator.accumulators.items()}
 
     def _accumulators(self) -> dict[str, pl.Expr]:
-        return {name: pl.col(self.part(name)) for name in self.made.accumulators}
+        return {name: pl.col(self.part(name)) for name in self.aggregator.accumulators}
 
-    def _named(self, found: Sequence[pl.Expr]) -> list[pl.Expr]:
-        return [e.alias(self.part(name)) for e, name in zip(found, self.made.accumulators, strict=True)]
+    def _with_part_names(self, exprs: Sequence[pl.Expr]) -> list[pl.Expr]:
+        return [e.alias(self.part(name)) for e, name in zip(exprs, self.aggregator.accumulators, strict=True)]
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
-        given = {
+        inputs = {
             name: pl.col(column.name).cast(Field(name, kind).polars)
-            for (name, kind), column in zip(self.made.inputs.items(), self.columns, strict=True)
+            for (name, kind), column in zip(self.aggregator.inputs.items(), self.columns, strict=True)
         }
-        with self._told("lift"):
+        with self._wrap_errors("lift"):
             # with a column of the frame, so that a constant becomes one value per row
-            lifted = rows.select(event_us, *self._named(expressions(self.made, "lift", given)))
-            return lifted.drop(event_us).cast(self._typed).get_columns()  # type: ignore[arg-type]
+            lifted = rows.select(event_us, *self._with_part_names(expressions(self.aggregator, "lift", inputs)))
+            return lifted.drop(event_us).cast(self._part_types).get_columns()  # type: ignore[arg-type]
 
     @property
-    def _typed(self) -> dict[str, pl.DataType]:
+    def _part_types(self) -> dict[str, pl.DataType]:
         return {self.part(name): kind for name, kind in self.parts.items()}
 
     def merge(self) -> Sequence[pl.Expr]:
-        keys = ({k: pl.col(k).first() for k in self.keys},) if self.made.wants_keys else ()
-        return self._named(expressions(self.made, "merge", self._accumulators(), *keys))
+        keys = ({k: pl.col(k).first() for k in self.keys},) if self.aggregator.wants_keys else ()
+        return self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
 
     def neutral(self) -> pl.DataFrame:
         """What `merge` makes of no rows at all, if it is neutral: tried with the accumulators of some values."""
         rows = pl.DataFrame({"__ts": [0, 1, 2], **{c.name: _some(c) for c in self.columns}})
         lifted = pl.DataFrame(self.lift(rows, "__ts"))
-        with self._told("merge"):
+        with self._wrap_errors("merge"):
             nothing = self._merged(lifted.clear())
             groups = [(some, self._merged(some)) for some in (lifted, lifted[:1], lifted[1:2])]
             both = [(pl.concat(pair), w) for some, w in groups for pair in ([nothing, some], [some, nothing])]
@@ -86,22 +84,22 @@ class CustomAggregation(AggregationKind):
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """All rows as one group; keys are NULL."""
-        keys = ({k: pl.lit(None) for k in self.keys},) if self.made.wants_keys else ()
-        exprs = self._named(expressions(self.made, "merge", self._accumulators(), *keys))
-        return frame.select(exprs).cast(self._typed)  # type: ignore[arg-type]
+        keys = ({k: pl.lit(None) for k in self.keys},) if self.aggregator.wants_keys else ()
+        exprs = self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
+        return frame.select(exprs).cast(self._part_types)  # type: ignore[arg-type]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        with self._told("merge"):
-            return frame.cast(self._typed)  # type: ignore[arg-type]
+        with self._wrap_errors("merge"):
+            return frame.cast(self._part_types)  # type: ignore[arg-type]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        with self._told("finish"):
-            found = self.made.finish(**self._accumulators()).alias(self.name)
-            first = next(iter(self._typed))
-            return frame.select(pl.col(first).alias(""), found)[self.name].cast(self.output.polars)
+        with self._wrap_errors("finish"):
+            expr = self.aggregator.finish(**self._accumulators()).alias(self.name)
+            first = next(iter(self._part_types))
+            return frame.select(pl.col(first).alias(""), expr)[self.name].cast(self.output.polars)
 
     @contextmanager
-    def _told(self, step: str) -> Iterator[None]:
+    def _wrap_errors(self, step: str) -> Iterator[None]:
         try:
             yield
         except (pl.exceptions.PolarsError, UnfitError) as error:
@@ -110,27 +108,27 @@ class CustomAggregation(AggregationKind):
 
     def fingerprint(self) -> str:
         """The class by its name, since its module may move; what it reads and keeps, and its arguments."""
-        named = [f"{n}={c.name} {c.type}" for n, c in zip(self.made.inputs, self.columns, strict=True)]
-        kept = [f"{n} {t}" for n, t in self.made.accumulators.items()]
-        arguments = [f"{n}={v}" for n, v in sorted(vars(self.made).items()) if _plain(v)]
-        return f"{self._class}({', '.join(named)}; {', '.join(kept)})" + "".join(f" {a}" for a in arguments)
+        named = [f"{n}={c.name} {c.type}" for n, c in zip(self.aggregator.inputs, self.columns, strict=True)]
+        accumulators = [f"{n} {t}" for n, t in self.aggregator.accumulators.items()]
+        arguments = [f"{n}={v}" for n, v in sorted(vars(self.aggregator).items()) if _plain(v)]
+        return f"{self._class}({', '.join(named)}; {', '.join(accumulators)})" + "".join(f" {a}" for a in arguments)
 
 
 def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
     """The aggregator that a spec names."""
-    made = spec.aggregator()
-    check_aggregator(made)
-    return CustomAggregation(spec, columns, keys, made)
+    aggregator = spec.aggregator()
+    check_aggregator(aggregator)
+    return CustomAggregation(spec, columns, keys, aggregator)
 
 
-def accepts_column(wanted: str, column: Field) -> bool:
+def accepts_column(input_type: str, column: Field) -> bool:
     """Whether a column can be an input of a type: the same, or a number that fits it."""
-    if column.type == wanted:
+    if column.type == input_type:
         return True
-    if wanted in schema.FLOATS:
+    if input_type in schema.FLOATS:
         return column.base in schema.NUMBERS
     order = schema.INTEGERS
-    return wanted in order and column.type in order and order.index(column.type) < order.index(wanted)
+    return input_type in order and column.type in order and order.index(column.type) < order.index(input_type)
 
 
 def _some(column: Field) -> pl.Series:

@@ -43,12 +43,12 @@ class ExactTotal:
         """Limbs of totals that two doubles hold."""
         return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
 
-    def of_values(self, values: pl.Series) -> list[pl.Series]:
+    def from_values(self, values: pl.Series) -> list[pl.Series]:
         """Return the total of each single value; zero for NULL."""
         sums = values.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # makes 0.0 of -0.0
         return [pl.Series(self.sum, sums), pl.Series(self.rest, np.zeros(len(sums))), self.empty(len(sums))]
 
-    def of_squares(self, values: pl.Series) -> list[pl.Series]:
+    def from_squares(self, values: pl.Series) -> list[pl.Series]:
         """Return the square of each single value as a total; zero for NULL."""
         from slackwater.core import exact_sum
 
@@ -62,25 +62,25 @@ class ExactTotal:
         from slackwater.core import exact_sum
 
         sums, rests = (np.array(frame[c].fill_null(0.0)) for c in (self.sum, self.rest))
-        kept, wide = frame[self.limbs], np.zeros(0, dtype=np.bool_)
+        limb_lists, wide = frame[self.limbs], np.zeros(0, dtype=np.bool_)
         offsets = values = np.zeros(0, dtype=np.int64)
-        if kept.null_count() < len(kept):
-            wide = np.array(kept.is_not_null())
-            values, offsets = self.limbs_of(frame)
+        if limb_lists.null_count() < len(limb_lists):
+            wide = np.array(limb_lists.is_not_null())
+            values, offsets = self.read_limbs(frame)
         totals, rest_of, inexact = exact_sum.fold_pairs(sums, rests, wide, heads)
         limbs, ends = self.empty(len(heads)), np.zeros(0, dtype=np.int64)
         if len(inexact):
-            found, ends = exact_sum.fold_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
-            limbs = self._limbs(len(heads), inexact, found, ends)
+            new_limbs, ends = exact_sum.fold_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
+            limbs = self._limbs(len(heads), inexact, new_limbs, ends)
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
-    def limbs_of(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
+    def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
         """Return the limbs of all totals, one after the other, and where those of each begin, with the end."""
-        kept = frame[self.limbs]
-        offsets = np.concatenate([[0], np.cumsum(kept.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
-        return np.array(kept.drop_nulls().explode(), dtype=np.int64), offsets
+        limb_lists = frame[self.limbs]
+        offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
+        return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
 
-    def of_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
+    def from_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
         """Return the totals of groups that Spark folded by `grid_sql`."""
         from slackwater.core import exact_sum
 
@@ -93,17 +93,17 @@ class ExactTotal:
         sums, rests = np.empty(len(value)), np.empty(len(value))
         exponents = np.array(EXPONENTS[: len(parts)], dtype=np.int64)
         plain = np.where(finite, value, 0.0)
-        found, ends = exact_sum.grid_totals(np.array(counts), plain, matrix, exponents, sums, rests)
+        limbs, ends = exact_sum.grid_totals(np.array(counts), plain, matrix, exponents, sums, rests)
         sums[~finite] = value[~finite]
         return [
             pl.Series(self.sum, sums),
             pl.Series(self.rest, rests),
-            self._limbs(len(value), np.arange(len(value)), found, ends),
+            self._limbs(len(value), np.arange(len(value)), limbs, ends),
         ]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
         """Return the total of each value, `counts` times."""
-        return self.of_grid(counts, values, [])
+        return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
         """Return the totals of columns of totals, row by row."""
@@ -122,23 +122,23 @@ class ExactTotal:
         lists = pl.Series(
             self.limbs, pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(limbs)), dtype=TYPES["limbs"]
         )
-        place = np.full(height, len(ends))
+        list_index = np.full(height, len(ends))
         some = np.flatnonzero(np.diff(offsets))
-        place[groups[some]] = some
-        return pl.concat([lists, self.empty(1)], rechunk=True)[place]
+        list_index[groups[some]] = some
+        return pl.concat([lists, self.empty(1)], rechunk=True)[list_index]
 
     def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
         """Return exact totals: of the few groups whose results doubles cannot be used for."""
         from slackwater.core.exact_sum import LOWEST
 
         unit = Fraction(1, 1 << -LOWEST)
-        found = []
+        totals = []
         for total, rest, limbs in frame.select(self.sum, self.rest, self.limbs).iter_rows():
             if limbs is None:
-                found.append(Fraction(total) + Fraction(rest))
+                totals.append(Fraction(total) + Fraction(rest))
             else:
-                found.append(unit * sum(limb << (32 * (limbs[0] + i)) for i, limb in enumerate(limbs[1:])))
-        return found
+                totals.append(unit * sum(limb << (32 * (limbs[0] + i)) for i, limb in enumerate(limbs[1:])))
+        return totals
 
 
 def round_to_double(value: Fraction) -> float:
@@ -185,8 +185,8 @@ class GridSql:
     def sums(self) -> Mapping[str, str]:
         """The sums of a group, in the order of `EXPONENTS`."""
         high, low = self._name("high"), self._name("low")
-        found = {}
+        sql_by_name = {}
         for number, part in enumerate((high, low)):
-            found[f"{self.prefix}.{2 * number}"] = f"coalesce(sum(shiftright({part}, 32)), 0L)"
-            found[f"{self.prefix}.{2 * number + 1}"] = f"coalesce(sum({part} & {_MASK}L), 0L)"
-        return found
+            sql_by_name[f"{self.prefix}.{2 * number}"] = f"coalesce(sum(shiftright({part}, 32)), 0L)"
+            sql_by_name[f"{self.prefix}.{2 * number + 1}"] = f"coalesce(sum({part} & {_MASK}L), 0L)"
+        return sql_by_name

@@ -73,8 +73,8 @@ class FirstLast(AggregationKind):
 
     def merge(self) -> Sequence[pl.Expr]:
         ts, v = pl.col(self.part("ts")), pl.col(self.part("v"))
-        at = ts.min() if self._which == "min" else ts.max()
-        return [at, extreme_value(v.filter(ts == at), self._which, self.column).alias(self.part("v"))]
+        extreme_ts = ts.min() if self._which == "min" else ts.max()
+        return [extreme_ts, extreme_value(v.filter(ts == extreme_ts), self._which, self.column).alias(self.part("v"))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("v")]
@@ -113,12 +113,12 @@ class ValueBy(AggregationKind):
 
     def merge(self) -> Sequence[pl.Expr]:
         by, v = pl.col(self.part("by")), pl.col(self.part("v"))
-        at = extreme_value(by, self._which, self._by)
-        tied = v.filter(by == at)
+        extreme_by = extreme_value(by, self._which, self._by)
+        tied = v.filter(by == extreme_by)
         value = extreme_value(tied, self._which, self.column)
         if self._which == "min":
             value = pl.when(tied.null_count() == 0).then(value)
-        return [at, value.alias(self.part("v"))]
+        return [extreme_by, value.alias(self.part("v"))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("v")]

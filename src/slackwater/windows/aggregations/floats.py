@@ -66,28 +66,28 @@ class FloatTotal(SumKind):
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         n, parts = rows[self.part("n")], [rows[name] for name in self._grid.sums]
-        return [n, *self.total.of_grid(n, rows[self._grid.outside], parts)]
+        return [n, *self.total.from_grid(n, rows[self._grid.outside], parts)]
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        return [counted_by(self.column.name).alias(self.part("n")), *self.total.of_values(rows[self.column.name])]
+        return [counted_by(self.column.name).alias(self.part("n")), *self.total.from_values(rows[self.column.name])]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         return [sum_counts(frame, self.part("n"), heads), *self.total.fold(frame, heads)]
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        found = super()._average(frame, n)
-        beyond = (found.is_infinite() & frame[self.total.limbs].is_not_null()).fill_null(False)
+        averages = super()._average(frame, n)
+        beyond = (averages.is_infinite() & frame[self.total.limbs].is_not_null()).fill_null(False)
         if not beyond.any():
-            return found
+            return averages
         some = frame.filter(beyond)
         values = [round_to_double(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
-        return found.scatter(beyond.arg_true(), values)
+        return averages.scatter(beyond.arg_true(), values)
 
     def former(self) -> AggregationKind:
         return FormerFloatTotal(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        return [rows[self.part("n")], *self.total.of_values(rows[self.part("sum")])]
+        return [rows[self.part("n")], *self.total.from_values(rows[self.part("sum")])]
 
     def details(self) -> list[str]:
         return ["lossless"]
@@ -118,7 +118,7 @@ class _Moments(AggregationKind):
     def output(self) -> Field:
         return Field(self.name, "double")
 
-    def _of_variance(self, variance: pl.Series) -> pl.Series:
+    def _from_variance(self, variance: pl.Series) -> pl.Series:
         return variance.sqrt() if self.spec.agg == "stddev" else variance
 
 
@@ -139,7 +139,7 @@ class Moments(_Moments):
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         n, values = counted_by(self.column.name).alias(self.part("n")), rows[self.column.name]
-        return [n, *self.total.of_values(values), *self.squares.of_squares(values)]
+        return [n, *self.total.from_values(values), *self.squares.from_squares(values)]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         return [
@@ -155,20 +155,20 @@ class Moments(_Moments):
         n = np.array(frame[self.part("n")])
         sums, rests = np.array(frame[total.sum]), np.array(frame[total.rest])
         square_sums, square_rests = np.array(frame[squares.sum]), np.array(frame[squares.rest])
-        found = np.empty(len(n))
-        left = exact_sum.write_variances(n, sums, rests, square_sums, square_rests, found)
+        variances = np.empty(len(n))
+        inexact = exact_sum.write_variances(n, sums, rests, square_sums, square_rests, variances)
         if frame[squares.limbs].null_count() < len(n):
             some = frame[squares.limbs].is_not_null() & frame[total.limbs].is_null() & pl.Series(n > 1)
             wide = np.array(some.arg_true(), dtype=np.int64)
-            limbs, offsets = squares.limbs_of(frame[wide])
-            rest = exact_sum.wide_variances(wide, n, sums, rests, offsets, limbs, found)
-            left = np.union1d(np.setdiff1d(left, wide), rest)
+            limbs, offsets = squares.read_limbs(frame[wide])
+            rest = exact_sum.wide_variances(wide, n, sums, rests, offsets, limbs, variances)
+            inexact = np.union1d(np.setdiff1d(inexact, wide), rest)
         if frame[total.limbs].null_count() < len(n):
             wide = np.array(frame[total.limbs].is_not_null().arg_true(), dtype=np.int64)
-            left = np.union1d(left, wide[n[wide] > 1])
-        result = self._of_variance(pl.Series(self.name, found))
-        if len(left):
-            result = result.scatter(left, [self._extreme(*of) for of in self._exact(frame[left])])
+            inexact = np.union1d(inexact, wide[n[wide] > 1])
+        result = self._from_variance(pl.Series(self.name, variances))
+        if len(inexact):
+            result = result.scatter(inexact, [self._extreme(*group) for group in self._exact(frame[inexact])])
         return result.set(pl.Series(n < 2), None)
 
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
@@ -201,8 +201,8 @@ class Moments(_Moments):
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         """Totals of which the variance comes out as it was: n * mean, and m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
-        square, total = pl.DataFrame(self.squares.of_squares(mean)), self.squares
-        parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.of_values(m2)]
+        square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
+        parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.from_values(m2)]
         return [n, *self.total.times(n, mean), *total.add(parts)]
 
     def details(self) -> list[str]:
@@ -232,7 +232,7 @@ class FormerMoments(_Moments):
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         n, m2 = frame[self.part("n")], frame[self.part("m2")]
-        return self._of_variance(m2.set(n < 2, None) / (n - 1))
+        return self._from_variance(m2.set(n < 2, None) / (n - 1))
 
 
 def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:

@@ -24,26 +24,26 @@ _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
 
 def lost_aggregations(aggs: Sequence[Agg]) -> list[str]:
     """The aggregations whose accumulators cannot be had from the stored values, as in `"mean" (avg)`."""
-    return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _kept(a, aggs)]
+    return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
-def accumulators_of(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
+def restore_accumulators(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
     """The accumulators of stored rows (the output columns); NULLs for aggregations that are `lost`."""
-    found: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
-    known = {e.meta.output_name(): e for a in aggs if _kept(a, aggs) for e in _parts(a, aggs)}
-    return rows.select(known.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in found.items())
+    types: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
+    exprs = {e.meta.output_name(): e for a in aggs if _is_restorable(a, aggs) for e in _parts(a, aggs)}
+    return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())
 
 
-def _kept(agg: Agg, aggs: Sequence[Agg]) -> bool:
+def _is_restorable(agg: Agg, aggs: Sequence[Agg]) -> bool:
     kind = agg.kind
     if isinstance(kind, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.column == agg.column):
         return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may stand for a sum that did not fit
     if isinstance(kind, _TOTALS) and agg.spec.agg == "avg":
-        return _of(aggs, agg, "sum") is not None and _of(aggs, agg, "count") is not None
+        return _find_output(aggs, agg, "sum") is not None and _find_output(aggs, agg, "count") is not None
     return isinstance(kind, Count | Extreme | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)
 
 
-def _of(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
+def _find_output(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
     """The output column that holds another aggregation of the same column."""
     return next((a.name for a in aggs if a.spec.agg == which and a.column == agg.column), None)
 
@@ -54,7 +54,7 @@ def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
         (name,) = agg.accumulators
         yield pl.col(agg.name).alias(name)
         return
-    total, count = pl.col(_of(aggs, agg, "sum") or agg.name), _of(aggs, agg, "count")
+    total, count = pl.col(_find_output(aggs, agg, "sum") or agg.name), _find_output(aggs, agg, "count")
     # of a sum only whether there was a value matters
     n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
     yield n.alias(kind.part("n"))

@@ -159,12 +159,12 @@ class AggregationKind(ABC):
         return []
 
 
-def too_many(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, what: str, advice: str) -> None:
+def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, noun: str, advice: str) -> None:
     """Raise CapExceededError if the largest of `sizes` is beyond the bound that the config gives as `key`."""
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
-            f'{pipeline}: "{kind.name}" holds {largest} {what} of "{kind.spec.column}" in one group, {key} is {bound}; {advice}'
+            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, {key} is {bound}; {advice}'
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists, too_many
+from slackwater.windows.aggregations.kind import AggregationKind, as_lists, check_group_size, concatenate_lists
 
 
 class CollectList(AggregationKind):
@@ -36,7 +36,7 @@ class CollectList(AggregationKind):
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
-        too_many(self, pipeline, sizes, "max_values_per_group", "values", "raise it, or use collect_set")
+        check_group_size(self, pipeline, sizes, "max_values_per_group", "values", "raise it, or use collect_set")
 
 
 class TopK(AggregationKind):
@@ -82,7 +82,7 @@ class TopK(AggregationKind):
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
-        too_many(self, pipeline, sizes, "max_distinct_values_per_group", "distinct values", "raise it")
+        check_group_size(self, pipeline, sizes, "max_distinct_values_per_group", "distinct values", "raise it")
 
 
 def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:

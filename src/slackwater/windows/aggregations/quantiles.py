@@ -62,13 +62,13 @@ class Quantile(AggregationKind):
         rows = full.to_series()
         if rows.is_empty():
             return frame
-        made = [[self._sketch(frame, row).serialize()] for row in rows.to_list()]
-        found = frame.select(values, sketch)
+        serialized = [[self._sketch(frame, row).serialize()] for row in rows.to_list()]
+        lists = frame.select(values, sketch)
         keep = pl.Series(np.isin(np.arange(frame.height), rows.to_numpy(), invert=True))
-        fresh = pl.DataFrame({"__row": rows, "__new": pl.Series(made, dtype=pl.List(pl.Binary()))})
-        found = found.with_row_index("__row").join(fresh, on="__row", how="left", maintain_order="left")
+        fresh = pl.DataFrame({"__row": rows, "__new": pl.Series(serialized, dtype=pl.List(pl.Binary()))})
+        lists = lists.with_row_index("__row").join(fresh, on="__row", how="left", maintain_order="left")
         return frame.with_columns(
-            found.select(
+            lists.select(
                 pl.when(keep).then(pl.col(values)).otherwise(pl.lit([], pl.List(pl.Float64()))).alias(values),
                 pl.when(keep).then(pl.col(sketch)).otherwise(pl.col("__new")).alias(sketch),
             )
@@ -94,14 +94,14 @@ class Quantile(AggregationKind):
             numbers[row] = sketch.n
         total = numbers + nans.to_numpy()
         rank = np.maximum(np.ceil(np.round(q * total, 6)), 1).astype(np.int64)  # 0.55 * 100 is a little more than 55
-        place = pl.Series("place", np.minimum(rank, np.maximum(numbers, 1)) - 1)
-        found = pl.select(values.list.sort().list.get(place, null_on_oob=True)).to_series()
-        found = found.set(pl.Series(rank > numbers), _NAN).set(pl.Series(total == 0), None)
+        position = pl.Series("place", np.minimum(rank, np.maximum(numbers, 1)) - 1)
+        quantiles = pl.select(values.list.sort().list.get(position, null_on_oob=True)).to_series()
+        quantiles = quantiles.set(pl.Series(rank > numbers), _NAN).set(pl.Series(total == 0), None)
         if not sketches:
-            return found
+            return quantiles
         exact = [row for row, s in sketches.items() if rank[row] <= s.n]
         answers = [sketches[row].get_quantile(float(rank[row] / sketches[row].n), True) for row in exact]
-        return found.scatter(exact, answers)
+        return quantiles.scatter(exact, answers)
 
     def details(self) -> list[str]:
         return [str(self._k)]

@@ -9,7 +9,7 @@ import polars as pl
 from slackwater.core.schema import Field
 from slackwater.windows import hll
 from slackwater.windows.aggregations.columns import AggregationInput, quote_column
-from slackwater.windows.aggregations.kind import AggregationKind, as_lists, concatenate_lists, too_many
+from slackwater.windows.aggregations.kind import AggregationKind, as_lists, check_group_size, concatenate_lists
 
 
 class _Values(AggregationKind):
@@ -40,7 +40,7 @@ class ExactDistinct(_Values):
         return frame[self.part("set")].list.len().fill_null(0).cast(pl.Int64)
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        too_many(
+        check_group_size(
             self,
             pipeline,
             frame[self.part("set")].list.len(),
@@ -65,7 +65,9 @@ class CollectSet(_Values):
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("set")].list.len()
-        too_many(self, pipeline, sizes, "max_values_per_group", "distinct values", "raise it, or use count_distinct")
+        check_group_size(
+            self, pipeline, sizes, "max_values_per_group", "distinct values", "raise it, or use count_distinct"
+        )
 
 
 class ApproximateDistinct(AggregationKind):

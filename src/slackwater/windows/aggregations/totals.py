@@ -77,19 +77,19 @@ class SumKind(AggregationKind):
         beyond = self.overflowed(frame)
         if beyond is not None:
             frame, n = frame.filter(~beyond), n.filter(~beyond)
-        found = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
+        results = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
         if beyond is None:
-            return found
-        whole = pl.Series(self.name, [None], dtype=found.dtype).new_from_index(0, len(beyond))
-        return whole.scatter((~beyond).arg_true(), found)
+            return results
+        whole = pl.Series(self.name, [None], dtype=results.dtype).new_from_index(0, len(beyond))
+        return whole.scatter((~beyond).arg_true(), results)
 
-    def _misfit(self, frame: pl.DataFrame, beyond: pl.Series, place: str = "") -> ValueRangeError:
+    def _misfit(self, frame: pl.DataFrame, beyond: pl.Series, prefix: str = "") -> ValueRangeError:
         first = frame.filter(beyond).head(1)
         keys = ", ".join(f"{k}={first[k][0]!r}" for k in self.keys if k in first.columns)
-        what = {"sum": "sum"}.get(self.spec.agg, "average")
+        noun = {"sum": "sum"}.get(self.spec.agg, "average")
         wide = "DOUBLE" if self.column.base == "decimal" else "DECIMAL(20,0)"
         return ValueRangeError(
-            f'{place}"{self.name}": the {what} of {self.column.name} does not fit {self.output.type.upper()}'
+            f'{prefix}"{self.name}": the {noun} of {self.column.name} does not fit {self.output.type.upper()}'
             + (f" for {keys}" if keys else "")
             + (f" and {beyond.sum() - 1:,} more" if beyond.sum() > 1 else "")
             + f'; set on_overflow = "null" on the aggregation to go on with NULL in its place, or cast the column to {wide} in '
@@ -213,11 +213,11 @@ class DecimalTotal(SumKind):
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         n = frame[self.part("n")]
-        found = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
-        beyond = found.is_null() & (n > 0)
+        results = self._sum(frame, n) if self.spec.agg == "sum" else self._average(frame, n)
+        beyond = results.is_null() & (n > 0)
         if self.spec.on_overflow == "fail" and beyond.any():
             raise self._misfit(frame, beyond)
-        return found
+        return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         """DECIMAL(p+4, s+4), rounded half up as Spark does; exact integers, so by group and not vectorised.
@@ -231,8 +231,8 @@ class DecimalTotal(SumKind):
         def average(total: decimal.Decimal | None, n: int) -> decimal.Decimal | None:
             if n == 0 or total is None:
                 return None
-            found = context.quantize(context.divide(total, decimal.Decimal(n)), unit)
-            return found if abs(found) < end else None
+            quotient = context.quantize(context.divide(total, decimal.Decimal(n)), unit)
+            return quotient if abs(quotient) < end else None
 
         values = [average(*group) for group in zip(frame[self.part("sum")].to_list(), n.to_list(), strict=True)]
         return pl.Series(self.name, values, dtype=self.output.polars)

@@ -15,42 +15,42 @@ from slackwater.windows.session_kernel.runs import (
     SessionTimes,
     SortedIntervals,
     is_behind,
-    is_crowded,
+    needs_late_placement,
 )
 from slackwater.windows.session_kernel.sort import merge_sort
 
 
 @compiled
-def place_late_rows(given: SortedIntervals, times: SessionTimes, joined: JudgedIntervals) -> JudgedIntervals:
+def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: JudgedIntervals) -> JudgedIntervals:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
 
-    Changes `joined` in place, too.
+    Changes `judged` in place, too.
     """
-    verdict, floor, new, at, key, run, fragment, _ = joined
-    kept = head = 0
-    while head < len(at):
+    verdict, floor, new, positions, key, run, fragment, _ = judged
+    used = head = 0
+    while head < len(positions):
         tail = head + 1
-        while tail < len(at) and not run[tail]:
+        while tail < len(positions) and not run[tail]:
             tail += 1
         session = np.zeros(tail - head, np.int64)
-        if is_crowded(given, times, at, head, tail, run):
-            session = place_rows(given, times, at[head:tail])
-        former, label, begins = NONE, 0, True
+        if needs_late_placement(intervals, times, positions, head, tail, run):
+            session = place_rows(intervals, times, positions[head:tail])
+        previous, label, begins = NONE, 0, True
         for j in range(head, tail):
-            i, mine = at[j], session[j - head]
+            i, assigned = positions[j], session[j - head]
             label += fragment[j]
-            if mine == NOWHERE:
+            if assigned == NOWHERE:
                 verdict[i] = LATE
             else:
-                name = label if mine == BY_FRAGMENTS else -mine
-                at[kept], key[kept], run[kept], fragment[kept] = i, key[j], begins, begins or name != former
-                former, begins, kept = name, False, kept + 1
+                name = label if assigned == BY_FRAGMENTS else -assigned
+                positions[used], key[used], run[used], fragment[used] = i, key[j], begins, begins or name != previous
+                previous, begins, used = name, False, used + 1
         head = tail
-    return JudgedIntervals(verdict, floor, new, at[:kept], key[:kept], run[:kept], fragment[:kept], False)
+    return JudgedIntervals(verdict, floor, new, positions[:used], key[:used], run[:used], fragment[:used], False)
 
 
 @compiled
-def place_rows(given: SortedIntervals, times: SessionTimes, at: Int64s) -> Int64s:
+def place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
     """Put the rows behind the watermark into the sessions of their run, one by one.
 
     Where joining the sessions on both sides would reach the cap a row joins the earlier one; where joining even one would,
@@ -62,42 +62,48 @@ def place_rows(given: SortedIntervals, times: SessionTimes, at: Int64s) -> Int64
 
     Per interval: NOWHERE for a late row; BY_FRAGMENTS where its session may still be parted; else which one it is in, from 1.
     """
-    count = len(at)
+    count = len(positions)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
     whole, into = np.zeros(count + 1, np.bool_), np.arange(count + 1)
     session, line = np.zeros(count, np.int64), np.empty(count, np.int64)
     rows, spare = np.empty(count, np.int64), np.empty(count, np.int64)
-    made = sessions = behind = 0
+    created = sessions = behind = 0
     j = 0
     while j < count:
-        if is_behind(times, given.kind[at[j]], given.start[at[j]]):
+        if is_behind(times, intervals.kind[positions[j]], intervals.start[positions[j]]):
             rows[behind] = j
             behind += 1
             j += 1
             continue
         # intervals whose events overlap are one
-        starts, ends, upto, tail = given.start[at[j]], given.end[at[j]], given.last[at[j]], j
+        starts, ends, upto, tail = (
+            intervals.start[positions[j]],
+            intervals.end[positions[j]],
+            intervals.last[positions[j]],
+            j,
+        )
         while tail < count and (
-            is_behind(times, given.kind[at[tail]], given.start[at[tail]]) or given.start[at[tail]] <= upto
+            is_behind(times, intervals.kind[positions[tail]], intervals.start[positions[tail]])
+            or intervals.start[positions[tail]] <= upto
         ):
-            if is_behind(times, given.kind[at[tail]], given.start[at[tail]]):
+            if is_behind(times, intervals.kind[positions[tail]], intervals.start[positions[tail]]):
                 rows[behind] = tail
                 behind += 1
             else:
-                upto, ends = max(upto, given.last[at[tail]]), max(ends, given.end[at[tail]])
-                session[tail] = made + 1
+                upto, ends = max(upto, intervals.last[positions[tail]]), max(ends, intervals.end[positions[tail]])
+                session[tail] = created + 1
             tail += 1
-        if made and starts <= end[made] and upto - first[made] < times.cap:
+        if created and starts <= end[created] and upto - first[created] < times.cap:
             for k in range(j, tail):
-                session[k] = min(session[k], made)
-            last[made], end[made] = max(last[made], upto), max(end[made], ends)
+                session[k] = min(session[k], created)
+            last[created], end[created] = max(last[created], upto), max(end[created], ends)
         else:
-            made += 1
-            first[made], last[made], end[made] = starts, upto, ends
-            line[sessions] = made
+            created += 1
+            first[created], last[created], end[created] = starts, upto, ends
+            line[sessions] = created
             sessions += 1
         j = tail
-    times_of, reach_of = given.start[at], given.end[at]
+    times_of, reach_of = intervals.start[positions], intervals.end[positions]
     merge_sort(rows, 0, behind, times_of, times_of, reach_of, spare)
     for n in range(behind):
         ts, reach = times_of[rows[n]], reach_of[rows[n]]
@@ -108,35 +114,39 @@ def place_rows(given: SortedIntervals, times: SessionTimes, at: Int64s) -> Int64
                 after = middle + 1
             else:
                 beyond = middle
-        left = line[after - 1] if after > 0 and ts <= end[line[after - 1]] else 0
-        right = line[after] if after < sessions and first[line[after]] <= reach else 0
-        mine = NOWHERE
-        if left and right and last[right] - first[left] < times.cap:
-            mine, into[right] = left, left
-            last[left], end[left] = max(last[left], last[right]), max(end[left], end[right])
+        earlier = line[after - 1] if after > 0 and ts <= end[line[after - 1]] else 0
+        later = line[after] if after < sessions and first[line[after]] <= reach else 0
+        assigned = NOWHERE
+        if earlier and later and last[later] - first[earlier] < times.cap:
+            assigned, into[later] = earlier, earlier
+            last[earlier], end[earlier] = max(last[earlier], last[later]), max(end[earlier], end[later])
             sessions -= 1
             for k in range(after, sessions):
                 line[k] = line[k + 1]
-        elif left and max(ts, last[left]) - first[left] < times.cap:
-            mine = left
-            whole[right] = True
-        elif right and last[right] - ts < times.cap:
-            mine = right
-        elif not left and not right:
-            made += 1
-            mine = made
-            first[mine], last[mine], end[mine] = ts, ts, reach
+        elif earlier and max(ts, last[earlier]) - first[earlier] < times.cap:
+            assigned = earlier
+            whole[later] = True
+        elif later and last[later] - ts < times.cap:
+            assigned = later
+        elif not earlier and not later:
+            created += 1
+            assigned = created
+            first[assigned], last[assigned], end[assigned] = ts, ts, reach
             for k in range(sessions, after, -1):
                 line[k] = line[k - 1]
-            line[after] = mine
+            line[after] = assigned
             sessions += 1
-        session[rows[n]] = mine
-        if mine != NOWHERE:
-            whole[mine] = True
-            first[mine], last[mine], end[mine] = min(first[mine], ts), max(last[mine], ts), max(end[mine], reach)
+        session[rows[n]] = assigned
+        if assigned != NOWHERE:
+            whole[assigned] = True
+            first[assigned], last[assigned], end[assigned] = (
+                min(first[assigned], ts),
+                max(last[assigned], ts),
+                max(end[assigned], reach),
+            )
     for j in range(count):
-        mine = session[j]
-        while mine != NOWHERE and into[mine] != mine:
-            mine = into[mine]
-        session[j] = mine if mine == NOWHERE or whole[mine] else BY_FRAGMENTS
+        assigned = session[j]
+        while assigned != NOWHERE and into[assigned] != assigned:
+            assigned = into[assigned]
+        session[j] = assigned if assigned == NOWHERE or whole[assigned] else BY_FRAGMENTS
     return session

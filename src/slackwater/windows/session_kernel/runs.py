@@ -53,18 +53,18 @@ class SortedIntervals(NamedTuple):
 class JudgedIntervals(NamedTuple):
     """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
 
-    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there. `crowded`: a
+    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there. `needs_placement`: a
     run spans the cap and holds a row behind the watermark, which is yet to be placed.
     """
 
     verdict: Int8s
     floor: Int64s
     new: Bools
-    at: Int64s
+    positions: Int64s
     key: Int64s
     run: Bools
     fragment: Bools
-    crowded: bool
+    needs_placement: bool
 
 
 class SessionFragments(NamedTuple):
@@ -82,79 +82,89 @@ class SessionFragments(NamedTuple):
 
 
 @compiled
-def build_runs(given: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
+def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
     """Judge the rows of all keys and join what is used into runs and fragments. `shut`: new keys that may not open a session."""
-    count, keys = len(given.kind), len(given.heads) - 1
+    count, keys = len(intervals.kind), len(intervals.heads) - 1
     verdict = np.zeros(count, np.int8)
     floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
-    at, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
+    positions, key_of = np.empty(count, np.int64), np.empty(count, np.int64)
     run, fragment = np.empty(count, np.bool_), np.empty(count, np.bool_)
-    used, crowded = 0, False
+    used, needs_placement = 0, False
     for key in range(keys):
-        begin, stop = given.heads[key], given.heads[key + 1]
-        floor[key] = _floor(given, times, begin, stop)
-        upto = _open(given, begin, stop, floor[key], at, used, verdict)
-        upto = _judge(given, times, at, used, upto, run, verdict)
-        new[key] = upto > used and not _has(given.kind, HELD, begin, stop)
+        begin, stop = intervals.heads[key], intervals.heads[key + 1]
+        floor[key] = _floor(intervals, times, begin, stop)
+        upto = _open(intervals, begin, stop, floor[key], positions, used, verdict)
+        upto = _judge(intervals, times, positions, used, upto, run, verdict)
+        new[key] = upto > used and not _has(intervals.kind, HELD, begin, stop)
         if new[key] and shut[key]:
             for j in range(used, upto):
-                verdict[at[j]] = REFUSED
+                verdict[positions[j]] = REFUSED
             upto = used
-        _part(given, times, at, used, upto, run, fragment)
-        crowded = crowded or is_crowded(given, times, at, used, upto, run)
+        _part(intervals, times, positions, used, upto, run, fragment)
+        needs_placement = needs_placement or needs_late_placement(intervals, times, positions, used, upto, run)
         for j in range(used, upto):
             key_of[j] = key
         used = upto
-    return JudgedIntervals(verdict, floor, new, at[:used], key_of[:used], run[:used], fragment[:used], crowded)
+    return JudgedIntervals(
+        verdict, floor, new, positions[:used], key_of[:used], run[:used], fragment[:used], needs_placement
+    )
 
 
 @compiled
-def needed_intervals(given: SortedIntervals, times: SessionTimes) -> Bools:
+def needed_intervals(intervals: SortedIntervals, times: SessionTimes) -> Bools:
     """Which intervals are open, or of a key whose floor counts."""
-    kept = np.empty(len(given.kind), np.bool_)
-    for key in range(len(given.heads) - 1):
-        begin, stop = given.heads[key], given.heads[key + 1]
-        counts = _floor(given, times, begin, stop) != NONE
+    needed = np.empty(len(intervals.kind), np.bool_)
+    for key in range(len(intervals.heads) - 1):
+        begin, stop = intervals.heads[key], intervals.heads[key + 1]
+        counts = _floor(intervals, times, begin, stop) != NONE
         for i in range(begin, stop):
-            kept[i] = counts or given.kind[i] != GONE
-    return kept
+            needed[i] = counts or intervals.kind[i] != GONE
+    return needed
 
 
 @inlined
 def _has(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
-    found = False
+    present = False
     for i in range(begin, stop):
-        found = found or kinds[i] == kind
-    return found
+        present = present or kinds[i] == kind
+    return present
 
 
 @inlined
-def _floor(given: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
+def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
     """How far the key's sessions reached that left the state; NONE where nothing that is taken can touch that any more."""
     floor, first = NONE, FAR
     for i in range(begin, stop):
-        if given.kind[i] == GONE:
-            floor = max(floor, given.end[i])
-        elif given.kind[i] == HELD:
-            first = min(first, given.start[i])
+        if intervals.kind[i] == GONE:
+            floor = max(floor, intervals.end[i])
+        elif intervals.kind[i] == HELD:
+            first = min(first, intervals.start[i])
     return floor if min(times.horizon, first) <= floor + times.reach else NONE
 
 
 @inlined
-def _open(given: SortedIntervals, begin: int, stop: int, floor: int, at: Int64s, used: int, verdict: Int8s) -> int:
-    """Put the key's open intervals and its rows above the floor behind the others in `at`; up to where they go there."""
+def _open(
+    intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
+) -> int:
+    """Put the key's open intervals and its rows above the floor behind the others in `positions`; up to where they go there."""
     for i in range(begin, stop):
-        if given.kind[i] == NEW and given.start[i] <= floor:
+        if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
-        elif given.kind[i] != GONE:
-            at[used] = i
+        elif intervals.kind[i] != GONE:
+            positions[used] = i
             used += 1
     return used
 
 
 @inlined
 def _judge(
-    given: SortedIntervals, times: SessionTimes, at: Int64s, begin: int, stop: int, run: Bools, verdict: Int8s
+    intervals: SortedIntervals,
+    times: SessionTimes,
+    positions: Int64s,
+    begin: int,
+    stop: int,
+    run: Bools,
+    verdict: Int8s,
 ) -> int:
     """Join a key's intervals into runs and keep what is not late, in place; up to where they go then.
 
@@ -164,28 +174,28 @@ def _judge(
     row          │ ●   ○─────○   its run holds an open session: used
     row          │ ●             alone, and ts + gap < horizon: late
     """
-    kept, head = begin, begin
+    used, head = begin, begin
     while head < stop:
-        reach, tail = given.end[at[head]], head + 1
-        while tail < stop and given.start[at[tail]] <= reach:
-            reach = max(reach, given.end[at[tail]])
+        reach, tail = intervals.end[positions[head]], head + 1
+        while tail < stop and intervals.start[positions[tail]] <= reach:
+            reach = max(reach, intervals.end[positions[tail]])
             tail += 1
         taken, first_open, begins = False, FAR, True
         for j in range(head, tail):
-            i = at[j]
-            if given.kind[i] == HELD:
-                first_open = min(first_open, given.start[i])
-            taken = taken or given.kind[i] == HELD or _is_recent(times, given.start[i], given.end[i])
+            i = positions[j]
+            if intervals.kind[i] == HELD:
+                first_open = min(first_open, intervals.start[i])
+            taken = taken or intervals.kind[i] == HELD or _is_recent(times, intervals.start[i], intervals.end[i])
         for j in range(head, tail):
-            i = at[j]
+            i = positions[j]
             # what lies before the open session could chain back to one that was closed and forgotten, and overlap it
-            if taken and (given.start[i] >= first_open or _is_recent(times, given.start[i], given.end[i])):
-                at[kept], run[kept] = i, begins
-                kept, begins = kept + 1, False
+            if taken and (intervals.start[i] >= first_open or _is_recent(times, intervals.start[i], intervals.end[i])):
+                positions[used], run[used] = i, begins
+                used, begins = used + 1, False
             else:
                 verdict[i] = LATE
         head = tail
-    return kept
+    return used
 
 
 @inlined
@@ -195,7 +205,13 @@ def _is_recent(times: SessionTimes, start: int, end: int) -> bool:
 
 @inlined
 def _part(
-    given: SortedIntervals, times: SessionTimes, at: Int64s, begin: int, stop: int, run: Bools, fragment: Bools
+    intervals: SortedIntervals,
+    times: SessionTimes,
+    positions: Int64s,
+    begin: int,
+    stop: int,
+    run: Bools,
+    fragment: Bools,
 ) -> None:
     """Part a key's runs into fragments: what lies below the limit can only end up in one session, what lies above may be cut.
 
@@ -203,12 +219,12 @@ def _part(
     """
     if begin == stop:
         return
-    limit = min(given.start[at[begin]], times.watermark) + times.cap
+    limit = min(intervals.start[positions[begin]], times.watermark) + times.cap
     head = begin
     while head < stop:
-        last, tail = given.last[at[head]], head + 1
-        while tail < stop and given.start[at[tail]] <= last:
-            last = max(last, given.last[at[tail]])
+        last, tail = intervals.last[positions[head]], head + 1
+        while tail < stop and intervals.start[positions[tail]] <= last:
+            last = max(last, intervals.last[positions[tail]])
             tail += 1
         for j in range(head, tail):
             fragment[j] = run[j] or (j == head and last >= limit)
@@ -221,26 +237,28 @@ def is_behind(times: SessionTimes, kind: int, start: int) -> bool:
 
 
 @inlined
-def is_crowded(given: SortedIntervals, times: SessionTimes, at: Int64s, begin: int, stop: int, run: Bools) -> bool:
-    first, last, behind, crowded = NONE, NONE, False, False
+def needs_late_placement(
+    intervals: SortedIntervals, times: SessionTimes, positions: Int64s, begin: int, stop: int, run: Bools
+) -> bool:
+    first, last, behind, needs_placement = NONE, NONE, False, False
     for j in range(begin, stop):
-        i = at[j]
+        i = positions[j]
         if run[j]:
-            first, last, behind = given.start[i], NONE, False
-        last, behind = max(last, given.last[i]), behind or is_behind(times, given.kind[i], given.start[i])
-        crowded = crowded or (behind and last - first >= times.cap)
-    return crowded
+            first, last, behind = intervals.start[i], NONE, False
+        last, behind = max(last, intervals.last[i]), behind or is_behind(times, intervals.kind[i], intervals.start[i])
+        needs_placement = needs_placement or (behind and last - first >= times.cap)
+    return needs_placement
 
 
 @compiled
-def of_keys(given: SortedIntervals, at: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
+def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
     """Per key: whether a row of it is used, whether it has a session, and how many intervals the state held of it."""
-    keys = len(given.heads) - 1
+    keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
-    for j in range(len(at)):
+    for j in range(len(positions)):
         has_open[key[j]] = True
-        if given.kind[at[j]] == NEW:
+        if intervals.kind[positions[j]] == NEW:
             touched[key[j]] = True
         else:
             held[key[j]] += 1
@@ -269,7 +287,7 @@ def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int
 
 @compiled
 def build_fragments(
-    given: SortedIntervals, times: SessionTimes, at: Int64s, run: Bools, fragment: Bools, emitted: Bools
+    intervals: SortedIntervals, times: SessionTimes, positions: Int64s, run: Bools, fragment: Bools, emitted: Bools
 ) -> SessionFragments:
     """The fragments of all runs. `emitted`: whether the target holds an interval as it stands.
 
@@ -279,7 +297,7 @@ def build_fragments(
     count = 0
     for begins in fragment:
         count += begins
-    found = SessionFragments(
+    fragments = SessionFragments(
         np.empty(count, np.int64),
         np.empty(count, np.int64),
         np.empty(count, np.int64),
@@ -289,29 +307,33 @@ def build_fragments(
         np.empty(count, np.bool_),
     )
     n = head = 0
-    for begin in range(len(at)):
+    for begin in range(len(positions)):
         if not fragment[begin]:
             continue
         last, end, as_it_stands, stop = NONE, NONE, True, begin
-        while stop < len(at) and (stop == begin or not fragment[stop]):
-            i = at[stop]
-            last, end, as_it_stands = max(last, given.last[i]), max(end, given.end[i]), as_it_stands and emitted[stop]
+        while stop < len(positions) and (stop == begin or not fragment[stop]):
+            i = positions[stop]
+            last, end, as_it_stands = (
+                max(last, intervals.last[i]),
+                max(end, intervals.end[i]),
+                as_it_stands and emitted[stop],
+            )
             stop += 1
-        found.first[n], found.start[n] = begin, given.start[at[begin]]
-        found.last[n], found.end[n], found.emitted[n] = last, end, as_it_stands
+        fragments.first[n], fragments.start[n] = begin, intervals.start[positions[begin]]
+        fragments.last[n], fragments.end[n], fragments.emitted[n] = last, end, as_it_stands
         n += 1
-        if stop == len(at) or run[stop]:
-            _settle(found, times, head, n)
+        if stop == len(positions) or run[stop]:
+            _settle(fragments, times, head, n)
             head = n
-    return found
+    return fragments
 
 
 @inlined
-def _settle(found: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
+def _settle(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
     """Say of the fragments of one run when they are due."""
-    close = found.end[head] + 1
+    close = fragments.end[head] + 1
     for n in range(head, stop):
-        close = min(close, found.end[n] + 1)
-        found.whole[n] = stop - head == 1 and (found.end[n] >= times.watermark or found.emitted[n])
+        close = min(close, fragments.end[n] + 1)
+        fragments.whole[n] = stop - head == 1 and (fragments.end[n] >= times.watermark or fragments.emitted[n])
     for n in range(head, stop):
-        found.due[n] = close if found.whole[n] else min(found.start[head] + times.cap, close)
+        fragments.due[n] = close if fragments.whole[n] else min(fragments.start[head] + times.cap, close)

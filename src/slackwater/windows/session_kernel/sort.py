@@ -18,14 +18,14 @@ FEW = 32  # intervals that are sorted by insertion
 
 
 @compiled
-def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+def sort_intervals(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
     """The order of intervals by (hash, start, last), equal ones as they came; and the hashes in that order."""
     ends, shift = _buckets(hashes)
     order, by_hash, by_start = np.empty_like(hashes), np.empty_like(hashes), np.empty_like(hashes)
     for i in range(len(hashes)):
-        own = _bucket(hashes[i], shift)
-        to = ends[own]
-        ends[own] = to + 1
+        bucket_of_hash = _bucket(hashes[i], shift)
+        to = ends[bucket_of_hash]
+        ends[bucket_of_hash] = to + 1
         order[to], by_hash[to], by_start[to] = i, hashes[i], start[i]
     spare = np.empty(0, np.int64)
     begin = 0
@@ -37,8 +37,8 @@ def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64
             if not len(spare):
                 spare = np.empty(len(order), np.int64)
             merge_sort(order, begin, stop, hashes, start, last, spare)
-            for at in range(begin, stop):
-                by_hash[at] = hashes[order[at]]
+            for position in range(begin, stop):
+                by_hash[position] = hashes[order[position]]
         begin = stop
     return order, by_hash
 
@@ -47,29 +47,29 @@ def in_order(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64
 def distinct_hashes(hashes: Int64s) -> Int64s:
     """The distinct hashes, ascending."""
     ends, shift = _buckets(hashes)
-    found = np.empty(len(hashes), np.int64)
+    distinct = np.empty(len(hashes), np.int64)
     for value in hashes:
-        own = _bucket(value, shift)
-        found[ends[own]] = value
-        ends[own] += 1
-    begin, kept = 0, 0
+        bucket_of_hash = _bucket(value, shift)
+        distinct[ends[bucket_of_hash]] = value
+        ends[bucket_of_hash] += 1
+    begin, count = 0, 0
     for bucket in range(len(ends) - 1):
         stop = ends[bucket]
         if stop - begin > FEW:
-            found[begin:stop] = np.sort(found[begin:stop])
+            distinct[begin:stop] = np.sort(distinct[begin:stop])
         else:
             for i in range(begin + 1, stop):
-                one, to = found[i], i
-                while to > begin and found[to - 1] > one:
-                    found[to] = found[to - 1]
+                one, to = distinct[i], i
+                while to > begin and distinct[to - 1] > one:
+                    distinct[to] = distinct[to - 1]
                     to -= 1
-                found[to] = one
+                distinct[to] = one
         for i in range(begin, stop):
-            if not kept or found[kept - 1] != found[i]:
-                found[kept] = found[i]
-                kept += 1
+            if not count or distinct[count - 1] != distinct[i]:
+                distinct[count] = distinct[i]
+                count += 1
         begin = stop
-    return found[:kept].copy()
+    return distinct[:count].copy()
 
 
 @inlined
@@ -112,8 +112,8 @@ def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s
     """Put a stretch of an order in that of three columns, by merging ever longer stretches."""
     width = 1
     while width < stop - begin:
-        for left in range(begin, stop - width, 2 * width):
-            _merge(order, left, left + width, min(left + 2 * width, stop), first, then, last, spare)
+        for low in range(begin, stop - width, 2 * width):
+            _merge(order, low, low + width, min(low + 2 * width, stop), first, then, last, spare)
         width *= 2
 
 
@@ -124,14 +124,14 @@ def _merge(
     """Make one of two sorted stretches that stand together, unless they are one."""
     one, other = order[middle - 1], order[middle]
     if (first[one], then[one], last[one], one) > (first[other], then[other], last[other], other):
-        left, right = begin, middle
+        i, j = begin, middle
         for to in range(begin, stop):
-            one, other = order[min(left, middle - 1)], order[min(right, stop - 1)]
+            one, other = order[min(i, middle - 1)], order[min(j, stop - 1)]
             earlier = (first[one], then[one], last[one], one) < (first[other], then[other], last[other], other)
-            if right == stop or (left < middle and earlier):
+            if j == stop or (i < middle and earlier):
                 spare[to] = one
-                left += 1
+                i += 1
             else:
                 spare[to] = other
-                right += 1
+                j += 1
         order[begin:stop] = spare[begin:stop]

@@ -12,19 +12,19 @@ from slackwater.windows.session_kernel.runs import (
     build_runs,
     cut_sessions,
     needed_intervals,
-    of_keys,
+    summarize_keys,
 )
-from slackwater.windows.session_kernel.sort import distinct_hashes, in_order
+from slackwater.windows.session_kernel.sort import distinct_hashes, sort_intervals
 
 
 def compile_loops() -> None:
     """Compile the loops for the types that they are given, or load what was compiled before."""
     none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
-    given, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
-    in_order(none, none, none)
+    intervals, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
+    sort_intervals(none, none, none)
     distinct_hashes(none)
-    place_late_rows(given, times, build_runs(given, times, bools))
-    needed_intervals(given, times)
-    of_keys(given, none, none)
+    place_late_rows(intervals, times, build_runs(intervals, times, bools))
+    needed_intervals(intervals, times)
+    summarize_keys(intervals, none, none)
     cut_sessions(none, none, none, none, 0)
-    build_fragments(given, times, none, bools, bools, bools)
+    build_fragments(intervals, times, none, bools, bools, bools)
