@@ -42,8 +42,8 @@ Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:
     """Asks for the first and the last offset of each partition."""
-    there = broker.partitions(source.query or "", f'source "{source.name}"')
-    bounds = broker.bounds([(t, p) for t, parts in there.items() for p in parts])
+    partitions = broker.partitions(source.query or "", f'source "{source.name}"')
+    bounds = broker.bounds([(t, p) for t, parts in partitions.items() for p in parts])
 
     def answer(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
@@ -60,21 +60,21 @@ def unread_files(source: Source) -> Answer:
     return partial(_since, source.name, list_files(absolute_query(source.query or "")))
 
 
-def _since(name: str, found: list[str] | None, snapshot: Snapshot) -> Backlog:
+def _since(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
     record = snapshot.commit.sources.get(name)
     read = FileOffsets.known(None if record is None else record.offsets)
     rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
-    if found is None or done > MOST:
+    if paths is None or done > MOST:
         return Backlog(name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
     names = {os.path.normpath(local_name(e.path)) for e in load_file_list(snapshot, read)}
-    count = sum(1 for path in found if os.path.normpath(path) not in names)
+    count = sum(1 for path in paths if os.path.normpath(path) not in names)
     return Backlog(name, "files", count, round(rows / done * count) if done else (0 if not count else None))
 
 
 def list_files(pattern: str) -> list[str] | None:
     """The files that a query means; None where they are too many to list."""
-    found = list(islice(_listed(pattern), MOST + 1))
-    return None if len(found) > MOST else found
+    paths = list(islice(_listed(pattern), MOST + 1))
+    return None if len(paths) > MOST else paths
 
 
 def _listed(pattern: str) -> Iterator[str]:

@@ -34,25 +34,27 @@ def told(source: Source, text: str | None, parsed: Mapping[str, Any] | None = No
 
     `parsed`: what its reader made of it, without NULLs, where that is known.
     """
-    form = source.format or source.payload_format or "json"
-    if text is None or form not in ("json", "csv"):
+    format_ = source.format or source.payload_format or "json"
+    if text is None or format_ not in ("json", "csv"):
         return ""
     types = _types(source)
-    if form == "csv":
+    if format_ == "csv":
         cells = _cells(source, text)
         if types and len(cells) != len(types):
             return f"{len(cells)} {'value' if len(cells) == 1 else 'values'}, expected {len(types)}"
         values: Mapping[str, Any] = {name: c for name, c in zip(types, cells, strict=False) if c != ""}
     else:
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError):
             return "no JSON"
-        if not isinstance(found, Mapping):
-            return f"{_shown(found)}, expected a JSON object"
-        values = {name: found[name] for name in types if found.get(name) is not None}
-    lost = [name for name in values if parsed is not None and parsed.get(name) is None]
-    name = next((n for n in (lost or values) if not _fits(values[n], types[n], form)), next(iter(lost), None))
+        if not isinstance(document, Mapping):
+            return f"{_shown(document)}, expected a JSON object"
+        values = {name: document[name] for name in types if document.get(name) is not None}
+    unparsed = [name for name in values if parsed is not None and parsed.get(name) is None]
+    name = next(
+        (n for n in (unparsed or values) if not _fits(values[n], types[n], format_)), next(iter(unparsed), None)
+    )
     return "" if name is None else f'column "{name}" holds {_shown(values[name])}, expected {types[name].upper()}'
 
 
@@ -67,10 +69,10 @@ def time_told(column: str, row: Mapping[str, Any] | None) -> str:
 def parse_object(text: str) -> dict[str, Any] | None:
     """The object that a text of JSON holds; None for any other text, as of one that was cut."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _types(source: Source) -> dict[str, str]:
@@ -90,22 +92,26 @@ def _cells(source: Source, text: str) -> list[str]:
         return []
 
 
-def _fits(value: Any, type_: str, form: str) -> bool:
+def _fits(value: Any, type_: str, format_: str) -> bool:
     """Whether a value may be of this type; True where that is not known."""
     base = type_.partition("(")[0].partition("<")[0].casefold()
     is_text = isinstance(value, str)
     if base in INTEGERS:
         return (
-            bool(_WHOLE.fullmatch(value)) if form == "csv" else isinstance(value, int) and not isinstance(value, bool)
+            bool(_WHOLE.fullmatch(value))
+            if format_ == "csv"
+            else isinstance(value, int) and not isinstance(value, bool)
         )
     if base in ("double", "float", "decimal"):
         return _is_number(value) if is_text else isinstance(value, int | float) and not isinstance(value, bool)
     if base == "boolean":
-        return value.strip().casefold() in ("true", "false") if is_text and form == "csv" else isinstance(value, bool)
+        return (
+            value.strip().casefold() in ("true", "false") if is_text and format_ == "csv" else isinstance(value, bool)
+        )
     if base in ("timestamp", "timestamp_ntz", "date"):
         return text_time_us(value) is not None if is_text else False
     if base in ("array", "struct", "map"):
-        return form == "csv" or isinstance(value, list if base == "array" else dict)
+        return format_ == "csv" or isinstance(value, list if base == "array" else dict)
     return True
 
 
@@ -139,13 +145,13 @@ class Record:
 class _Search:
     """A record that is looked for in the lines of a file: first by a part that every line of it has, then by all its values."""
 
-    def __init__(self, source: Source, form: str, record: Record) -> None:
-        self._source, self._form, self._types = source, form, _types(source)
+    def __init__(self, source: Source, format_: str, record: Record) -> None:
+        self._source, self._form, self._types = source, format_, _types(source)
         self._text = None if record.text is None else record.text.strip()
         self._row = record.row or {}
         self._values = None if self._text is None else self._read(self._text)
-        known = self._row if self._text is None else self._values or {}
-        texts = [v for v in known.values() if isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", v)]
+        values = self._row if self._text is None else self._values or {}
+        texts = [v for v in values.values() if isinstance(v, str) and re.fullmatch(r"[A-Za-z0-9_.-]+", v)]
         texts = [v for v in texts if v.casefold() not in ("true", "false") and not _is_number(v)]
         self._part = max(texts, key=len, default="")
         self.is_possible = bool(self._text or self._row)
@@ -155,12 +161,12 @@ class _Search:
             return True
         if self._part not in line or not self._types or (self._text is not None and not self._values):
             return False
-        found = self._read(line)
-        if not found:
+        line_values = self._read(line)
+        if not line_values:
             return False
         if self._values is not None:
-            return all(_alike(found.get(n), self._values.get(n)) for n in self._types)
-        return all(_same(found.get(n), self._row.get(n), t) for n, t in self._types.items())
+            return all(_alike(line_values.get(n), self._values.get(n)) for n in self._types)
+        return all(_same(line_values.get(n), self._row.get(n), t) for n, t in self._types.items())
 
     def _read(self, line: str) -> Mapping[str, Any] | None:
         """The values of a line by column; None for what is no record."""
@@ -189,8 +195,8 @@ def _same(written: Any, read: Any, type_: str) -> bool:
     if base in NUMBERS:
         return _is_number(str(written)) and _is_number(str(read)) and float(written) == float(read)
     if base in ("timestamp", "timestamp_ntz", "date"):
-        at = text_time_us(str(written))
-        return at is not None and at == text_time_us(str(read))
+        written_us = text_time_us(str(written))
+        return written_us is not None and written_us == text_time_us(str(read))
     return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
 
 
@@ -215,27 +221,27 @@ def lines_of(source: Source, file: str, records: Sequence[Record], most: int = M
     Equal records have the line of the first of them. Files of other machines, of several lines per record and of other encodings,
     and what lies behind `most` bytes, are not looked through.
     """
-    found: list[int | None] = [None] * len(records)
+    lines: list[int | None] = [None] * len(records)
     options = {key.casefold(): value.casefold() for key, value in source.options.items()}
     encoding = options.get("encoding") or options.get("charset") or "utf-8"
-    form = source.format or ""
-    if form not in ("json", "csv") or options.get("multiline") == "true" or encoding not in ("utf-8", "utf8"):
-        return found
+    format_ = source.format or ""
+    if format_ not in ("json", "csv") or options.get("multiline") == "true" or encoding not in ("utf-8", "utf8"):
+        return lines
     if "linesep" in options or "://" in file:
-        return found
-    wanted, read = [_Search(source, form, record) for record in records], 0
-    left = {i for i, search in enumerate(wanted) if search.is_possible}
+        return lines
+    searches, bytes_read = [_Search(source, format_, record) for record in records], 0
+    missing = {i for i, search in enumerate(searches) if search.is_possible}
     try:
         with Path(file).open("rb") as raw:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
             for number, line in enumerate(stream, 1):
-                read += len(line)
-                if not left or read > most:
+                bytes_read += len(line)
+                if not missing or bytes_read > most:
                     break
                 text = line.decode(errors="replace").lstrip("\ufeff")
-                for i in [i for i in left if wanted[i].is_in(text)]:
-                    found[i] = number
-                    left.discard(i)
+                for i in [i for i in missing if searches[i].is_in(text)]:
+                    lines[i] = number
+                    missing.discard(i)
     except (OSError, EOFError, zlib.error):
-        return found
-    return found
+        return lines
+    return lines

@@ -68,17 +68,17 @@ class Batch:
     began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
 
 
-def batch_of(id_: BatchId, found: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
+def batch_of(id_: BatchId, parts: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
     """The batch of what each source has, by name."""
     return Batch(
         id_,
-        {name: part.offsets for name, part in found.items() if part.offsets is not None},
-        {name: part.frame for name, part in found.items()},
-        sum(part.files for part in found.values()),
-        {name: part.partitions for name, part in found.items() if part.partitions},
-        {name: part.lost for name, part in found.items() if part.lost},
-        {name: part.marked for name, part in found.items() if part.marked},
-        {name: part.known for name, part in found.items() if part.known},
+        {name: part.offsets for name, part in parts.items() if part.offsets is not None},
+        {name: part.frame for name, part in parts.items()},
+        sum(part.files for part in parts.values()),
+        {name: part.partitions for name, part in parts.items() if part.partitions},
+        {name: part.lost for name, part in parts.items() if part.lost},
+        {name: part.marked for name, part in parts.items() if part.marked},
+        {name: part.known for name, part in parts.items() if part.known},
         began=began,
     )
 

@@ -125,8 +125,8 @@ def pubsub_options(
         problems.append(
             f'subscription: found "{subscription}", expected a name of 3 to 255 letters, digits and "-._~+%"'
         )
-    if full and (given := [k for k, v in (("project", project), ("topic", topic), ("location", location)) if v]):
-        problems.append(f"{given[0]}: is part of the full path of the subscription; remove it")
+    if full and (redundant := [k for k, v in (("project", project), ("topic", topic), ("location", location)) if v]):
+        problems.append(f"{redundant[0]}: is part of the full path of the subscription; remove it")
     if not full and not project:
         problems.append("project: missing; expected the project of the subscription")
     if not full and bool(topic) == bool(location):
@@ -147,17 +147,17 @@ def pubsub_options(
     return CloudReader("pubsublite", options, "data", "publish_timestamp", None, _PUBSUB_LITE_JAR)
 
 
-def _kinesis_position(given: str, problems: list[str]) -> str:
-    named = {"latest": "LATEST", "earliest": "TRIM_HORIZON"}.get(given)
+def _kinesis_position(text: str, problems: list[str]) -> str:
+    named = {"latest": "LATEST", "earliest": "TRIM_HORIZON"}.get(text)
     if named is not None:
         return named
     try:
-        instant = dt.datetime.fromisoformat(given)
+        instant = dt.datetime.fromisoformat(text)
     except ValueError:
         instant = None
     if instant is None or instant.tzinfo is None:
         problems.append(
-            f'starting_position: found "{given}", expected "latest", "earliest" or an instant with a time zone such as '
+            f'starting_position: found "{text}", expected "latest", "earliest" or an instant with a time zone such as '
             '"2024-03-01T09:00:00Z"'
         )
         return ""

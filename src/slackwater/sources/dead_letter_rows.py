@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
-def as_records(letters: DataFrame, kept: str) -> DataFrame:
+def as_records(letters: DataFrame, letter_column: str) -> DataFrame:
     """As Spark reads a topic. The record's time is that of the letter."""
     return letters.selectExpr(
         "key",
@@ -32,18 +32,18 @@ def as_records(letters: DataFrame, kept: str) -> DataFrame:
         "offset",
         "event_time AS timestamp",
         f"from_json(headers, '{_HEADERS}') AS headers",
-        kept,
+        letter_column,
     )
 
 
-def decoded_rows(letters: DataFrame, schema: StructType, kept: Sequence[str]) -> DataFrame:
+def decoded_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
     """Those that were decoded once, with the columns that are kept."""
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
-    return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *kept)
+    return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
-def text_rows(letters: DataFrame, times: TextTimestampSchema, kept: Sequence[str]) -> DataFrame:
+def text_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
     """All of them: lines of JSON or CSV that could not be decoded are read as their file was."""
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -53,8 +53,10 @@ def text_rows(letters: DataFrame, times: TextTimestampSchema, kept: Sequence[str
     text = _text(letters)
     parse = F.from_json(text, whole, reading) if times.form == "json" else F.from_csv(text, _ddl(whole), reading)
     raw = letters.where("reason = 'undecodable'").withColumn("_p", parse)
-    found = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *kept))
-    return found.unionByName(decoded_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *kept]))
+    undecodable = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *extra_columns))
+    return undecodable.unionByName(
+        decoded_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *extra_columns])
+    )
 
 
 def _text(letters: DataFrame) -> Any:

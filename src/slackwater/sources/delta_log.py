@@ -67,29 +67,29 @@ class DeltaLog:
         self._told = table.version() if self._told is None else self._told
         return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
-    def content(self, at: TableOffsets) -> Sequence[DataFile]:
+    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
         import pyarrow as pa
 
-        table = self._table(at.version)
+        table = self._table(offsets.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.what} holds files with deletion vectors at {at.whole}, which Spark's reader of Parquet does not apply; write "
+                f"{self.what} holds files with deletion vectors at {offsets.whole}, which Spark's reader of Parquet does not apply; write "
                 'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
             )
-        found = pa.table(table.get_add_actions()).to_pylist()
-        files = sorted(found, key=lambda add: (add["modification_time"], add["path"]))
+        adds = pa.table(table.get_add_actions()).to_pylist()
+        files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
         return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
 
-    def of(self, at: TableOffsets) -> TableVersion:
-        found = self._version(at.version)
-        if found is None:
-            raise VersionGoneError(f"version {at.version} is needed, and its log is gone")
-        return found
+    def of(self, offsets: TableOffsets) -> TableVersion:
+        version = self._version(offsets.version)
+        if version is None:
+            raise VersionGoneError(f"version {offsets.version} is needed, and its log is gone")
+        return version
 
-    def after(self, at: TableOffsets) -> Iterator[TableVersion]:
-        version = at.version
-        while (found := self._version(version + 1)) is not None:
-            yield found
+    def after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
+        version = offsets.version
+        while (table_version := self._version(version + 1)) is not None:
+            yield table_version
             version += 1
         if self._seen is None or self._seen != (version, self._stamp(version)):
             self._look(version)
@@ -162,15 +162,15 @@ class DeltaLog:
             return None
         actions = [json.loads(line) for line in text.splitlines() if line.strip()]
         adds = [a["add"] for a in actions if a.get("add") and a["add"].get("dataChange", True)]
-        gone = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
+        removes = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
             raise StartError(f"{self.what} became another table at version {version}; begin with it in a new state")
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
-        if gone or vectors:
-            what = "deletion vectors" if vectors else f"{plural(len(gone), 'file')} taken away"
-            rewrites = f"is a {info.get('operation') or 'change'} that removes or rewrites rows ({what})"
+        if removes or vectors:
+            removal = "deletion vectors" if vectors else f"{plural(len(removes), 'file')} taken away"
+            rewrites = f"is a {info.get('operation') or 'change'} that removes or rewrites rows ({removal})"
         files = [
             self._file(a["path"], a["size"], a.get("partitionValues") or {})
             for a in sorted(adds, key=lambda a: a["path"])

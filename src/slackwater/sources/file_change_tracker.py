@@ -31,14 +31,14 @@ class FileChangeTracker:
         if limit is None or not self._left:
             self._left = list(self.entries)
         count = len(self._left) if limit is None else min(limit, len(self._left))
-        some = dict.fromkeys(self._left.pop() for _ in range(count))
-        found = []
-        for path in some:
+        paths = dict.fromkeys(self._left.pop() for _ in range(count))
+        changed_entries = []
+        for path in paths:
             now = self.entries[path].now
             if now is not None and self.entries[path].differs(now):
-                found.append(now)
+                changed_entries.append(now)
                 self.entries[path] = now
-        return found
+        return changed_entries
 
 
 def changed_files_text(source: str, names: list[str], count: int) -> str:

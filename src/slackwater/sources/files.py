@@ -66,10 +66,10 @@ class FileEntry:
         if not self.path.startswith("file:"):
             return None
         try:
-            found = Path(local_name(self.path)).stat()
+            status = Path(local_name(self.path)).stat()
         except OSError:
             return None
-        return FileEntry(self.path, found.st_mtime_ns // 1_000_000, found.st_size)
+        return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
     def is_marked(self, mark: int) -> bool:
         """Whether this number, of its modification time and size, may be its own."""
@@ -130,9 +130,11 @@ class FilesSource(SparkPlannedSource):
 
     def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
         """What these files hold, behind which are these offsets."""
-        known = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
-        told = known if self._footers_tell(session, files) else None
-        return SourceBatch(self.read(session, files), offsets, len(files), marked=describe_mark(files), known=told)
+        stats = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
+        stats_if_complete = stats if self._footers_tell(session, files) else None
+        return SourceBatch(
+            self.read(session, files), offsets, len(files), marked=describe_mark(files), known=stats_if_complete
+        )
 
     def _footers_tell(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
         """Whether what their footers know is what is read: all rows, of files that this process reads as Spark does."""
@@ -142,16 +144,16 @@ class FilesSource(SparkPlannedSource):
             return False
         if self._made.get("asked") is not session:
             confs = (f"spark.sql.files.{name}" for name in _LEAVES_OUT.values())
-            found = [session.conf.get(conf, "false") for conf in confs]
-            self._made.update(asked=session, all_is_read=all(value == "false" for value in found))
+            settings = [session.conf.get(conf, "false") for conf in confs]
+            self._made.update(asked=session, all_is_read=all(value == "false" for value in settings))
         return bool(self._made["all_is_read"])
 
     def listed(self, session: SparkSession) -> list[FileEntry]:
         """All files that are there now, in the order in which a stream reads them."""
         try:
-            found = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
-            at = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
-            rows = found.selectExpr("_metadata.file_path AS path", at).collect()
+            entries = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
+            time_ms = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
+            rows = entries.selectExpr("_metadata.file_path AS path", time_ms).collect()
         except Exception as error:
             if "PATH_NOT_FOUND" in str(error):
                 return []
@@ -163,27 +165,27 @@ class FilesSource(SparkPlannedSource):
 
         Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
         """
-        form, paths, made = self.spec.format or "", [readable_path(f.path) for f in files], self._made
+        form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._made
         plain = form not in ("json", "csv")
-        if made.get("session") is not session:
+        if cache.get("session") is not session:
             schema = self.schema if plain else self.times.as_read
-            made |= {
+            cache |= {
                 "session": session,
                 "reader": batch_reader(session, form, schema, self.spec.options),
                 "times": self.times,
             }
-            made["schema"] = None
-        found: DataFrame = made["reader"].load(paths)
-        made["schema"] = vars(found)["schema"] = (
-            made["schema"] or found.schema
+            cache["schema"] = None
+        frame: DataFrame = cache["reader"].load(paths)
+        cache["schema"] = vars(frame)["schema"] = (
+            cache["schema"] or frame.schema
         )  # where PySpark keeps it once it was asked for
-        return found if plain else made["times"].convert(found)
+        return frame if plain else cache["times"].convert(frame)
 
-    def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
-        kept = [f"file AS {file}", letter]
+    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        extra_columns = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
-            return dead_letter_rows.text_rows(found, self.times, kept)
-        return dead_letter_rows.decoded_rows(found, self.schema, kept)
+            return dead_letter_rows.text_rows(letters, self.times, extra_columns)
+        return dead_letter_rows.decoded_rows(letters, self.schema, extra_columns)
 
     @property
     def times(self) -> TextTimestampSchema:
@@ -198,18 +200,18 @@ def absolute_query(query: str) -> str:
     if "://" in query or query.startswith("file:"):
         return query
     path = Path.cwd() / query
-    there = _there(path)
-    return str(Path(literal_pattern(str(there)), *path.parts[len(there.parts) :]))
+    existing = _there(path)
+    return str(Path(literal_pattern(str(existing)), *path.parts[len(existing.parts) :]))
 
 
 def _there(path: Path) -> Path:
     """As much of a path as is there by that name. A star is always a pattern."""
-    there = Path(path.anchor)
+    existing = Path(path.anchor)
     for part in path.parts[1:]:
-        if "*" in part or not (there / part).exists():
+        if "*" in part or not (existing / part).exists():
             break
-        there /= part
-    return there
+        existing /= part
+    return existing
 
 
 def literal_pattern(path: str) -> str:
@@ -243,7 +245,7 @@ def batch_reader(session: SparkSession, form: str, schema: StructType | None, op
     return read.schema(schema)
 
 
-def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructType:
+def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
     """The declared schema, the one stored with the state (JSON), or one inferred from the files that are there."""
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -252,8 +254,8 @@ def schema_of(session: SparkSession, spec: Source, known: str | None) -> StructT
         return StructType([StructField("value", StringType())])
     if spec.schema_ is not None:
         return declared_schema(session, spec.name, spec.schema_)
-    if known is not None:
-        return StructType.fromJson(json.loads(known))
+    if stored_schema is not None:
+        return StructType.fromJson(json.loads(stored_schema))
     try:
         schema = (
             batch_reader(session, spec.format or "", None, spec.options).load(absolute_query(spec.query or "")).schema
@@ -272,8 +274,8 @@ def check_exists(spec: Source) -> None:
     query = spec.query or ""
     if "://" in query:
         return
-    there = _there(Path.cwd() / query)
-    plain = there / Path(*_before_glob((Path.cwd() / query).relative_to(there)))
+    existing = _there(Path.cwd() / query)
+    plain = existing / Path(*_before_glob((Path.cwd() / query).relative_to(existing)))
     if not plain.exists():
         raise StartError(
             f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
@@ -340,9 +342,9 @@ def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
 
 def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Offsets that know these files, which were read, as they are now: what changed is told and counted once."""
-    known = before.changed or ChangedFiles()
-    names = (*known.last, *(local_name(e.path) for e in files))
-    changed = ChangedFiles(known.count + len(files), names[-CHANGES_SHOWN:])
+    earlier = before.changed or ChangedFiles()
+    names = (*earlier.last, *(local_name(e.path) for e in files))
+    changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
     return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 
 

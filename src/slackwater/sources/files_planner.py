@@ -105,9 +105,9 @@ class FilesPlanner:
     """`read`: the files that are part of the state."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
-        found = listing_of(source)
-        assert found is not None, "see `PlannedFilesSource`"
-        self._source, self._listing = source, found
+        file_listing = listing_of(source)
+        assert file_listing is not None, "see `PlannedFilesSource`"
+        self._source, self._listing = source, file_listing
         self._most = source.spec.max_files_per_trigger
         self._known = {local_name(entry.path) for entry in read}  # planned, or not to be read
         self._waiting: list[FileEntry] = []  # found and not planned yet
@@ -125,9 +125,9 @@ class FilesPlanner:
             self._waiting = self._found()
         entries: list[FileEntry] = []
         while self._waiting and not entries:
-            some, self._waiting = self._waiting[: self._most], self._waiting[self._most :] if self._most else []
+            selected, self._waiting = self._waiting[: self._most], self._waiting[self._most :] if self._most else []
             entries = [
-                now for entry in some if (now := self._now(entry)) is not None
+                now for entry in selected if (now := self._now(entry)) is not None
             ]  # as they are just before they are read
         return FileBatch(self._source, entries) if entries else None
 
@@ -152,8 +152,8 @@ class FilesPlanner:
     def _entry(self, path: str) -> FileEntry | None:
         """None for what is gone by now, and for what Spark cannot be told of."""
         try:
-            there = Path(path).stat()
-            return FileEntry(listing.to_uri(path), there.st_mtime_ns // 1_000_000, there.st_size)
+            status = Path(path).stat()
+            return FileEntry(listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
         except FileNotFoundError:
             return None
         except UnicodeEncodeError:

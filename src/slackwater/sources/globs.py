@@ -26,8 +26,8 @@ class GlobRoot(NamedTuple):
 
 def find_roots(pattern: str) -> list[GlobRoot]:
     """What is there by an absolute pattern, each once, in the order of names. Raises ValueError for what is no pattern."""
-    found = {root.path: root for one in expand_braces(pattern) for root in _below("/", _parts(one))}
-    return list(found.values())
+    roots = {root.path: root for one in expand_braces(pattern) for root in _below("/", _parts(one))}
+    return list(roots.values())
 
 
 def is_pattern(path: str) -> bool:
@@ -47,22 +47,24 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 def expand_braces(pattern: str) -> list[str]:
     """A pattern for each choice of its braces. Raises ValueError for one that is not closed."""
-    depth, cuts, at = 0, list[int](), 0
-    while at < len(pattern):
-        c = pattern[at]
-        if c == "\\":
-            at += 1
-        elif c == "{":
+    depth, cuts, index = 0, list[int](), 0
+    while index < len(pattern):
+        char = pattern[index]
+        if char == "\\":
+            index += 1
+        elif char == "{":
             depth += 1
-            cuts += [at] if depth == 1 else []
-        elif c == "," and depth == 1:
-            cuts.append(at)
-        elif c == "}" and depth:
+            cuts += [index] if depth == 1 else []
+        elif char == "," and depth == 1:
+            cuts.append(index)
+        elif char == "}" and depth:
             depth -= 1
             if depth == 0:
-                choices = [pattern[i + 1 : j] for i, j in pairwise([*cuts, at])]
-                return [one for c in choices for one in expand_braces(pattern[: cuts[0]] + c + pattern[at + 1 :])]
-        at += 1
+                choices = [pattern[i + 1 : j] for i, j in pairwise([*cuts, index])]
+                return [
+                    one for char in choices for one in expand_braces(pattern[: cuts[0]] + char + pattern[index + 1 :])
+                ]
+        index += 1
     if depth:
         raise ValueError(f'"{pattern}" has a brace that is not closed')
     return [pattern]
@@ -113,26 +115,26 @@ def is_dir(entry: os.DirEntry[str]) -> bool:
 @lru_cache
 def _matcher(part: str) -> re.Pattern[str]:
     """One part of a path, without braces, as a regular expression."""
-    found, at, in_set = "", 0, False
-    while at < len(part):
-        c = part[at]
-        at += 1
-        if c == "\\":
-            if at == len(part):
+    regex, index, in_set = "", 0, False
+    while index < len(part):
+        char = part[index]
+        index += 1
+        if char == "\\":
+            if index == len(part):
                 raise ValueError(f'"{part}" ends with a backslash that stands before nothing')
-            found += re.escape(part[at])
-            at += 1
+            regex += re.escape(part[index])
+            index += 1
         elif in_set:
-            in_set = c != "]"
-            found += "^" if c in "!^" and found.endswith("[") else "\\[" if c == "[" else c
-        elif c == "[":
+            in_set = char != "]"
+            regex += "^" if char in "!^" and regex.endswith("[") else "\\[" if char == "[" else char
+        elif char == "[":
             in_set = True
-            found += c
+            regex += char
         else:
-            found += {"*": ".*", "?": "."}.get(c) or re.escape(c)
+            regex += {"*": ".*", "?": "."}.get(char) or re.escape(char)
     if in_set:
         raise ValueError(f'"{part}" has a bracket that is not closed')
     try:
-        return re.compile(found, re.DOTALL)
+        return re.compile(regex, re.DOTALL)
     except re.error as error:
         raise ValueError(f'"{part}" is no pattern ({error})') from None

@@ -27,13 +27,13 @@ _PLAIN: dict[Any, str] = {
 }
 
 
-def columns_of(what: str, schema: Schema) -> StructType:
-    """Raises StartError for a column that Spark's reader cannot give as the table has it. `what`: the table, for people."""
+def columns_of(table: str, schema: Schema) -> StructType:
+    """Raises StartError for a column that Spark's reader cannot give as the table has it. `table`: the table, for people."""
     try:
-        found: StructType = _spark(schema.as_struct())
+        columns: StructType = _spark(schema.as_struct())
     except _UnreadError as error:
-        raise StartError(f"{what}: {error}") from None
-    return found
+        raise StartError(f"{table}: {error}") from None
+    return columns
 
 
 class _UnreadError(Exception):
@@ -65,9 +65,9 @@ def _field(field: I.NestedField) -> Any:
             "not know; expected NULL there"
         )
     try:
-        made = _spark(field.field_type)
+        data_type = _spark(field.field_type)
     except _UnreadError as error:
         raise (
             error if str(error).startswith("column ") else _UnreadError(f'column "{field.name}" is {error}')
         ) from None
-    return T.StructField(field.name, made, True, {"parquet.field.id": field.field_id})
+    return T.StructField(field.name, data_type, True, {"parquet.field.id": field.field_id})

@@ -37,34 +37,34 @@ class IcebergLog:
             self._schema = table.schema().schema_id
         current = table.current_snapshot()
         none = TableOffsets(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
-        at = none if current is None else _place(table, current)
-        return TableSnapshot(at, columns_of(self.what, table.schema()))
+        offsets = none if current is None else _place(table, current)
+        return TableSnapshot(offsets, columns_of(self.what, table.schema()))
 
-    def content(self, at: TableOffsets) -> Sequence[DataFile]:
+    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
         table = self._table()
-        found: list[tuple[int, DataFile]] = []
-        for manifest in self._snapshot(table, at).manifests(table.io):
+        numbered_files: list[tuple[int, DataFile]] = []
+        for manifest in self._snapshot(table, offsets).manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.what} holds {_deletes(entry)} at {at.whole}, which Spark's reader of Parquet does not apply; write its files "
+                        f"{self.what} holds {_deletes(entry)} at {offsets.whole}, which Spark's reader of Parquet does not apply; write its files "
                         'anew (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
                     )
-                found.append((entry.sequence_number or 0, self._file(entry)))
-        return [file for _, file in sorted(found, key=lambda one: (one[0], one[1].path))]
+                numbered_files.append((entry.sequence_number or 0, self._file(entry)))
+        return [file for _, file in sorted(numbered_files, key=lambda one: (one[0], one[1].path))]
 
-    def of(self, at: TableOffsets) -> TableVersion:
+    def of(self, offsets: TableOffsets) -> TableVersion:
         table = self._table()
-        return self._version(table, self._snapshot(table, at))
+        return self._version(table, self._snapshot(table, offsets))
 
-    def after(self, at: TableOffsets) -> Iterator[TableVersion]:
+    def after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
         table = self._table()
-        if str(table.metadata.table_uuid) != at.table:
+        if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.what} was made anew while it was read, at {at}: what it holds now is another table; begin with it in a "
+                f"{self.what} was made anew while it was read, at {offsets}: what it holds now is another table; begin with it in a "
                 "new state, or reset the source's place: `slackwater state reset`"
             )
-        return iter([self._version(table, snapshot) for snapshot in self._way_from(table, at)])
+        return iter([self._version(table, snapshot) for snapshot in self._way_from(table, offsets)])
 
     def before(self, version: int) -> TableOffsets:
         table = self._table()
@@ -82,38 +82,38 @@ class IcebergLog:
             raise StartError(f"{self.what} is not in the catalog; expected namespace.table (query)")
         return table
 
-    def _snapshot(self, table: Table, at: TableOffsets) -> Snapshot:
-        if (found := table.metadata.snapshot_by_id(at.version)) is None:
-            raise VersionGoneError(f"{at.whole} is needed, and it was expired")
-        return found
+    def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
+        if (snapshot := table.metadata.snapshot_by_id(offsets.version)) is None:
+            raise VersionGoneError(f"{offsets.whole} is needed, and it was expired")
+        return snapshot
 
-    def _way_from(self, table: Table, at: TableOffsets, until: int | None = None) -> list[Snapshot]:
+    def _way_from(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
         """The snapshots after a place, the oldest first; `until`: no further back than this one, as far as they are there."""
-        found: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         snapshot = table.current_snapshot()
-        while snapshot is not None and snapshot.snapshot_id != at.version:
-            found.append(snapshot)
-            if snapshot.parent_snapshot_id == at.version or snapshot.snapshot_id == until:
-                return found[::-1]
+        while snapshot is not None and snapshot.snapshot_id != offsets.version:
+            snapshots.append(snapshot)
+            if snapshot.parent_snapshot_id == offsets.version or snapshot.snapshot_id == until:
+                return snapshots[::-1]
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.metadata.snapshot_by_id(parent)
-        if snapshot is not None or until is not None or (not found and at.version < 0):
-            return found[::-1]
-        if at.version >= 0 and table.metadata.snapshot_by_id(at.version) is not None:
+        if snapshot is not None or until is not None or (not snapshots and offsets.version < 0):
+            return snapshots[::-1]
+        if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.what} does not lead back to {at}, which was read: it was rolled back or replaced; restore it, or reset the "
+                f"{self.what} does not lead back to {offsets}, which was read: it was rolled back or replaced; restore it, or reset the "
                 "source's place: `slackwater state reset`"
             )
-        if found and _follows(found[-1], at):
-            return found[::-1]
-        since = f" and snapshot {found[-1].snapshot_id}" if found else " and now"
-        raise VersionGoneError(f"snapshots between {at}{since} are needed, and were expired")
+        if snapshots and _follows(snapshots[-1], offsets):
+            return snapshots[::-1]
+        since = f" and snapshot {snapshots[-1].snapshot_id}" if snapshots else " and now"
+        raise VersionGoneError(f"snapshots between {offsets}{since} are needed, and were expired")
 
     def _version(self, table: Table, snapshot: Snapshot) -> TableVersion:
         operation = "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
-        at = _place(table, snapshot)
+        offsets = _place(table, snapshot)
         files: list[DataFile] = []
-        gone, deletes, rows = 0, "", 0
+        deleted_files, deletes, rows = 0, "", 0
         for manifest in snapshot.manifests(table.io) if operation != "replace" else ():
             if manifest.added_snapshot_id != snapshot.snapshot_id:
                 continue
@@ -123,14 +123,18 @@ class IcebergLog:
                 if _is_deletes(manifest):
                     deletes = deletes or _deletes(entry)
                 elif _status(entry) == "DELETED":
-                    gone += 1
+                    deleted_files += 1
                 else:
                     files.append(self._file(entry))
                     rows += entry.data_file.record_count
-        taken = deletes or (f"{plural(gone, 'file')} taken away" if gone else "")
+        taken = deletes or (f"{plural(deleted_files, 'file')} taken away" if deleted_files else "")
         rewrites = f"is of the operation {operation} and removes or rewrites rows ({taken})" if taken else None
         return TableVersion(
-            at, sorted(files, key=lambda f: f.path), rewrites, rows if rewrites else 0, self._columns(table, snapshot)
+            offsets,
+            sorted(files, key=lambda f: f.path),
+            rewrites,
+            rows if rewrites else 0,
+            self._columns(table, snapshot),
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
@@ -152,14 +156,14 @@ def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableO
     return TableOffsets(str(table.metadata.table_uuid), snapshot.snapshot_id, snapshot.sequence_number or 0, files)
 
 
-def _follows(snapshot: Snapshot, at: TableOffsets) -> bool:
+def _follows(snapshot: Snapshot, offsets: TableOffsets) -> bool:
     """Whether nothing came between a place and a snapshot whose parent is not known any more: commits are numbered.
 
     PyIceberg forgets parents that it expires. In tables of format version 1 all have the number 0.
     """
-    if at.version < 0 and not snapshot.sequence_number:
+    if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None
-    return at.sequence is not None and snapshot.sequence_number == at.sequence + 1
+    return offsets.sequence is not None and snapshot.sequence_number == offsets.sequence + 1
 
 
 def _status(entry: ManifestEntry) -> str:

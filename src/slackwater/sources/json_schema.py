@@ -24,10 +24,10 @@ _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 def schema_columns(text: str, others: Mapping[str, str]) -> str:
     """The columns, as DDL. `others`: schemas by the names that `$ref`s give them. Raises ValueError where there are none."""
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
-    found = _Document(documents, "").members(documents[""])
-    if not found:
+    columns = _Document(documents, "").members(documents[""])
+    if not columns:
         raise ValueError("it describes no object with properties, which become columns")
-    return ", ".join(f"{quote_column(name)} {kind}" for name, kind in found.items())
+    return ", ".join(f"{quote_column(name)} {kind}" for name, kind in columns.items())
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class _Document:
         here, schema = self._followed(schema)
         if not isinstance(schema, Mapping):
             return {}
-        found = {name: here.type_of(one) for name, one in (schema.get("properties") or {}).items()}
+        columns = {name: here.type_of(one) for name, one in (schema.get("properties") or {}).items()}
         for one in schema.get("allOf") or ():
-            found |= here.members(one)
-        return found
+            columns |= here.members(one)
+        return columns
 
     def type_of(self, schema: Any) -> str:
         """The type of a column for what this describes."""
@@ -54,8 +54,8 @@ class _Document:
         if not isinstance(schema, Mapping):
             return TEXT
         if (choices := schema.get("oneOf") or schema.get("anyOf")) is not None:
-            given = [one for one in choices if one != {"type": "null"}]
-            return here.type_of(given[0]) if len(given) == 1 else TEXT
+            non_null = [one for one in choices if one != {"type": "null"}]
+            return here.type_of(non_null[0]) if len(non_null) == 1 else TEXT
         kinds = schema.get("type")
         kinds = [k for k in ([kinds] if isinstance(kinds, str) else kinds or ()) if k != "null"]
         if len(kinds) > 1:
@@ -82,10 +82,10 @@ class _Document:
         place = (name or self.name, path)
         if place in self.within:
             return self, None
-        found = self.documents.get(place[0])
+        target = self.documents.get(place[0])
         for part in path.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, Mapping) else None
-        if found is None:
+            target = target.get(key) if isinstance(target, Mapping) else None
+        if target is None:
             raise ValueError(f"{json.dumps(schema['$ref'])} leads to nothing that it or its references have")
-        return _Document(self.documents, place[0], self.within | {place})._followed(found)
+        return _Document(self.documents, place[0], self.within | {place})._followed(target)

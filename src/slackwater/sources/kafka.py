@@ -81,8 +81,8 @@ class KafkaSource(SparkPlannedSource):
 
     def partitions(self) -> list[tuple[str, int]]:
         """Those that are there now, of all its topics. Raises StartError."""
-        there = self.broker.partitions(self.spec.query or "", self._where)
-        return [(topic, part) for topic, parts in there.items() for part in parts]
+        topics = self.broker.partitions(self.spec.query or "", self._where)
+        return [(topic, part) for topic, parts in topics.items() for part in parts]
 
     @property
     def isolation(self) -> str:
@@ -93,10 +93,10 @@ class KafkaSource(SparkPlannedSource):
         return {"name": self.name, "query": self.spec.query, "kafka": str(self.broker.connection.bootstrap_servers)}
 
     def _options(self) -> dict[str, str]:
-        given = {f"kafka.{k}": str(v) for k, v in self.broker.connection.options.items()}
+        configured = {f"kafka.{k}": str(v) for k, v in self.broker.connection.options.items()}
         return {
             "kafka.isolation.level": "read_committed",
-            **given,
+            **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
             "failOnDataLoss": "false",  # judged here, by offsets, before a batch is read
             "includeHeaders": str(self.with_headers).lower(),
@@ -133,26 +133,32 @@ class KafkaSource(SparkPlannedSource):
                     f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark"
                 ) from None
 
-    def _start(self, given: ByTopic) -> ByTopic:
+    def _start(self, offsets: ByTopic) -> ByTopic:
         """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""
-        there = self.broker.partitions(self.spec.query or "", self._where)
-        return {t: {str(p): given.get(t, {}).get(str(p), -2) for p in parts} for t, parts in there.items()}
+        topics = self.broker.partitions(self.spec.query or "", self._where)
+        return {t: {str(p): offsets.get(t, {}).get(str(p), -2) for p in parts} for t, parts in topics.items()}
 
     def latest(self) -> KafkaOffsets:
         """The offsets that the next records will have."""
-        there = self.broker.partitions(self.spec.query or "", self._where)
-        ids, bounds = self.broker.topic_ids(there), self.broker.bounds([(t, p) for t, of in there.items() for p in of])
-        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in there.items()}, ids)
+        topics = self.broker.partitions(self.spec.query or "", self._where)
+        ids, bounds = (
+            self.broker.topic_ids(topics),
+            self.broker.bounds([(t, p) for t, numbers in topics.items() for p in numbers]),
+        )
+        return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
     def stated(self) -> KafkaOffsets:
         """The offsets that `starting_offsets` means, unless it is "latest"."""
-        given, there = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
-        named = given if isinstance(given, Mapping) else {}
-        ids, bounds = self.broker.topic_ids(there), self.broker.bounds([(t, p) for t, of in there.items() for p in of])
+        start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
+        named = start if isinstance(start, Mapping) else {}
+        ids, bounds = (
+            self.broker.topic_ids(topics),
+            self.broker.bounds([(t, p) for t, numbers in topics.items() for p in numbers]),
+        )
         return KafkaOffsets(
             {
                 t: {str(p): int(named.get(t, {}).get(str(p), bounds[t, p][0])) for p in parts}
-                for t, parts in there.items()
+                for t, parts in topics.items()
             },
             ids,
         )
@@ -176,14 +182,14 @@ class KafkaSource(SparkPlannedSource):
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
         replaced = self._check_topics(before, ids)
         start = self.spec.starting_offsets
-        found: dict[str, dict[str, int]] = {}
+        offsets: dict[str, dict[str, int]] = {}
         for (topic, part), (low, _) in bounds.items():
-            known = low if topic in replaced else before.of(topic, part)
-            if known is None:
-                given = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
-                known = low if given is None else given
-            found.setdefault(topic, {})[str(part)] = int(known)
-        return found
+            offset = low if topic in replaced else before.of(topic, part)
+            if offset is None:
+                start_offset = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
+                offset = low if start_offset is None else start_offset
+            offsets.setdefault(topic, {})[str(part)] = int(offset)
+        return offsets
 
     def _check_topics(self, before: KafkaOffsets, ids: Mapping[str, str]) -> Sequence[str]:
         """Return the topics that were deleted and created again since `before`. Raises EpochError unless `on_data_loss` is "skip"."""
@@ -236,52 +242,52 @@ class KafkaSource(SparkPlannedSource):
         ids = self.broker.topic_ids(end)
         replaced = self._check_topics(KafkaOffsets.known(None if record is None else record.offsets), ids)
         ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
-        heard = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
-        if any(heard.values()):
+        record_counts = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
+        if any(record_counts.values()):
             frame = self._read(session, {k: r for k, r in ranges.items() if r[1] > r[0]})
         elif lost:
             frame = session.createDataFrame([], self.schema)
         else:
             return None
-        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=heard, lost=lost)
+        return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost)
 
     def _offsets(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None
-        found: ByTopic | None = None if line is None else json.loads(line)
-        return found
+        offsets: ByTopic | None = None if line is None else json.loads(line)
+        return offsets
 
     def _initial(self, checkpoint: Path, index: int) -> ByTopic:
         path = checkpoint / "sources" / str(index) / "0"
         try:
             text = path.read_bytes().decode(errors="replace")
-            found: ByTopic = json.loads(text[text.index("{") :])
+            offsets: ByTopic = json.loads(text[text.index("{") :])
         except (OSError, ValueError) as error:
             raise EpochError(
                 f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
             ) from error
-        return found
+        return offsets
 
     def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
         """From where to where each partition is read, and how many records are gone (with `on_data_loss = "skip"`)."""
-        parts = [(t, int(p)) for t, of in end.items() for p in of]
+        parts = [(t, int(p)) for t, numbers in end.items() for p in numbers]
         bounds = self.broker.bounds(parts)
-        ranges, lost, gone = {}, 0, []
+        ranges, lost, losses = {}, 0, []
         for topic, part in parts:
             low, high = bounds[topic, part]
             since = start.get(topic, {}).get(str(part), low)
             until = end[topic][str(part)]
             if since < low:
-                gone.append(f"{topic}-{part} offsets {since} to {min(low, until) - 1} of the records are gone")
+                losses.append(f"{topic}-{part} offsets {since} to {min(low, until) - 1} of the records are gone")
                 lost, since = lost + max(min(low, until) - since, 0), low
             if since > high or until > high:
-                gone.append(
+                losses.append(
                     f"{topic}-{part} ends at offset {high}, before offset {max(since, until)}: it was made anew"
                 )
                 since, until = low, min(until, high)
             ranges[topic, part] = (since, max(until, since))
-        if gone and self.spec.on_data_loss != "skip":
+        if losses and self.spec.on_data_loss != "skip":
             raise EpochError(
-                f"{self._where}: {'; '.join(gone)}; nothing of this epoch was committed: keep records longer in Kafka "
+                f"{self._where}: {'; '.join(losses)}; nothing of this epoch was committed: keep records longer in Kafka "
                 '(retention.ms), or set on_data_loss = "skip" to count them as lost and go on'
             )
         return ranges, lost
@@ -320,13 +326,13 @@ class KafkaSource(SparkPlannedSource):
         """Commit offsets to `commit_group`, for tools that show lag; nothing here reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-        known = KafkaOffsets.known(offsets)
+        kafka_offsets = KafkaOffsets.known(offsets)
         if self.spec.commit_group is None:
             return
         consumer: Any = make_client(Consumer, {**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
-                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in known.each()],
+                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in kafka_offsets.each()],
                 asynchronous=False,
             )
         except KafkaException:

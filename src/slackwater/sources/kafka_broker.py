@@ -57,15 +57,15 @@ class KafkaBroker:
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
                 f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers run"
             ) from None
-        found = {t: sorted(meta.partitions) for t, meta in topics.items() if matches_query(query, t)}
-        missing = [t for t in named_topics(query) if t not in found]
+        partitions = {t: sorted(meta.partitions) for t, meta in topics.items() if matches_query(query, t)}
+        missing = [t for t in named_topics(query) if t not in partitions]
         if missing:
             others = ", ".join(sorted(t for t in topics if not t.startswith("_"))[:10]) or "none"
             raise StartError(
                 f'{where}: there is no topic "{missing[0]}" at {self.connection.bootstrap_servers}; create it, or correct '
                 f"query; there are: {others}"
             )
-        return found
+        return partitions
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each topic. Topics that are missing, and those of brokers without ids, are left out.
@@ -99,11 +99,11 @@ class KafkaBroker:
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        asked = [TopicPartition(t, p) for t, p in partitions]
+        topic_partitions = [TopicPartition(t, p) for t, p in partitions]
         try:
-            when: Any = OffsetSpec.for_timestamp(max(ms, 0))
-            found = self._admin.list_offsets(dict.fromkeys(asked, when), request_timeout=SECONDS)
-            offsets = {(p.topic, p.partition): found[p].result().offset for p in asked}
+            spec: Any = OffsetSpec.for_timestamp(max(ms, 0))
+            answers = self._admin.list_offsets(dict.fromkeys(topic_partitions, spec), request_timeout=SECONDS)
+            offsets = {(p.topic, p.partition): answers[p].result().offset for p in topic_partitions}
         except KafkaException as error:
             raise EpochError(
                 f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
@@ -129,17 +129,17 @@ class KafkaBroker:
         committed = isolation == "read_committed"
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        (found,) = self._listed(partitions, last, isolation_level=level)
-        return found
+        (offsets,) = self._listed(partitions, last, isolation_level=level)
+        return offsets
 
     def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
         """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        at: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
+        spec: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        found, high = self._listed(partitions, at, last)
-        return {p: high[p] if found[p] < 0 else found[p] for p in found}
+        offsets, high = self._listed(partitions, spec, last)
+        return {p: high[p] if offsets[p] < 0 else offsets[p] for p in offsets}
 
     def _listed(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
@@ -147,13 +147,13 @@ class KafkaBroker:
         """What the brokers answer to each of these questions, per partition."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        asked = [TopicPartition(t, p) for t, p in partitions]
+        topic_partitions = [TopicPartition(t, p) for t, p in partitions]
         end = time.monotonic() + SECONDS
         while True:
             try:
-                asking = [dict.fromkeys(asked, s) for s in specs]
-                answers = [self._admin.list_offsets(a, request_timeout=SECONDS, **more) for a in asking]
-                return [{(p.topic, p.partition): a[p].result().offset for p in asked} for a in answers]
+                requests = [dict.fromkeys(topic_partitions, s) for s in specs]
+                answers = [self._admin.list_offsets(a, request_timeout=SECONDS, **more) for a in requests]
+                return [{(p.topic, p.partition): a[p].result().offset for p in topic_partitions} for a in answers]
             except KafkaException as error:
                 # what the client knows of the cluster may be old: a partition that is new, a broker that came back
                 self.__dict__.pop("_admin", None)
@@ -183,10 +183,10 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
 
 def settings_of(connection: KafkaConnection) -> dict[str, Any]:
     """The settings of a connection, as librdkafka takes them."""
-    known = {k: v for k, v in connection.options.items() if k not in _JVM_ONLY}
+    options = {k: v for k, v in connection.options.items() if k not in _JVM_ONLY}
     return {
         **_credentials(connection.options),
-        **known,
+        **options,
         "bootstrap.servers": str(connection.bootstrap_servers),
     }
 

@@ -92,14 +92,14 @@ class DirectoryListing:
 
 def _leaves(root: str) -> Iterator[tuple[str, list[str]]]:
     """Every folder from a root on that has files, with their paths."""
-    left = [root]
-    while left:
-        folder, names = left.pop(), []
+    pending = [root]
+    while pending:
+        folder, names = pending.pop(), []
         for entry in globs.scan_folder(folder):
             if is_hidden(entry.name):
                 continue
             if globs.is_dir(entry):
-                left.append(entry.path)
+                pending.append(entry.path)
             else:
                 names.append(entry.path)
         if names:
@@ -108,15 +108,15 @@ def _leaves(root: str) -> Iterator[tuple[str, list[str]]]:
 
 def _top(folder: str, root: str) -> str | None:
     """The folder that a `column=value` path below a root hangs in; None where it has no such part."""
-    found, at = False, folder
-    while at != root:
-        name, _, value = posixpath.basename(at).partition("=")
+    in_partition, current = False, folder
+    while current != root:
+        name, _, value = posixpath.basename(current).partition("=")
         if name and value:
-            found = True
-        elif found:
-            return at
-        at = posixpath.dirname(at)
-    return at if found else None
+            in_partition = True
+        elif in_partition:
+            return current
+        current = posixpath.dirname(current)
+    return current if in_partition else None
 
 
 def _of_sink(log: str) -> Iterator[str]:
@@ -127,13 +127,13 @@ def _of_sink(log: str) -> Iterator[str]:
         if text.isdecimal() and ending in ("", "compact"):
             numbers[int(text)] = max(numbers.get(int(text), ""), entry.name)
     begin = max((n for n, name in numbers.items() if name.endswith(".compact")), default=0)
-    there: dict[str, None] = {}
+    committed: dict[str, None] = {}
     for number in sorted(n for n in numbers if n >= begin):
         for line in Path(log, numbers[number]).read_text(encoding="utf-8").rstrip("\n").split("\n")[1:]:
             file: Mapping[str, object] = json.loads(line)
             path = unquote(urlsplit(str(file["path"])).path)
             if file.get("action") == "delete":
-                there.pop(path, None)
+                committed.pop(path, None)
             else:
-                there[path] = None
-    yield from there
+                committed[path] = None
+    yield from committed

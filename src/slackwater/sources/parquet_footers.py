@@ -45,18 +45,18 @@ def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
 
     if not files:
         return None
-    found, pool = list[ColumnStats](), ThreadPoolExecutor(min(len(files), _AT_ONCE))
+    parts, pool = list[ColumnStats](), ThreadPoolExecutor(min(len(files), _AT_ONCE))
     try:
         for file, footer in zip(files, pool.map(pq.read_metadata, files), strict=True):
             part = _of_file(file, footer, column)
-            if part is None or part.unit_us != (found or [part])[0].unit_us:
+            if part is None or part.unit_us != (parts or [part])[0].unit_us:
                 return None
-            found.append(part)
+            parts.append(part)
     except (pa.ArrowException, OSError):
         return None
     finally:
         pool.shutdown(cancel_futures=True)
-    return _together(found)
+    return _together(parts)
 
 
 def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:
@@ -66,7 +66,7 @@ def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | Non
     unit = _unit_us(footer.schema.column(number))
     if unit is None:
         return None
-    found: list[ColumnStats] = []
+    groups: list[ColumnStats] = []
     for group in range(footer.num_row_groups):
         part, rows = footer.row_group(group).column(number).statistics, footer.row_group(group).num_rows
         if rows == 0:
@@ -74,12 +74,12 @@ def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | Non
         if part is None or not part.has_null_count:
             return None
         if part.has_min_max:
-            found.append(ColumnStats(rows, part.null_count, unit, part.min_raw, part.max_raw, str(file)))
+            groups.append(ColumnStats(rows, part.null_count, unit, part.min_raw, part.max_raw, str(file)))
         elif part.null_count == rows:
-            found.append(ColumnStats(rows, rows, unit))
+            groups.append(ColumnStats(rows, rows, unit))
         else:
             return None
-    together = _together(found or [ColumnStats(0, 0, unit)])
+    together = _together(groups or [ColumnStats(0, 0, unit)])
     if unit and together.least is not None and together.least * unit < _ONE_CALENDAR_US:
         return None
     return together
@@ -88,8 +88,8 @@ def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | Non
 def _number_of(footer: FileMetaData, column: str) -> int | None:
     """Which leaf of the schema a column is, whose name Spark does not tell from others by its case; None where it is not one, or several."""
     names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
-    there = [n for n, name in enumerate(names) if name == column.casefold()]
-    return there[0] if len(there) == 1 and "." not in column else None
+    matches = [n for n, name in enumerate(names) if name == column.casefold()]
+    return matches[0] if len(matches) == 1 and "." not in column else None
 
 
 def _unit_us(column: ColumnSchema) -> int | None:

@@ -38,15 +38,15 @@ class Planners:
         for name, planner in self.each.items():
             if name not in self._found and (part := planner.next()) is not None:
                 self._found[name] = part
-        found = {name: self._found[name] for name in self.each if name in self._found}
+        planned = {name: self._found[name] for name in self.each if name in self._found}
         self._found.clear()
-        return found
+        return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
         """The batch of these parts, which goes on from `state`."""
         session, store = self.streams.session, self.streams.store
-        found = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
-        return batch_of(id_, {name: one for name, one in found.items() if one is not None})
+        batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
+        return batch_of(id_, {name: one for name, one in batches.items() if one is not None})
 
     @property
     def files_left(self) -> int:

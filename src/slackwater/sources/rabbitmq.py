@@ -75,27 +75,27 @@ class RabbitSettings:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> RabbitSettings:
         """Raises StartError for an option that is missing, unknown or wrong."""
-        given = {k.lower(): v for k, v in options.items()}
-        if unknown := sorted(given.keys() - set(cls.__dataclass_fields__)):
+        lower_options = {k.lower(): v for k, v in options.items()}
+        if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
             raise StartError(f"{FORMAT}: unknown option {unknown[0]}; expected {', '.join(cls.__dataclass_fields__)}")
         for key in ("url", "queue"):
-            if not given.get(key):
+            if not lower_options.get(key):
                 raise StartError(f'{FORMAT}: option {key} is missing; add .option("{key}", …)')
-        broker_address(given["url"])
-        loss = given.get("on_data_loss", "fail")
+        broker_address(lower_options["url"])
+        loss = lower_options.get("on_data_loss", "fail")
         if loss not in ("fail", "skip"):
             raise StartError(f'{FORMAT}: option on_data_loss: found "{loss}", expected "fail" or "skip"')
         return cls(
-            given["url"],
-            given["queue"],
-            _whole(given, "max_messages_per_trigger", 1000, MOST_MESSAGES),
-            _whole(given, "read_timeout_ms", 500, 600_000),
+            lower_options["url"],
+            lower_options["queue"],
+            _whole(lower_options, "max_messages_per_trigger", 1000, MOST_MESSAGES),
+            _whole(lower_options, "read_timeout_ms", 500, 600_000),
             loss,
         )
 
 
-def _whole(given: Mapping[str, str], key: str, default: int, most: int) -> int:
-    text = given.get(key, str(default))
+def _whole(options: Mapping[str, str], key: str, default: int, most: int) -> int:
+    text = options.get(key, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise StartError(f'{FORMAT}: option {key}: found "{text}", expected a whole number from 1 to {most}')
     return int(text)
@@ -106,26 +106,26 @@ def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> li
 
     Raises EpochError if some are not there under `on_data_loss = "fail"`.
     """
-    wanted = Counter(identities)
+    expected = Counter(identities)
     end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RETURN)
     while True:
-        found = _searched(settings, wanted)
-        if len(found) == wanted.total():
-            return found
+        messages = _searched(settings, expected)
+        if len(messages) == expected.total():
+            return messages
         if time.monotonic() > end:
             break
         time.sleep(0.5)
     if settings.on_data_loss == "skip":
-        return found
+        return messages
     raise EpochError(
-        f'RabbitMQ queue "{settings.queue}" gives {len(found)} of the {wanted.total()} messages of a batch to repeat; '
+        f'RabbitMQ queue "{settings.queue}" gives {len(messages)} of the {expected.total()} messages of a batch to repeat; '
         'expected all; stop its other consumers, or set on_data_loss = "skip" if the messages expired'
     )
 
 
-def _searched(settings: RabbitSettings, wanted: Counter[bytes]) -> list[RabbitMessage]:
-    missing, found, looked = wanted.copy(), [], 0
-    most = 2 * wanted.total() + MOST_MESSAGES
+def _searched(settings: RabbitSettings, expected: Counter[bytes]) -> list[RabbitMessage]:
+    missing, messages, looked = expected.copy(), [], 0
+    most = 2 * expected.total() + MOST_MESSAGES
     connection, channel, _ = connect_queue(settings.url, settings.queue, prefetch=most)
     try:
         for method, properties, body in channel.consume(settings.queue, inactivity_timeout=0.5):
@@ -135,8 +135,8 @@ def _searched(settings: RabbitSettings, wanted: Counter[bytes]) -> list[RabbitMe
             message = message_of(method, properties, body)
             if message.identity is not None and missing[message.identity] > 0:
                 missing[message.identity] -= 1
-                found.append(message)
-            if len(found) == wanted.total() or looked >= most:
+                messages.append(message)
+            if len(messages) == expected.total() or looked >= most:
                 break
     except import_client().exceptions.AMQPError as error:
         raise EpochError(
@@ -145,7 +145,7 @@ def _searched(settings: RabbitSettings, wanted: Counter[bytes]) -> list[RabbitMe
         ) from None
     finally:
         close_connection(connection)
-    return found
+    return messages
 
 
 def _packed(messages: Iterable[RabbitMessage]) -> str:
@@ -189,8 +189,8 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         return iter([astuple(m) for m in messages]), end
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
-        wanted = _unpacked(end["ids"])
-        return iter([astuple(m) for m in replay_messages(self._settings, wanted)] if wanted else [])
+        expected = _unpacked(end["ids"])
+        return iter([astuple(m) for m in replay_messages(self._settings, expected)] if expected else [])
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._open is not None:
@@ -198,8 +198,10 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _queue(self) -> RabbitQueue:
         if self._open is None:
-            given = self._settings
-            self._open = RabbitQueue(given.url, given.queue, given.max_messages_per_trigger, given.read_timeout_ms)
+            settings = self._settings
+            self._open = RabbitQueue(
+                settings.url, settings.queue, settings.max_messages_per_trigger, settings.read_timeout_ms
+            )
         return self._open
 
 
@@ -228,11 +230,11 @@ class RabbitDataSource(DataSource):
 
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
     """A queue as a streaming DataFrame. Raises StartError if the broker or the queue is not there."""
-    given = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
-    RabbitSettings.of(given)
+    reader_options = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
+    RabbitSettings.of(reader_options)
     check_queue(url, queue)
     _register(session)
-    return session.readStream.format(FORMAT).options(**given).load()
+    return session.readStream.format(FORMAT).options(**reader_options).load()
 
 
 def _register(session: SparkSession) -> None:

@@ -119,14 +119,14 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 def connection_problem(error: BaseException) -> str:
     """What went wrong in a connection, in a few words: pika nests it and leaves its own text empty."""
     names: list[str] = []
-    seen: list[Any] = [error]
-    while seen:
-        current = seen.pop(0)
+    pending: list[Any] = [error]
+    while pending:
+        current = pending.pop(0)
         if isinstance(current, OSError) and current.strerror:
             return current.strerror
         names.append(type(current).__name__)
-        seen += [*getattr(current, "exceptions", ()), getattr(current, "exception", None), *current.args]
-        seen = [e for e in seen if isinstance(e, BaseException)]
+        pending += [*getattr(current, "exceptions", ()), getattr(current, "exception", None), *current.args]
+        pending = [e for e in pending if isinstance(e, BaseException)]
     return names[-1]
 
 
@@ -210,8 +210,8 @@ class RabbitQueue:
             self._reopen()
         taken: list[tuple[int, RabbitMessage]] = []
         end = time.monotonic() + self._timeout
-        while len(taken) < most and (left := end - time.monotonic()) > 0:
-            delivery = self._next(min(left, _PAUSE) if taken else left)
+        while len(taken) < most and (remaining := end - time.monotonic()) > 0:
+            delivery = self._next(min(remaining, _PAUSE) if taken else remaining)
             if delivery is None:
                 break
             method, properties, body = delivery

@@ -36,11 +36,11 @@ def schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Itera
 
 def _version(spec: Source, registry: str, subject: str, number: int) -> SchemaVersion:
     entry = _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions/{number}")
-    found: dict[str, str] = {}
+    references: dict[str, str] = {}
     for other in entry.get("references") or ():
         version = _version(spec, registry, other["subject"], other["version"])
-        found |= {**version.references, other["name"]: version.text}
-    return SchemaVersion(int(entry["id"]), entry["schema"], found)
+        references |= {**version.references, other["name"]: version.text}
+    return SchemaVersion(int(entry["id"]), entry["schema"], references)
 
 
 def _get(spec: Source, registry: str, path: str) -> Any:

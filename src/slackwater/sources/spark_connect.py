@@ -34,25 +34,25 @@ _SECONDS = 3.0  # a server that is there answers sooner
 _versions: dict[str, str] = {}  # by the id of a session of Connect
 
 
-def is_connect(of: Any) -> bool:
+def is_connect(spark_object: Any) -> bool:
     """Whether a session or a DataFrame is one of Connect."""
-    return type(of).__module__.startswith("pyspark.sql.connect.") or isinstance(of, ConnectTables)
+    return type(spark_object).__module__.startswith("pyspark.sql.connect.") or isinstance(spark_object, ConnectTables)
 
 
-def sql_functions(of: Any) -> Any:
+def sql_functions(spark_object: Any) -> Any:
     """PySpark's functions for the columns of a DataFrame, or of a session's. A process may have sessions of both kinds."""
-    return import_module("pyspark.sql.connect.functions" if is_connect(of) else "pyspark.sql.functions")
+    return import_module("pyspark.sql.connect.functions" if is_connect(spark_object) else "pyspark.sql.functions")
 
 
-def from_avro(of: Any) -> Any:
+def from_avro(spark_object: Any) -> Any:
     """The same for Avro."""
-    module = "pyspark.sql.connect.avro.functions" if is_connect(of) else "pyspark.sql.avro.functions"
+    module = "pyspark.sql.connect.avro.functions" if is_connect(spark_object) else "pyspark.sql.avro.functions"
     return import_module(module).from_avro
 
 
-def new_observation(of: DataFrame) -> Any:
+def new_observation(frame: DataFrame) -> Any:
     """Counts what passes a DataFrame."""
-    module = "pyspark.sql.connect.observation" if is_connect(of) else "pyspark.sql"
+    module = "pyspark.sql.connect.observation" if is_connect(frame) else "pyspark.sql"
     return import_module(module).Observation()
 
 
@@ -64,18 +64,18 @@ def new_session(session: Any) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if hasattr(session, "newSession"):
-        found: Any = session.newSession()
+        created: Any = session.newSession()
     else:  # before 4.3
         builder = copy.deepcopy(session.client._builder)
         builder._params.pop("session_id", None)
-        found = ConnectSession(connection=builder, userId=session.client._user_id)
-    found.client.set_retry_policies(retry_policies())
-    there = found.conf.getAll
+        created = ConnectSession(connection=builder, userId=session.client._user_id)
+    created.client.set_retry_policies(retry_policies())
+    settings = created.conf.getAll
     for key, value in session.conf.getAll.items():
-        if there.get(key) != value and key != "spark.app.name":
+        if settings.get(key) != value and key != "spark.app.name":
             with suppress(Exception):  # of the server, not of a session
-                found.conf.set(key, value)
-    return found
+                created.conf.set(key, value)
+    return created
 
 
 def retry_policies() -> list[Any]:
@@ -142,8 +142,8 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
         return session.createDataFrame([], text).schema
     from pyspark.sql.types import StructType
 
-    found: Any = StructType.fromDDL(text)
-    return found
+    schema: Any = StructType.fromDDL(text)
+    return schema
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
@@ -180,15 +180,15 @@ def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> Dat
 
     if isinstance(session, ConnectTables):
         session, tables = session.session, {**session.tables, **tables}
-    given: dict[str, Any] = dict(tables)
+    frames: dict[str, Any] = dict(tables)
     views: list[Any] = [
-        SubqueryAlias(frame._plan, f"{ROWS if name == 'source' else TABLES}{uuid.uuid4().hex}")
-        for name, frame in given.items()
+        SubqueryAlias(table._plan, f"{ROWS if name == 'source' else TABLES}{uuid.uuid4().hex}")
+        for name, table in frames.items()
     ]
-    ctes = ", ".join(f"`{name}` AS (SELECT * FROM {v._alias})" for name, v in zip(given, views, strict=True))
+    ctes = ", ".join(f"`{name}` AS (SELECT * FROM {v._alias})" for name, v in zip(frames, views, strict=True))
     text = f"WITH {ctes} SELECT * FROM (\n{without_end(sql)}\n)"
-    found: Any = ConnectFrame(_sql_class()(text, None, None, views), session)
-    return found
+    query: Any = ConnectFrame(_sql_class()(text, None, None, views), session)
+    return query
 
 
 @cache

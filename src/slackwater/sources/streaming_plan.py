@@ -122,14 +122,14 @@ class SourceSet:
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
         """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
         began = time.monotonic()
-        found: dict[str, SourceBatch] = {}
+        batches: dict[str, SourceBatch] = {}
         position = 0
         for index, source in enumerate(self.sources):
             if isinstance(source, DataFrameSource):
                 frame = (
                     planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
                 )
-                found[source.name] = SourceBatch(source.decode(in_session(self.session, frame)), None)
+                batches[source.name] = SourceBatch(source.decode(in_session(self.session, frame)), None)
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
@@ -138,8 +138,8 @@ class SourceSet:
             )
             position += 1
             if part is not None:
-                found[source.name] = part
-        return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), found, began)
+                batches[source.name] = part
+        return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
 
 
 def _by_spark(source: Seekable) -> SparkPlannedSource:

@@ -90,15 +90,15 @@ class TableLog(Protocol):
         """Raises StartError where there is no table, or one that Spark cannot read as it is."""
         ...
 
-    def content(self, at: TableOffsets) -> Sequence[DataFile]:
+    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
         """All files that a version holds, those that were added first at the beginning; always in the same order."""
         ...
 
-    def of(self, at: TableOffsets) -> TableVersion:
+    def of(self, offsets: TableOffsets) -> TableVersion:
         """What a version did."""
         ...
 
-    def after(self, at: TableOffsets) -> Iterable[TableVersion]:
+    def after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
         """The versions that came after one, in their order."""
         ...
 
@@ -142,8 +142,12 @@ class TableSource(Seekable):
 
     def _whole(self) -> TableOffsets:
         """The place before all that is there now."""
-        at = self._asked(self.log.now).at
-        return at if at.version < 0 else TableOffsets(at.table, at.version, at.sequence, files=0, content=True)
+        offsets = self._asked(self.log.now).at
+        return (
+            offsets
+            if offsets.version < 0
+            else TableOffsets(offsets.table, offsets.version, offsets.sequence, files=0, content=True)
+        )
 
     def begins(self, record: SourceRecord) -> TableOffsets:
         """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
@@ -180,9 +184,9 @@ class TableSource(Seekable):
                 f"{self.where} cannot be read ({self.log.reason(error)}); check query and the connection's options"
             ) from None
 
-    def gone(self, what: str) -> EpochError:
+    def gone(self, problem: str) -> EpochError:
         return EpochError(
-            f"{self.where}: {what}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
+            f"{self.where}: {problem}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
             f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.keep}"
         )
 
@@ -194,13 +198,13 @@ class TableSource(Seekable):
             return session.createDataFrame([], self.schema)
         try:
             rows = self._reader(session).load([literal_pattern(f.path) for f in files])
-            made = self._with_values(session, rows, files)
-            assert made.schema is not None
+            frame = self._with_values(session, rows, files)
+            assert frame.schema is not None
         except Exception as error:
             if any(sign in str(error) for sign in _GONE):
                 raise self.gone(f"a file of it is gone ({spark_error_reason(error)})") from None
             raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
-        return made
+        return frame
 
     def _reader(self, session: SparkSession) -> Any:
         """Of all epochs: Spark is told once what does not change."""
@@ -227,22 +231,22 @@ class TableSource(Seekable):
             values = {n: F.col(f"__values.v{i}") for i, n in enumerate(self.now.partitions)}
             listed = [(_place(f.path), *(f.values.get(n) for n in self.now.partitions)) for f in files]
             columns = ", ".join(f"v{i} STRING" for i in range(len(self.now.partitions)))
-            known = session.createDataFrame(listed, f"{_FILE} STRING, {columns}").alias("__values")
-            at = F.expr(
+            file_values = session.createDataFrame(listed, f"{_FILE} STRING, {columns}").alias("__values")
+            row_path = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
             )
             # as a column of its own: Spark 4.0 joins by no hidden one
-            rows = rows.withColumn(_PLACE, at).join(
-                F.broadcast(known), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
+            rows = rows.withColumn(_PLACE, row_path).join(
+                F.broadcast(file_values), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
             )
             missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PLACE)))
             planned = F.col(f"__values.{_FILE}").isNotNull()
             values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
-        found = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
-        return rows.select(*found)
+        selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
+        return rows.select(*selected)
 
-    def reread(self, found: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_rows.decoded_rows(found, self.schema, [f"file AS {file}", letter])
+    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        return dead_letter_rows.decoded_rows(letters, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)
@@ -263,8 +267,8 @@ def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
     """Which of these files a mark may be of, for people: it tells the size."""
 
     def named(mark: int) -> str | None:
-        found = [f.path for f in files if f.size % MARKS == mark % MARKS]
-        return " or ".join(found) if 0 < len(found) <= _NAMED else None
+        paths = [f.path for f in files if f.size % MARKS == mark % MARKS]
+        return " or ".join(paths) if 0 < len(paths) <= _NAMED else None
 
     return named
 

@@ -10,34 +10,34 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def added_columns(known: StructType, now: StructType) -> list[str]:
+def added_columns(earlier: StructType, now: StructType) -> list[str]:
     """Columns that are new, with their types. Names are compared as Spark does."""
-    names = {f.name.casefold() for f in known.fields}
+    names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
-def changed_columns(known: StructType, now: StructType) -> list[str]:
+def changed_columns(earlier: StructType, now: StructType) -> list[str]:
     """Columns that are missing, or of another type, in words."""
-    there = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
+    types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
-        f'"{f.name}" is {there.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
-        for f in known.fields
-        if there.get(f.name.casefold()) != f.dataType.simpleString()
+        f'"{f.name}" is {types.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
+        for f in earlier.fields
+        if types.get(f.name.casefold()) != f.dataType.simpleString()
     ]
 
 
 def check_columns(
-    where: str, known: StructType, now: StructType, choice: str | None, since: str, running: bool = False
+    where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
 ) -> None:
     """Raise StartError for columns that are not to be gone on with. `choice`: schema_changes; `since`: what changed them.
 
     `running`: a run whose SQL, state and target are bound to the known ones cannot take new ones; the next start does.
     """
-    if wrong := changed_columns(known, now):
+    if wrong := changed_columns(earlier, now):
         raise StartError(
             f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or begin anew with another name"
         )
-    new = ", ".join(added_columns(known, now))
+    new = ", ".join(added_columns(earlier, now))
     if new and choice in (None, "fail"):
         raise StartError(
             f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'

@@ -83,17 +83,17 @@ class TablePlanner:
 
     def _rest(self) -> None:
         """What is left of the version that was read in part."""
-        at, done = self._at, self._at.files or 0
-        end = at.whole
-        if at.content:
-            files = self._source.log.content(at)
+        offsets, done = self._at, self._at.files or 0
+        end = offsets.whole
+        if offsets.content:
+            files = self._source.log.content(offsets)
         else:
-            version = self._source.log.of(at)
+            version = self._source.log.of(offsets)
             self._check(version)
             files = version.files
         if done > len(files):
-            raise VersionGoneError(f"{at.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
-        self._add(files[done:], at, done, end)
+            raise VersionGoneError(f"{offsets.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
+        self._add(files[done:], offsets, done, end)
         self._at, self._within = end, False
 
     def _take(self, version: TableVersion) -> None:
@@ -122,9 +122,9 @@ class TablePlanner:
             choice = source.spec.schema_changes
             check_columns(source.where, source.schema, version.columns, choice, str(version.at), running=True)
 
-    def _add(self, files: Sequence[DataFile], at: TableOffsets, done: int, end: TableOffsets) -> None:
+    def _add(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
-            self._waiting.append(_PendingVersions(file, end if n == done + len(files) else replace(at, files=n)))
+            self._waiting.append(_PendingVersions(file, end if n == done + len(files) else replace(offsets, files=n)))
         if not files and self._waiting:  # nothing to read: the next commit is behind it, too
             self._waiting[-1] = replace(self._waiting[-1], behind=end)
 

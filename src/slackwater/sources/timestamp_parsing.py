@@ -84,16 +84,17 @@ class TextTimestampSchema:
 
         Where a text is no time the row is corrupt, and where rows have no such column (lookups) the value is NULL.
         """
-        found = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
-        if not found:
+        text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
+        if not text_columns:
             return rows
-        wrong = " OR ".join(self._wrong(quote_column(name), kind) for name, kind in found.items())
+        wrong = " OR ".join(self._wrong(quote_column(name), kind) for name, kind in text_columns.items())
         columns = ", ".join(quote_column(f.name) for f in self.schema.fields)
         sep = next((v for k, v in self.options.items() if k.lower() in ("sep", "delimiter")), None)
         with_sep = f", map('sep', '{_escaped(sep)}')" if sep is not None and self.form == "csv" else ""
         written = f"to_{self.form}(struct({columns}){with_sep})"
         exprs = {
-            name: f"{self._value(quote_column(name), kind)} AS {quote_column(name)}" for name, kind in found.items()
+            name: f"{self._value(quote_column(name), kind)} AS {quote_column(name)}"
+            for name, kind in text_columns.items()
         }
         exprs[CORRUPT] = f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {wrong} THEN {written} END AS {CORRUPT}"
         return rows.selectExpr(*(exprs.get(c, quote_column(c)) for c in rows.columns))
@@ -160,8 +161,8 @@ class TextTimestampSchema:
 
 def zone_of(options: Mapping[str, str], zone: str | None) -> str:
     """The zone of a source's texts: its reader's own option, else the one of its window or join, else UTC."""
-    own = next((v for k, v in options.items() if k.lower() == "timezone"), None)
-    return own or zone or UTC
+    reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
+    return reader_zone or zone or UTC
 
 
 def _escaped(text: str) -> str:

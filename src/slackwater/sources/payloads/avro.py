@@ -46,11 +46,15 @@ class AvroPayload(Payload):
         if None in self.writers:
             return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
         writer, rest = F.expr(self.writer), F.expr(self.framed)
-        found: Any = None
+        payload: Any = None
         for number, schema in self.writers.items():
-            one = from_avro(rest, schema, options)
-            found = F.when(writer == str(number), one) if found is None else found.when(writer == str(number), one)
-        return records.withColumn("_p", found)
+            decoded = from_avro(rest, schema, options)
+            payload = (
+                F.when(writer == str(number), decoded)
+                if payload is None
+                else payload.when(writer == str(number), decoded)
+            )
+        return records.withColumn("_p", payload)
 
 
 def _text(spec: Source) -> str:

@@ -49,16 +49,16 @@ def _of_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
 
 def _of_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
     """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
-    spec, found = records.spec, dict[int, ProtoFiles]()
+    spec, versions = records.spec, dict[int, ProtoFiles]()
     for version in records.versions("protobuf_schema_file"):
         with _refused(spec, f"schema {version.id} of the registry"):
-            found[version.id] = protobuf_schema.from_texts(version.text, version.references)
-    latest, newest = list(found.items())[-1]
+            versions[version.id] = protobuf_schema.from_texts(version.text, version.references)
+    latest, newest = list(versions.items())[-1]
     with _refused(spec, f"schema {latest} of the registry"):
         name = newest.framed(spec.protobuf_message)
         heads = [
             head
-            for number, files in found.items()
+            for number, files in versions.items()
             if files.read_by(newest, name)
             for head in protobuf_schema.record_prefixes(number, files.places[name])
         ]
@@ -67,8 +67,8 @@ def _of_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
 
 
 @contextmanager
-def _refused(spec: Source, what: str) -> Iterator[None]:
+def _refused(spec: Source, schema_name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise StartError(f'source "{spec.name}": {what} cannot be used as Protobuf ({error})') from None
+        raise StartError(f'source "{spec.name}": {schema_name} cannot be used as Protobuf ({error})') from None

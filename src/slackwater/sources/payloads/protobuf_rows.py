@@ -45,10 +45,10 @@ class ProtobufDecoder:
         """The payload as Spark takes it. Raises ValueError for a message without fields."""
         import pyarrow as pa
 
-        found = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
-        if found is None:
+        spark_type = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
+        if spark_type is None:
             raise ValueError(f'message "{self.message}" has no fields, which become columns')
-        return found
+        return spark_type
 
     def _messages(self, body: pa.Array) -> pa.Array:
         """What stands behind the heads; NULL where another one does."""
@@ -57,12 +57,12 @@ class ProtobufDecoder:
 
         if self.heads is None:
             return body
-        found = pa.nulls(len(body), pa.binary())
+        messages = pa.nulls(len(body), pa.binary())
         for length in sorted({len(head) for head in self.heads}):
             heads = pa.array([head for head in self.heads if len(head) == length], pa.binary())
-            here = pc.is_in(pc.binary_slice(body, 0, length), value_set=heads)
-            found = pc.if_else(here, pc.binary_slice(body, length, _END), found)
-        return found
+            matches = pc.is_in(pc.binary_slice(body, 0, length), value_set=heads)
+            messages = pc.if_else(matches, pc.binary_slice(body, length, _END), messages)
+        return messages
 
 
 def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,7 +75,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
         yield pa.RecordBatch.from_arrays([*batch.columns, payloads], schema=fields)
 
 
-def _pieces(of: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
+def _pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
     """Structs of this type, in order. Half by half where a batch has what cannot be read."""
     import pyarrow as pa
 
@@ -83,8 +83,8 @@ def _pieces(of: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array
         yield pa.nulls(len(messages), kind)
         return
     try:
-        found = of.array_to_record_batch(messages)
-        columns = [found.column(field.name).cast(field.type) for field in kind]
+        batch = decoder.array_to_record_batch(messages)
+        columns = [batch.column(field.name).cast(field.type) for field in kind]
     except BaseException as error:
         if not _is_of_decoder(error):
             raise
@@ -92,8 +92,8 @@ def _pieces(of: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array
             yield pa.nulls(1, kind)
             return
         half = len(messages) // 2
-        yield from _pieces(of, messages[:half], kind)
-        yield from _pieces(of, messages[half:], kind)
+        yield from _pieces(decoder, messages[:half], kind)
+        yield from _pieces(decoder, messages[half:], kind)
         return
     yield pa.StructArray.from_arrays(columns, fields=list(kind), mask=messages.is_null())
 
@@ -116,7 +116,7 @@ def message_decoder(files: bytes, message: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:
         pool.Add(file)
-    found = pool.FindMessageTypeByName(message)
+    descriptor = pool.FindMessageTypeByName(message)
     nullable = dict.fromkeys(("list_nullable", "map_nullable", "list_value_nullable", "map_value_nullable"), True)
     settings: Any = {
         "timestamp_unit": "us",
@@ -125,7 +125,7 @@ def message_decoder(files: bytes, message: str) -> Any:
         "enum_repr": "string",
         **nullable,
     }
-    return ptars.HandlerPool([found.file], config=ptars.PtarsConfig(**settings)).get_for_message(found)
+    return ptars.HandlerPool([descriptor.file], config=ptars.PtarsConfig(**settings)).get_for_message(descriptor)
 
 
 def as_spark(kind: pa.DataType) -> pa.DataType | None:

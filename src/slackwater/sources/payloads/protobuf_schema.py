@@ -86,19 +86,19 @@ class ProtoFiles:
             raise ValueError(
                 f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
             )
-        known: dict[str, str] = {}
+        field_names: dict[str, str] = {}
         for field in self.messages[name].field:
-            if (other := known.setdefault(field.json_name.casefold(), field.name)) != field.name:
+            if (other := field_names.setdefault(field.json_name.casefold(), field.name)) != field.name:
                 raise ValueError(f'message "{name}" has fields "{other}" and "{field.name}", one name to Spark')
             if field.type in (_MESSAGE, _GROUP):
                 self.check(field.type_name.lstrip("."), [*within, name])
 
     def framed(self, name: str | None) -> str:
         """The same where frames tell the message, which they can of the file's own alone."""
-        found = self.named(name)
-        if found not in self.places:
-            raise ValueError(f'message "{found}" is in a file that it imports, and records can only be of its own')
-        return found
+        full_name = self.named(name)
+        if full_name not in self.places:
+            raise ValueError(f'message "{full_name}" is in a file that it imports, and records can only be of its own')
+        return full_name
 
     def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
         self.check(name)
@@ -122,11 +122,11 @@ def _within(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     yield from below(file.message_type, f"{file.package}." if file.package else "", ())
 
 
-def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, known: set[tuple[str, str]]) -> bool:
+def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
     """Whether every field that both messages have is read as it was written."""
-    if (was, name) in known:
+    if (was, name) in compared:
         return True
-    known.add((was, name))
+    compared.add((was, name))
     fields = {field.number: field for field in new.messages[name].field}
     for before in old.messages[was].field:
         after = fields.get(before.number)
@@ -137,7 +137,7 @@ def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, known: set[tup
         if before.type != after.type and after.type not in _READ_AS.get(before.type, ()):
             return False
         both = (before.type_name.lstrip("."), after.type_name.lstrip("."))
-        if after.type in (_MESSAGE, _GROUP) and not _alike(old, both[0], new, both[1], known):
+        if after.type in (_MESSAGE, _GROUP) and not _alike(old, both[0], new, both[1], compared):
             return False
     return True
 
@@ -182,14 +182,14 @@ def _compiled(folder: Path, name: str) -> bytes:
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
-        found = Path(out) / "set"
+        path = Path(out) / "set"
         command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{root}" for root in (".", *roots))]
-        command += ["--include_imports", f"--descriptor_set_out={found}", name]
+        command += ["--include_imports", f"--descriptor_set_out={path}", name]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
         if ran.returncode:
             lines = [line for line in ran.stderr.splitlines() if "warning:" not in line]
             raise ValueError(lines[0].removeprefix(f"{_MAIN}:") if lines else "protoc does not take it")
-        return found.read_bytes()
+        return path.read_bytes()
 
 
 # -- what becomes of them ----------------------------------------------------------------------------------------------
@@ -218,12 +218,12 @@ def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
     One zero is short for the first message.
     """
     frame = b"\0" + number.to_bytes(4, "big")
-    found = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
-    return [frame + b"\0", *found] if tuple(place) == (0,) else found
+    prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
+    return [frame + b"\0", *prefixes] if tuple(place) == (0,) else prefixes
 
 
 def _varint(number: int) -> bytes:
-    found = b""
+    encoded = b""
     while number > 0x7F:
-        found, number = found + bytes([number & 0x7F | 0x80]), number >> 7
-    return found + bytes([number])
+        encoded, number = encoded + bytes([number & 0x7F | 0x80]), number >> 7
+    return encoded + bytes([number])

@@ -67,11 +67,11 @@ class JsonPayload(Payload):
     def parsed(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StringType, StructField, StructType
 
-        wanted = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
+        schema = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         F = spark_connect.sql_functions(records)  # noqa: N806
         rest = F.when(F.expr(f"{self.writer} IS NOT NULL"), F.expr(self.framed)) if self.in_frame else F.col(self.body)
-        return records.withColumn("_p", F.from_json(rest.cast("string"), wanted, options))
+        return records.withColumn("_p", F.from_json(rest.cast("string"), schema, options))
 
     @property
     def _times(self) -> TextTimestampSchema:
@@ -85,8 +85,8 @@ def _schema(records: RawRecords) -> StructType:
     if spec.schema_ is not None:
         return declared_schema(session, spec.name, spec.schema_)
     if records.known is not None:
-        known = StructType.fromJson(json.loads(records.known))
-        return StructType([f for f in known.fields if f.name not in _INJECTED])
+        stored = StructType.fromJson(json.loads(records.known))
+        return StructType([f for f in stored.fields if f.name not in _INJECTED])
     texts = records.sample()
     if not texts:
         raise StartError(
