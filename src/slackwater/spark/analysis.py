@@ -108,8 +108,8 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
 def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
     view = rows = _own_view(session, pipeline, way, frame)
-    for at, sql, bounds in pipeline.texts_with_bounds(way):
-        where = f'{pipeline.name}: source "{way.origin}": {at}'
+    for location, sql, bounds in pipeline.texts_with_bounds(way):
+        where = f'{pipeline.name}: source "{way.origin}": {location}'
         try:
             statement = _statement(session, rows, sql)
             if statement is not None:
@@ -120,19 +120,21 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
             raise
         except Exception as error:
             raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
-        looks = row_wise.forbidden_parts_of_text(out, sql, rows, bounds) if spark_connect.is_connect(session) else None
-        found = row_wise.forbidden_parts(out, view, bounds) if looks is None else looks
-        found |= set(lexical.clock_times(sql))
-        if found:
+        from_text = (
+            row_wise.forbidden_parts_of_text(out, sql, rows, bounds) if spark_connect.is_connect(session) else None
+        )
+        forbidden = row_wise.forbidden_parts(out, view, bounds) if from_text is None else from_text
+        forbidden |= set(lexical.clock_times(sql))
+        if forbidden:
             raise StartError(
-                f"{where} must be row-wise, it uses {', '.join(sorted(found))}; filter, project and join lookups there"
+                f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}; filter, project and join lookups there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
-                + bounds.told(found)
+                + bounds.told(forbidden)
             )
         _check_columns(pipeline, way, out, where)
         rows = out
-    own = _own_origin(pipeline, way)
-    return {name: field for name, field in fields_of(rows).items() if name != own}
+    hidden_origin = _own_origin(pipeline, way)
+    return {name: field for name, field in fields_of(rows).items() if name != hidden_origin}
 
 
 def _check_row_wise(
@@ -147,12 +149,12 @@ def _check_row_wise(
     text = f"SELECT ({expression}) AS e FROM source"
     out = _over(session, rows, text)
     if spark_connect.is_connect(session):
-        found = row_wise.forbidden_parts_of_text(out, text, rows)
+        forbidden = row_wise.forbidden_parts_of_text(out, text, rows)
     else:
-        found = row_wise.forbidden_parts(out, view, bounds)
-    found |= set(lexical.clock_times(text))
-    if found:
-        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(found))}")
+        forbidden = row_wise.forbidden_parts(out, view, bounds)
+    forbidden |= set(lexical.clock_times(text))
+    if forbidden:
+        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}")
 
 
 def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
@@ -208,28 +210,28 @@ def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, fram
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
     rows, plain = _view(session, pipeline, frame, with_origin=True), _own_view(session, pipeline, way, frame)
-    found = []
-    for at, sql in pipeline.texts(way):
+    carrying = []
+    for location, sql in pipeline.texts(way):
         plain = _over(session, plain, sql)
-        found.append(_carrying(session, rows, sql, plain, f"{where}: {at}"))
-        rows = _over(session, rows, found[-1])
-    return tuple(found) or None
+        carrying.append(_carrying(session, rows, sql, plain, f"{where}: {location}"))
+        rows = _over(session, rows, carrying[-1])
+    return tuple(carrying) or None
 
 
-def _carrying(session: SparkSession, rows: DataFrame, given: str, plain: DataFrame, where: str) -> str:
+def _carrying(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
     """A SQL that lets `_origin` of its rows come out, beside what the given one selects without it (`plain`)."""
-    wanted = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
+    expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
-        found = _over(session, rows, sql).dtypes
-        return (ORIGIN, ORIGIN_TYPE) in found and [c for c in found if c[0] != ORIGIN] == wanted
+        columns = _over(session, rows, sql).dtypes
+        return (ORIGIN, ORIGIN_TYPE) in columns and [c for c in columns if c[0] != ORIGIN] == expected
 
     try:
-        if _carries_already(carries, given):
-            return given
-        if origin.mentions_origin(given):
+        if _carries_already(carries, user_sql):
+            return user_sql
+        if origin.mentions_origin(user_sql):
             raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
-        rewritten = origin.carry_origin(given)
+        rewritten = origin.carry_origin(user_sql)
         if carries(rewritten):
             return rewritten
         why = "it does not come out unchanged"

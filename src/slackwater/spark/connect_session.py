@@ -22,8 +22,8 @@ _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"
 
 def server_address(settings: Mapping[str, str]) -> str | None:
     """The server that runs the jobs; None: Spark runs in a process of our own. Raises StartError where both are asked for."""
-    found = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
-    if not found:
+    address = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
+    if not address:
         return None
     if "spark.master" in settings:
         source = f'"{_KEY}"' if _KEY in settings else "SPARK_REMOTE"
@@ -31,28 +31,30 @@ def server_address(settings: Mapping[str, str]) -> str | None:
             f'[spark] sets "spark.master", and {source} names a server of Spark Connect, which has a master of its own; leave one of '
             "them out"
         )
-    if not found.startswith("sc://"):
+    if not address.startswith("sc://"):
         raise StartError(
-            f'"{found}" is no server of Spark Connect; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
+            f'"{address}" is no server of Spark Connect; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
         )
-    return found
+    return address
 
 
 def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
     """A session of the server, with these settings. Raises StartError if it is not there, or a setting is not a session's."""
     session: Any = _class()(connection=url)
-    at = spark_connect.server_endpoint(session)
+    endpoint = spark_connect.server_endpoint(session)
     if not spark_connect.server_answers(session):
-        raise StartError(f"Spark Connect at {at}: nobody answers there; start the server, or correct SPARK_REMOTE")
+        raise StartError(
+            f"Spark Connect at {endpoint}: nobody answers there; start the server, or correct SPARK_REMOTE"
+        )
     session.client.set_retry_policies(spark_connect.retry_policies())
     try:
         server = session.version
     except Exception as error:
         raise StartError(
-            f"Spark Connect at {at}: {spark_error_reason(error)}; expected a server of Spark Connect 4.0 or later"
+            f"Spark Connect at {endpoint}: {spark_error_reason(error)}; expected a server of Spark Connect 4.0 or later"
         ) from None
     if spark_connect.spark_version(session) < (4, 0):
-        raise StartError(f"Spark Connect at {at}: it is of Spark {server}, expected Spark 4.0 or later")
+        raise StartError(f"Spark Connect at {endpoint}: it is of Spark {server}, expected Spark 4.0 or later")
     for key, value in settings.items():
         if key == _KEY:
             continue
@@ -84,9 +86,9 @@ def check_lent(session: SparkSession, where: str) -> None:
     """Raise StartError where a session of the caller's means other things by SQL than a pipeline does: over Connect a plan has the
     settings of its own session."""
     for key, expected in _NEEDED.items():
-        found = session.conf.get(key)
-        if str(found).casefold() != expected.casefold():
+        setting = session.conf.get(key)
+        if str(setting).casefold() != expected.casefold():
             raise StartError(
-                f'{where}: over Spark Connect a batch has the settings of your session, where {key} is "{found}", expected '
+                f'{where}: over Spark Connect a batch has the settings of your session, where {key} is "{setting}", expected '
                 f'"{expected}"; spark.conf.set("{key}", "{expected}")'
             )

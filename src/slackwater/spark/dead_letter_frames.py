@@ -22,13 +22,13 @@ def letter_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
     """The rows of letters per source, with `__letter`, and `__file` of files. Raises StartError for letters of a source that cannot take them."""
-    found: dict[str, DataFrame] = {}
-    known = {s.name: s for s in sources}
-    for name, some in letters.group_by("source", maintain_order=True):
-        source = known.get(str(name[0]))
+    frames: dict[str, DataFrame] = {}
+    by_name = {s.name: s for s in sources}
+    for name, source_letters in letters.group_by("source", maintain_order=True):
+        source = by_name.get(str(name[0]))
         if source is None:
             raise StartError(
-                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(known)}; '
+                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(by_name)}; '
                 "restore it, or choose others by --reason and --epoch"
             )
         if not isinstance(source, Seekable):
@@ -36,6 +36,6 @@ def letter_frames(
                 f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
                 "rows back; expected files, tables or Kafka, or choose others by --reason and --epoch"
             )
-        records = session.createDataFrame(some.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
-        found[source.name] = source.reread(records, LETTER, FILE)
-    return found
+        records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
+        frames[source.name] = source.reread(records, LETTER, FILE)
+    return frames

@@ -32,8 +32,8 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":
         columns = [name.casefold() for name in declared_columns(source.schema_ or "")]
-        found = next(csv.reader([text], delimiter=(options.get("sep") or options.get("delimiter") or ",")[:1]), [])
-        if columns and {cell.strip().casefold() for cell in found} & set(columns):
+        cells = next(csv.reader([text], delimiter=(options.get("sep") or options.get("delimiter") or ",")[:1]), [])
+        if columns and {cell.strip().casefold() for cell in cells} & set(columns):
             return ' (it is the header of the file: set options = { header = "true" })'
     return ""
 
@@ -50,12 +50,12 @@ def describe_samples(source: Source | None, column: str, samples: Sequence[Mappi
         for bad, row, name in zip(samples, parsed, names, strict=True)
     ]
     lines = bad_values.find_lines(places, LOOKED_THROUGH)
-    said = []
+    described = []
     for bad, row, name, line in zip(samples, parsed, names, lines, strict=True):
-        told, advice = _cause(source, column, bad, row)
+        cause, advice = _cause(source, column, bad, row)
         place = f" in {name}" + ("" if line is None else f", line {line:,}") if name else ""
-        said.append(f"{bad['__bad']}: {f'{told}: ' if told else ''}{bad['row'][:SHOWN]}{place}{advice}")
-    return said
+        described.append(f"{bad['__bad']}: {f'{cause}: ' if cause else ''}{bad['row'][:SHOWN]}{place}{advice}")
+    return described
 
 
 def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:

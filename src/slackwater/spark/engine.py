@@ -132,22 +132,22 @@ class SparkEngine:
         return TimedRows(timed, split, tagged or len(names) > 1 or any(split.values()))
 
     def _ingest(
-        self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known: Mapping[str, Facts]
+        self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known_facts: Mapping[str, Facts]
     ) -> IngestOutcome:
-        told: dict[str, PendingStatistics] = {}
+        pending: dict[str, PendingStatistics] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `RejectedRowHandler`
-        found_here = self.pipeline.carries_origin and not self.logic.is_folded
-        before = tasks[0].operator.late_before(tasks[0].watermark) if found_here else None
+        keeps_late_origin = self.pipeline.carries_origin and not self.logic.is_folded
+        before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
-            asked = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
-            passing, told[name] = self.told.of(name, timed, asked, known.get(name))
+            aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
+            passing, pending[name] = self.told.of(name, timed, aggregates, known_facts.get(name))
             for way, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
-                parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), of=way.key))
+                parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), schema_key=way.key))
         folding = self.folding.of(tasks[0].operator)
         lifted = shard_columns.lift_rows(folding, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = shard_columns.to_shards(folding, lifted, len(tasks))
@@ -158,15 +158,17 @@ class SparkEngine:
         ]
         self.folding.heard(reports)
         stats: dict[str, SourceStats] = {}
-        for name, answer in told.items():
-            found = answer.get()
+        for name, answer in pending.items():
+            statistics = answer.get()
             counts = batch.partitions.get(name, {})
-            self.looks.heard(name, found)
-            if found["bad"] and "undecodable" not in found:
+            self.looks.heard(name, statistics)
+            if statistics["bad"] and "undecodable" not in statistics:
                 again = statistics_columns(read.timed[name], counts, True)
-                found = read.timed[name].agg(*again).collect()[0].asDict()
-            newest = newest_of(read.timed[name], name, found["newest"], self._at_once) if are_many(counts) else None
-            stats[name] = stats_of(found, counts, batch.marked.get(name, lambda mark: None), newest)
+                statistics = read.timed[name].agg(*again).collect()[0].asDict()
+            newest = (
+                newest_of(read.timed[name], name, statistics["newest"], self._at_once) if are_many(counts) else None
+            )
+            stats[name] = stats_of(statistics, counts, batch.marked.get(name, lambda mark: None), newest)
             self.told.heard(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
@@ -183,7 +185,7 @@ class SparkEngine:
     def _known(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Of each source whose event time is a column, and which knows of it without reading a row, what `statistics` would tell."""
         first, last = storability.usable_times(self.logic)
-        found = dict[str, Facts]()
+        facts_by_source = dict[str, Facts]()
         for name in batch.payload:
             ask, plain = batch.known.get(name), self.rows.plain_time(name)
             if ask is None or plain is None or self.looks.ask(name):
@@ -191,8 +193,8 @@ class SparkEngine:
             column, unit_us = plain
             facts = facts_of(ask(column), unit_us, first, min(last, self.rows.far_future(clock_us)))
             if facts is not None:
-                found[name] = facts
-        return found
+                facts_by_source[name] = facts
+        return facts_by_source
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
         key = ("statistics", name, tuple(partitions), are_many(partitions), tuple(timed.columns))
@@ -225,13 +227,13 @@ class SparkEngine:
                 out = out if why is None else out.where(f"({why}) IS NULL")
                 parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
-            found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
             raise EpochError(
                 f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
             ) from error
-        assert isinstance(found, pl.DataFrame)
-        return shard_columns.letter_rows(self.logic, found, LETTER_NUMBER)
+        assert isinstance(rows_read, pl.DataFrame)
+        return shard_columns.letter_rows(self.logic, rows_read, LETTER_NUMBER)
 
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
@@ -240,13 +242,13 @@ class SparkEngine:
         timed = (self.rows.timed(name, frame, clock_us, latest) for name, frame in payload.items())
         parts = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
         try:
-            found = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:
             raise EpochError(
                 f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
             ) from error
-        assert isinstance(found, pl.DataFrame)
-        return found.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
+        assert isinstance(rows_read, pl.DataFrame)
+        return rows_read.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
 
     # -- windows out ---------------------------------------------------------------------------------------------
 

@@ -93,12 +93,12 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
         normalised_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
     ]
-    mine = {slot: quote_column(f.name) for slot, f in slots.of[which]}
+    side_slots = {slot: quote_column(f.name) for slot, f in slots.of[which]}
     columns = {
         "__kh": f"xxhash64({', '.join(keys)})",
         "__ts": "unix_micros(_event_ts)",
         "__side": f"CAST({which} AS TINYINT)",
-        **{s.name: mine.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
+        **{s.name: side_slots.get(s.name, f"CAST(NULL AS {s.type})") for s in slots.columns},
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"

@@ -33,21 +33,21 @@ class ExpressionCache:
             self._kept[key] = make()
             if len(self._kept) > _AT_MOST:
                 self._kept.popitem(last=False)
-        found: T = self._kept[key]
-        return found
+        cached: T = self._kept[key]
+        return cached
 
-    def select(self, frame: DataFrame, exprs: Sequence[str], of: Hashable = None) -> DataFrame:
-        """`selectExpr`. `of`: what the frame is of: from frames of one thing the same expressions make the same columns; None: nobody
+    def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
+        """`selectExpr`. `schema_key`: what the frame is of: from frames of one thing the same expressions make the same columns; None: nobody
         asks for its columns."""
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
         if not isinstance(frame, Classic):
-            made = frame.selectExpr(*exprs)
-            return made if of is None else self.known(made, (of, tuple(exprs)))
-        told: Any = self.kept(("told", tuple(exprs)), lambda: frame._jseq(list(exprs)))
-        made = AnyFrame(frame._jdf.selectExpr(told), frame.sparkSession)
-        return made if of is None else self.known(made, (of, tuple(exprs)))
+            selected = frame.selectExpr(*exprs)
+            return selected if schema_key is None else self.known(selected, (schema_key, tuple(exprs)))
+        jvm_exprs: Any = self.kept(("told", tuple(exprs)), lambda: frame._jseq(list(exprs)))
+        selected = AnyFrame(frame._jdf.selectExpr(jvm_exprs), frame.sparkSession)
+        return selected if schema_key is None else self.known(selected, (schema_key, tuple(exprs)))
 
     def known(self, frame: DataFrame, key: Hashable) -> DataFrame:
         """A DataFrame whose columns are those of all with this key."""

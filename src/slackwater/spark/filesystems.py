@@ -58,10 +58,10 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 def _jars() -> Mapping[str, str] | None:
     """The names of the jars that Spark brings, without its ending; None where they are not to be found."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(found.submodule_search_locations[0]) / "jars"
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
     return {p.name: p.stem for p in folder.glob("*.jar")} or None
 
 

@@ -45,17 +45,17 @@ class FirstRowCounts:
 
 def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> str:
     """A column that no row has, for people; `names`: what the rows have."""
-    known = sorted(names)
-    folded = {n.casefold(): n for n in reversed(known)}
+    sorted_names = sorted(names)
+    folded = {n.casefold(): n for n in reversed(sorted_names)}
     like = folded.get(column.casefold()) or next(
         (folded[n] for n in difflib.get_close_matches(column.casefold(), folded, n=1)), None
     )
     hint = f'; did you mean "{like}"?' if like else ""
-    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    there = f"; there are: {', '.join(known[:_SHOWN])}{more}" if known else ""
+    more = f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""
+    listed = f"; there are: {', '.join(sorted_names[:_SHOWN])}{more}" if sorted_names else ""
     return (
         f'source "{source}": the column "{column}" of its schema is in none of its first {plural(rows, "row")}, so it is NULL in '
-        f"all of them{there}{hint}"
+        f"all of them{listed}{hint}"
     )
 
 
@@ -70,10 +70,10 @@ def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) ->
     def fits(each: str) -> bool:
         return _1990_US * 1000 <= number * _NS[each] <= (clock_us + _AHEAD_US) * 1000
 
-    given = "s" if kind == "timestamp" else unit
-    if kind != "string" and fits(given or "s"):
+    declared = "s" if kind == "timestamp" else unit
+    if kind != "string" and fits(declared or "s"):
         return None
-    meant = next((each for each in _NS if each != given and fits(each)), None)
+    meant = next((each for each in _NS if each != declared and fits(each)), None)
     if kind == "string":
         meant = next((each for each in _NS if fits(each)), None)
     if meant is None:

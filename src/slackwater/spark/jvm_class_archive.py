@@ -37,24 +37,24 @@ def archive_path() -> Path | None:
     if java is None or spark is None or spark.origin is None:
         return None
     modules = Path(java).resolve().parents[1] / "lib" / "modules"  # the classes of Java itself
-    made = modules.stat() if modules.is_file() else Path(java).resolve().stat()
-    of = [modules, made.st_size, made.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
-    name = hashlib.sha256("\n".join(map(str, of)).encode()).hexdigest()[:16]
+    status = modules.stat() if modules.is_file() else Path(java).resolve().stat()
+    identity = [modules, status.st_size, status.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
+    name = hashlib.sha256("\n".join(map(str, identity)).encode()).hexdigest()[:16]
     return packages.cache_directory() / "classes" / f"{name}.jsa"
 
 
 @contextmanager
 def use_archive() -> Iterator[None]:
     """A JVM that is started meanwhile takes its classes from the archive, if there is one."""
-    given = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
+    saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
     archive = archive_path()
-    if archive is not None and archive.is_file() and "Archive" not in (given[_OPTIONS] or ""):
-        os.environ[_OPTIONS] = f"{given[_OPTIONS] or ''} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
+    if archive is not None and archive.is_file() and "Archive" not in (saved[_OPTIONS] or ""):
+        os.environ[_OPTIONS] = f"{saved[_OPTIONS] or ''} -XX:SharedArchiveFile={archive} -Xshare:auto {_QUIET}".strip()
     os.environ.setdefault(_LAUNCHER, _SHORT)
     try:
         yield
     finally:
-        for name, before in given.items():
+        for name, before in saved.items():
             if before is None:
                 os.environ.pop(name, None)
             else:
@@ -70,8 +70,8 @@ def make_archive(module: str) -> Path | None:
     if archive is None or archive.is_file():
         return archive
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as aside:
-        file = Path(aside) / archive.name
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".making-") as directory:
+        file = Path(directory) / archive.name
         options = f"{_SHORT} -XX:ArchiveClassesAtExit={file} {_QUIET} {os.environ.get(_OPTIONS, '')}"
         done = subprocess.run(
             [sys.executable, "-m", module],
@@ -81,8 +81,8 @@ def make_archive(module: str) -> Path | None:
             stdin=subprocess.DEVNULL,
         )
         if done.returncode or not file.is_file():
-            said = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
-            raise StartError(f"the archive of Spark's classes was not made ({said}); starts go on without it")
+            problem = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
+            raise StartError(f"the archive of Spark's classes was not made ({problem}); starts go on without it")
         file.replace(archive)
     return archive
 

@@ -53,8 +53,8 @@ def carry_origin(sql: str) -> str:
 
 
 def _insert(sql: str, edits: list[tuple[int, str]]) -> str:
-    for at, text in sorted(edits, reverse=True):
-        sql = sql[:at] + text + sql[at:]
+    for position, text in sorted(edits, reverse=True):
+        sql = sql[:position] + text + sql[position:]
     return sql
 
 
@@ -85,7 +85,7 @@ def _selects(tokens: list[Token]) -> list[_Select]:
     """
     from sqlglot import TokenType as T
 
-    found: list[_Select] = []
+    selects: list[_Select] = []
     open_: list[_Select | None] = [None]
     for i, token in enumerate(tokens):
         kind, here = token.token_type, open_[-1]
@@ -103,8 +103,8 @@ def _selects(tokens: list[Token]) -> list[_Select]:
             continue
         elif kind == T.FROM and tokens[i - 1].token_type != T.DISTINCT:  # IS DISTINCT FROM
             here.at = token.start
-            found.append(here)
-    return found
+            selects.append(here)
+    return selects
 
 
 def _is_all_columns(tokens: list[Token], i: int) -> bool:
@@ -129,25 +129,25 @@ def _star(tokens: list[Token], i: int) -> _Star:
 # -- who reads `source` ----------------------------------------------------------------------------------------------
 
 
-def _visit(query: exp.Expr, known: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
-    """Whether a query's rows come from `source`. `known`: the names that may be read, and whether these do.
+def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
+    """Whether a query's rows come from `source`. `readable`: the names that may be read, and whether these do.
 
     Notes every SELECT that does: its number, and the name by which it knows these rows.
     """
     from sqlglot import exp
 
     for cte in query.ctes if isinstance(query, exp.Query) else ():
-        known = {**known, cte.alias.lower(): _visit(cte.this, known, readers)}
+        readable = {**readable, cte.alias.lower(): _visit(cte.this, readable, readers)}
     if isinstance(query, exp.SetOperation):
-        sides = {_visit(side, known, readers) for side in (query.left, query.right)}
+        sides = {_visit(side, readable, readers) for side in (query.left, query.right)}
         if len(sides) > 1:
             raise CannotCarryError("a branch of its UNION does not read source")
         return sides.pop()
     if isinstance(query, exp.Subquery):
-        return _visit(query.this, known, readers)
+        return _visit(query.this, readable, readers)
     if not isinstance(query, exp.Select):
         raise CannotCarryError(f"{query.key.upper()} is not understood")
-    names = [name for name, reads in _tables(query, known, readers) if reads]
+    names = [name for name, reads in _tables(query, readable, readers) if reads]
     if len(names) > 1:
         raise CannotCarryError("it joins source with itself")
     if names:
@@ -159,22 +159,22 @@ def _visit(query: exp.Expr, known: Mapping[str, bool], readers: dict[int, str | 
 
 
 def _tables(
-    node: exp.Expr, known: Mapping[str, bool], readers: dict[int, str | None]
+    node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
     """What stands in a FROM: the name of each table (lower case; None: it has none), and whether it reads `source`."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None
     if inside is not None:
-        yield from _tables(inside.this, known, readers)
+        yield from _tables(inside.this, readable, readers)
     elif isinstance(node, exp.Table):
         plain = isinstance(node.this, exp.Identifier) and not node.db
-        yield node.alias_or_name.lower(), plain and known.get(node.name.lower(), False)
+        yield node.alias_or_name.lower(), plain and readable.get(node.name.lower(), False)
     elif isinstance(node, exp.Subquery):
         alias = node.alias.lower() or None
         if isinstance(node.this, exp.Table):  # a join in parentheses
-            yield from ((alias or name, reads) for name, reads in _tables(node.this, known, readers))
+            yield from ((alias or name, reads) for name, reads in _tables(node.this, readable, readers))
         else:
-            yield alias, _visit(node.this, known, readers)
+            yield alias, _visit(node.this, readable, readers)
     for join in node.args.get("joins") or ():
-        yield from _tables(join.this, known, readers)
+        yield from _tables(join.this, readable, readers)

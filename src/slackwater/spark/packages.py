@@ -140,19 +140,19 @@ def _once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
 
 def _fetched(home: Path, fetch: Callable[[Path], None]) -> None:
     """The folder comes with everything or not at all."""
-    aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
+    partial = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
     try:
-        fetch(aside)
-        aside.chmod(0o755)
-        aside.rename(home)
+        fetch(partial)
+        partial.chmod(0o755)
+        partial.rename(home)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _named(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
-    wanted = ["-dependency", organisation, module, version]
-    wanted += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-    _ivy(f"{organisation}:{module}:{version}", into, [*wanted, *([] if transitive else ["-notransitive"])])
+    arguments = ["-dependency", organisation, module, version]
+    arguments += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    _ivy(f"{organisation}:{module}:{version}", into, [*arguments, *([] if transitive else ["-notransitive"])])
 
 
 def _described(name: str, modules: str, into: Path) -> None:
@@ -164,22 +164,22 @@ def _described(name: str, modules: str, into: Path) -> None:
 def _unpacked(name: str, modules: str, into: Path) -> None:
     _described(name, modules, into)
     for archive in into.glob("*.tar.gz"):
-        with tarfile.open(archive) as found:
-            found.extractall(into, filter="data")
+        with tarfile.open(archive) as tar:
+            tar.extractall(into, filter="data")
         archive.unlink()
 
 
-def _ivy(what: str, into: Path, wanted: Sequence[str]) -> None:
+def _ivy(label: str, into: Path, arguments: Sequence[str]) -> None:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
     command = ["java", "-jar", str(next(jars.glob("ivy-*.jar"))), "-m2compatible", "-warn"]
-    command += ["-cache", str(cache_directory() / "ivy"), "-confs", "default", *wanted]
+    command += ["-cache", str(cache_directory() / "ivy"), "-confs", "default", *arguments]
     if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not (any(into.glob("*.jar")) or any(into.glob("*.tar.gz"))):
         raise StartError(
-            f"{what} cannot be fetched from Maven; "
+            f"{label} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
         )

@@ -27,32 +27,32 @@ def node_kind(node: Node) -> str:
 
 def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
     """The numbers of these columns of a view."""
-    wanted = {name.casefold() for name in names}
+    folded_names = {name.casefold() for name in names}
     output = view._jdf.queryExecution().analyzed().output()
     attributes = (output.apply(i) for i in range(output.size()))
-    return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in wanted)
+    return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in folded_names)
 
 
-def derived_ids(nodes: Sequence[Node], known: frozenset[int]) -> frozenset[int]:
+def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
     """The numbers that stand for one of these columns in a plan: they themselves, and what they are renamed to."""
-    if not known or any(node_kind(node) == "Union" for node in nodes):
+    if not columns or any(node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
     for expressions in _expressions(nodes):
         if [node_kind(e) for e in expressions] == ["Alias", "AttributeReference"]:
             alias, column = expressions
             renamed[_number(alias)] = _number(column)
-    found = set(known)
-    while more := {new for new, old in renamed.items() if old in found and new not in found}:
-        found |= more
-    return frozenset(found)
+    derived = set(columns)
+    while added := {new for new, old in renamed.items() if old in derived and new not in derived}:
+        derived |= added
+    return frozenset(derived)
 
 
-def is_by(node: Node, alike: frozenset[int]) -> bool:
+def is_by(node: Node, columns: frozenset[int]) -> bool:
     """Whether a node groups, or partitions, by one of these columns."""
     grouped = node.get(_BY.get(node_kind(node), ""), [])
     return any(
-        [node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in alike
+        [node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in columns
         for expression in grouped
     )
 

@@ -38,10 +38,10 @@ class Node:
 
 def of_json(text: str) -> Node:
     """The tree of a plan's JSON, which is a list of nodes with the number of their children, from the root down."""
-    given = iter(json.loads(text))
+    entries = iter(json.loads(text))
 
     def node() -> Node:
-        fields: dict[str, Any] = next(given)
+        fields: dict[str, Any] = next(entries)
         kind = name(fields)
         view = fields.get("desc", {}) if kind == "View" else {}
         identifier = view.get("identifier", {}) if isinstance(view, dict) else {}
@@ -84,8 +84,8 @@ class _Draft:
 
     def node(self) -> Node:
         def first(pattern: re.Pattern[str], kind: str) -> str:
-            found = pattern.search(self.rest) if self.kind.startswith(kind) else None
-            return found[1] if found else ""
+            match = pattern.search(self.rest) if self.kind.startswith(kind) else None
+            return match[1] if match else ""
 
         return Node(
             self.kind,
@@ -97,16 +97,16 @@ class _Draft:
         )
 
 
-def arguments(expressions: Sequence[Mapping[str, Any]], at: int) -> list[tuple[Mapping[str, Any], ...]]:
+def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
     """What the expression at a place is made of, each from its root down: expressions stand as `Node` has them."""
-    found, end = list[tuple[Mapping[str, Any], ...]](), at + 1
-    for _ in range(expressions[at]["num-children"]):
+    children, end = list[tuple[Mapping[str, Any], ...]](), index + 1
+    for _ in range(expressions[index]["num-children"]):
         start, open_ones = end, 1
         while open_ones:
             open_ones += expressions[end]["num-children"] - 1
             end += 1
-        found.append(tuple(expressions[start:end]))
-    return found
+        children.append(tuple(expressions[start:end]))
+    return children
 
 
 def name(fields: Mapping[str, Any]) -> str:

@@ -75,11 +75,11 @@ class RejectedRowHandler:
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
         """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
-        found, staged = [], list[LetterFile]()
-        for seen in outcome.unfit:
+        unstorable, staged = [], list[LetterFile]()
+        for source_rows in outcome.unfit:
             marked = [
                 m
-                for way, _, out in self.rows.outputs(read, seen.source, read.timed[seen.source])
+                for way, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
                 if (m := self.rows.marked(way, out, task.capacity)) is not None
             ]
             parts = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
@@ -90,17 +90,17 @@ class RejectedRowHandler:
                 row = f"to_json(struct({', '.join(quote_column(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
                 samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
                 if self.rows.pipeline.transform.on_error == "dlq":
-                    columns = unfit_columns(rows.columns, self.rows.pipeline.name, seen.source, task.state.epoch)
+                    columns = unfit_columns(rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch)
                     letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
                     staged += [LetterFile.model_validate_json(one) for one in letters]
-            if sum(reasons.values()) != seen.rows:
+            if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
-                    f'{self.rows.pipeline.name}: source "{seen.source}": {plural(seen.rows, "row")} that cannot be held, and '
+                    f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that cannot be held, and '
                     f"{sum(reasons.values())} when they were read again: the input was not the same; nothing of this epoch was "
                     "committed, the next start repeats it"
                 )
-            found.append(UnstorableRows(seen.source, reasons, samples[:3]))
-        return found, staged
+            unstorable.append(UnstorableRows(source_rows.source, reasons, samples[:3]))
+        return unstorable, staged
 
     def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
         """A few bad rows in words: why, the row as JSON, and its file where there is one."""
@@ -120,7 +120,7 @@ class RejectedRowHandler:
             f"length({text}) AS length",
             f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
         )
-        found = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
+        samples = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
         spec = decode_hints.source_of(self.rows.pipeline, name)
         column = self.rows.pipeline.transform.step.event_time_column
-        return decode_hints.describe_samples(spec, column, [r.asDict() for r in found])
+        return decode_hints.describe_samples(spec, column, [r.asDict() for r in samples])

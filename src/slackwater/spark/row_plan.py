@@ -74,29 +74,31 @@ class RowPlan:
     def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
-        undecodable, there = "false", frame.columns
-        if CORRUPT in there:
+        undecodable, columns = "false", frame.columns
+        if CORRUPT in columns:
             # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
-            every = ", ".join(quote_column(c) for c in there if c != CORRUPT)
+            every = ", ".join(quote_column(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = "" if latest is None or self.of_stage(name) else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
         first, last = storability.usable_times(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
-        kept = [quote_column(c) for c in there if c != "_event_ts"]
-        of_file = name in self._files and FILE not in there  # read again, it brings the name
-        file = [f"_metadata.file_path AS {FILE}", mark_sql()] if of_file else []
-        return self.alike.select(frame, [*kept, *file, f"{time} AS _event_ts", bad], of=name)
+        data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
+        adds_file = name in self._files and FILE not in columns  # read again, it brings the name
+        file = [f"_metadata.file_path AS {FILE}", mark_sql()] if adds_file else []
+        return self.alike.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
     def _files(self) -> list[str]:
         """The sources of whose rows Spark knows the file."""
-        known = self.pipeline.connections
-        found = {
-            s.name: resolve_connection(s.connection, known) for s in self.pipeline.sources if s.connection is not None
+        connections = self.pipeline.connections
+        by_source = {
+            s.name: resolve_connection(s.connection, connections)
+            for s in self.pipeline.sources
+            if s.connection is not None
         }
-        return [name for name, c in found.items() if c is not None and CONNECTORS[c.kind].brings_files]
+        return [name for name, c in by_source.items() if c is not None and CONNECTORS[c.kind].brings_files]
 
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None

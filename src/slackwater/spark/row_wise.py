@@ -93,8 +93,8 @@ def statement(session: SparkSession, sql: str) -> str | None:
     root = plan_nodes.of_json(state.executePlan(parsed, skip).analyzed().toJSON())
     while root.kind == "WithCTE":
         root = root.children[-1]
-    known = root.kind in _ALLOWED or root.kind in _LEAVES or root.kind in _NODES or root.kind in ("Join", "Union")
-    return None if known else word
+    is_query = root.kind in _ALLOWED or root.kind in _LEAVES or root.kind in _NODES or root.kind in ("Join", "Union")
+    return None if is_query else word
 
 
 def _first_word(sql: str) -> str:
@@ -112,12 +112,12 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.of_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
-    alike = (
+    grouping_columns = (
         plan_grouping_check.derived_ids(nodes, plan_grouping_check.column_ids(view, bounds.names))
         if view is not None
         else frozenset[int]()
     )
-    reader = _Reader(lambda node: plan_grouping_check.is_by(node.fields, alike))
+    reader = _Reader(lambda node: plan_grouping_check.is_by(node.fields, grouping_columns))
     reader.check(root)
     if not reader.found and not reader.groups and not plan.deterministic():
         reader.found.add(_UNDETERMINED)
@@ -131,17 +131,17 @@ def forbidden_parts_of_text(
     like one is refused as well."""
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
-    said = Findings()
-    resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, said, ())
-    sure = not said.unsure and not said.problems
+    findings = Findings()
+    resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, findings, ())
+    sure = not findings.unsure and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
     reader = _Reader(lambda node: bool(bounded) and sure)
     reader.check(plan_nodes.of_text(plan))
-    found = said.beyond | reader.found | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
+    forbidden = findings.beyond | reader.found | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
     if sure:
-        return found
+        return forbidden
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
-    return found | subquery | {f"{name.lower()}()" for name in _CALLED.findall(plan)}
+    return forbidden | subquery | {f"{name.lower()}()" for name in _CALLED.findall(plan)}
 
 
 @dataclass
@@ -170,9 +170,9 @@ class _Reader:
             self._expression(expression)
         for outer, inner in pairwise(node.expressions):  # an expression is followed by its first child
             self._cast(outer, inner)
-        for at, expression in enumerate(node.expressions):
+        for index, expression in enumerate(node.expressions):
             if plan_nodes.name(expression) == "AesEncrypt":
-                self._encryption(plan_nodes.arguments(node.expressions, at))
+                self._encryption(plan_nodes.arguments(node.expressions, index))
         if node.kind == "WithCTE":
             (query,) = (c for c in node.children if c.kind != "CTERelationDef")
             return self._reads(query)
@@ -195,14 +195,14 @@ class _Reader:
         return any(below)
 
     def _join(self, node: Node) -> bool:
-        left, right = (self._reads(child) for child in node.children)
+        reads_left, reads_right = (self._reads(child) for child in node.children)
         if node.join in _OUTER:
             self.found.add(f"{_OUTER[node.join]} OUTER JOIN (write source LEFT JOIN lookup)")
-        elif left and right:
+        elif reads_left and reads_right:
             self.found.add(SELF_JOIN)
-        elif right and node.join not in _INNER:
+        elif reads_right and node.join not in _INNER:
             self.found.add(LOOKUP_JOINS.get(node.join, LOOKUP_JOINS["LeftOuter"]))
-        return left or right
+        return reads_left or reads_right
 
     def _union(self, node: Node) -> bool:
         reads = [self._reads(child) for child in node.children]

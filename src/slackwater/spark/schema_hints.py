@@ -41,19 +41,21 @@ class SchemaHints:
     _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _names: dict[str, DataFrame] = field(default_factory=dict)
 
-    def heard(self, name: str, found: Mapping[str, Any]) -> None:
+    def heard(self, name: str, statistics: Mapping[str, Any]) -> None:
         """What the job of an epoch said to `ask`."""
-        self._seen[name] = dict(found)
+        self._seen[name] = dict(statistics)
 
     def begin(self, frames: Mapping[str, DataFrame]) -> None:
         """Look at the first rows of each source that is new: at the columns that its schema declares, and at its times as numbers."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._looks:
-                own = resolve_connection(spec.connection, self.pipeline.connections)
-                again = own is not None and CONNECTORS[own.kind].keeps_history  # to be read once more, for their names
-                declared = declared_columns(spec.schema_) if spec.schema_ and again else []
-                there = {c.casefold(): c for c in frames[spec.name].columns}
-                names = [there[c.casefold()] for c in declared if c.casefold() in there]
+                connection = resolve_connection(spec.connection, self.pipeline.connections)
+                is_rereadable = (
+                    connection is not None and CONNECTORS[connection.kind].keeps_history
+                )  # to be read once more, for their names
+                declared = declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
+                columns = {c.casefold(): c for c in frames[spec.name].columns}
+                names = [columns[c.casefold()] for c in declared if c.casefold() in columns]
                 self._looks[spec.name] = FirstRowCounts(names)
                 self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
 
@@ -79,10 +81,10 @@ class SchemaHints:
         look, number = self._looks.get(name), self._numbers.get(name)
         if look is None or not look.looks:
             return []
-        found = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
+        aggregates = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
         if number is not None:
-            found.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
-        return found
+            aggregates.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
+        return aggregates
 
     def answered(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
         """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
@@ -113,11 +115,11 @@ class SchemaHints:
             look.is_told = True
             spec = next(s for s in self.pipeline.sources if s.name == name)
             try:
-                there = names_in(self.session, frame, spec.format, spec.options)
+                data_names = names_in(self.session, frame, spec.format, spec.options)
             except Exception as error:
                 log.debug("the names in the data of %s cannot be read: %s", name, error)
-                there = []
+                data_names = []
             for column in look.missing:
-                if column not in there:  # else it is there, and NULL
-                    line = missing_text(name, column, min(look.rows, ROWS), there)
+                if column not in data_names:  # else it is there, and NULL
+                    line = missing_text(name, column, min(look.rows, ROWS), data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

@@ -150,7 +150,7 @@ def _stderr_to_file() -> Iterator[Path]:
 
 def private_session(session: SparkSession, shards: int) -> SparkSession:
     """A session of its own views and settings on the same Spark."""
-    own = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
+    private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "false",
@@ -166,18 +166,18 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
-        if spark_connect.is_connect(own) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
+        if spark_connect.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
             continue  # which Connect has not: it warns
-        own.conf.set(key, value)
-    if own.conf.get("spark.ui.enabled", "true") == "false":
-        own.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
+        private.conf.set(key, value)
+    if private.conf.get("spark.ui.enabled", "true") == "false":
+        private.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
     if spark_connect.is_on_this_machine(session):
         # sums that tell whether a part of a shuffle that was lost came out the same again: here none gets lost
         for key in ("enabled", "enableFullRetryOnMismatch"):
-            own.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
-    if spark_connect.is_connect(own):
-        own.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
-    return own
+            private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
+    if spark_connect.is_connect(private):
+        private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
+    return private
 
 
 def lists_here(session: SparkSession) -> None:

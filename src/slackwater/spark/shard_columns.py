@@ -201,9 +201,9 @@ def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataF
 
 @letter_rows.register(WindowOperator)
 def _(operator: WindowOperator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
-    found = _inputs(operator, rows)
-    found = found.drop_nulls("__end") if operator.ends else found
-    return operator.lift_rows(found).with_columns(found[number])
+    inputs = _inputs(operator, rows)
+    inputs = inputs.drop_nulls("__end") if operator.ends else inputs
+    return operator.lift_rows(inputs).with_columns(inputs[number])
 
 
 @letter_rows.register(IntervalJoinOperator)

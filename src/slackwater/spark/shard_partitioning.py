@@ -32,15 +32,15 @@ def place_rows(rows: DataFrame, shards: int, owner: str) -> DataFrame:
 @cache
 def shard_keys(shards: int) -> tuple[int, ...]:
     """Per shard a number (INT) that Spark's hash partitioning sends to the partition of the shard's number."""
-    found: dict[int, int] = {}
+    key_of: dict[int, int] = {}
     start, block = 0, 8 * shards + 64
-    while len(found) < shards:
+    while len(key_of) < shards:
         numbers = np.arange(start, start + block, dtype=np.int32)
-        places, first = np.unique(np.mod(murmur3(numbers), np.int32(shards)), return_index=True)
-        for place, at in zip(places.tolist(), first.tolist(), strict=True):
-            found.setdefault(place, int(numbers[at]))
+        partitions, first = np.unique(np.mod(murmur3(numbers), np.int32(shards)), return_index=True)
+        for partition, index in zip(partitions.tolist(), first.tolist(), strict=True):
+            key_of.setdefault(partition, int(numbers[index]))
         start += block
-    return tuple(found[place] for place in range(shards))
+    return tuple(key_of[partition] for partition in range(shards))
 
 
 def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -48,11 +48,11 @@ def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     with np.errstate(over="ignore"):
         mixed = numbers.view(np.uint32) * np.uint32(0xCC9E2D51)
         mixed = _rotated(mixed, 15) * np.uint32(0x1B873593)
-        found = _rotated(np.uint32(_SEED) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-        found ^= np.uint32(4)  # bytes
-        found = (found ^ (found >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-        found = (found ^ (found >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-        return (found ^ (found >> np.uint32(16))).view(np.int32)
+        mixed_hash = _rotated(np.uint32(_SEED) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        mixed_hash ^= np.uint32(4)  # bytes
+        mixed_hash = (mixed_hash ^ (mixed_hash >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        mixed_hash = (mixed_hash ^ (mixed_hash >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        return (mixed_hash ^ (mixed_hash >> np.uint32(16))).view(np.int32)
 
 
 def _rotated(numbers: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:

@@ -34,16 +34,16 @@ def mark_sql() -> str:
     return f"unix_millis(_metadata.file_modification_time) * {MARKS}L + _metadata.file_size % {MARKS}L AS {MARK}"
 
 
-def statistics_columns(of: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
+def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
     """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
 
     Its columns that say where a row is from tell it of the newest one.
     """
-    F, columns = spark_connect.sql_functions(of), of.columns  # noqa: N806
+    F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
         "CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END" if usable_only else "unix_micros(_event_ts)"
     )
-    found = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
+    aggregates = [F.count(F.lit(1)).alias("rows"), F.count("__bad").alias("bad"), F.max(event_us).alias("newest")]
     topics = {partition.rpartition("-")[0] for partition in partitions}
     offset = f"shiftleft(CAST(_partition AS BIGINT), {_OF_PARTITION}) + _offset"
     of_topics = offset if len(topics) == 1 else _TOPICS
@@ -53,35 +53,37 @@ def statistics_columns(of: DataFrame, partitions: Mapping[str, int], usable_only
         if place == _TOPICS:  # as text: an observed struct is nothing that Python reads before Spark 4.1
             parts = (where["_topic"], F.lit("-"), where["_partition"], F.lit(" at offset "), where["_offset"])
             where = F.concat(*(part.cast("string") for part in parts))
-        found.append(where.alias("place"))
+        aggregates.append(where.alias("place"))
     if usable_only:
-        found += [F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)]
+        aggregates += [
+            F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)
+        ]
     for number, partition in enumerate(() if are_many(partitions) else partitions):
         topic, _, part = partition.rpartition("-")
         here = F.col("_partition") == int(part)
         if len(topics) > 1:
             here &= F.col("_topic") == topic
-        found.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
-    return found
+        aggregates.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
+    return aggregates
 
 
-def facts_of(known: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
+def facts_of(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
     """The same of rows that nobody looked at, for an event time that is a column with so long a step (0: that of its type).
 
     None where a row may be bad for another reason than that it has no time, as times before `first` or after `last` (µs) are.
     """
-    if known is None or bool(unit_us) == bool(known.unit_us):
+    if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
-    step = unit_us or known.unit_us
-    oldest, newest = (None if value is None else value * step for value in (known.least, known.greatest))
+    step = unit_us or stats.unit_us
+    oldest, newest = (None if value is None else value * step for value in (stats.least, stats.greatest))
     if oldest is not None and newest is not None and not first <= oldest <= newest <= last:
         return None
     never = dict.fromkeys(("undecodable", "future", OUTSIDE), 0)
-    return {"rows": known.rows, "bad": known.nulls, "newest": newest, "place": known.place, **never}
+    return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.place, **never}
 
 
-def count_unfit(of: DataFrame) -> Any:
-    return spark_connect.sql_functions(of).count(storability.UNFIT).alias("unfit")
+def count_unfit(rows: DataFrame) -> Any:
+    return spark_connect.sql_functions(rows).count(storability.UNFIT).alias("unfit")
 
 
 def are_many(partitions: Mapping[str, int]) -> bool:
@@ -102,49 +104,51 @@ def newest_of(timed: DataFrame, source: str, newest: int | None, tasks: int) -> 
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
     # not a task per partition, of which each is a few milliseconds, nor as many as there are shards behind them
     each = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
-    found = {f"{row['_topic']}-{row['_partition']}": row["newest"] for row in each.coalesce(1).collect()}
-    again = max((t for t in found.values() if t is not None), default=None)
+    newest_by_partition = {f"{row['_topic']}-{row['_partition']}": row["newest"] for row in each.coalesce(1).collect()}
+    again = max((t for t in newest_by_partition.values() if t is not None), default=None)
     if again != newest:  # rows are not counted: Spark counts those of a task twice that it lost and ran again
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
             f'source "{source}": the input was not the same when it was read again for the newest time of each partition: {then} was the newest '
             f"of all, now it is {now}; nothing of this epoch was committed, the next start repeats it"
         )
-    return found
+    return newest_by_partition
 
 
 def stats_of(
-    found: Mapping[str, Any],
+    facts: Mapping[str, Any],
     partitions: Mapping[str, int],
-    named: Callable[[int], str | None],
+    file_of: Callable[[int], str | None],
     newest: Mapping[str, int | None] | None = None,
 ) -> SourceStats:
-    """`named`: the file of a `MARK`. `newest`: of each partition, where they are too many to be observed."""
+    """`file_of`: the file of a `MARK`. `newest`: of each partition, where they are too many to be observed."""
     if newest is None:
-        newest = {name: found[f"newest{n}"] for n, name in enumerate(partitions)}
-    rows, bad = found["rows"] or 0, found["bad"] or 0
+        newest = {name: facts[f"newest{n}"] for n, name in enumerate(partitions)}
+    rows, bad = facts["rows"] or 0, facts["bad"] or 0
     return SourceStats(
         rows,
         rows - bad,
-        found["newest"],
-        found.get("undecodable") or 0,
-        found.get("future") or 0,
+        facts["newest"],
+        facts.get("undecodable") or 0,
+        facts.get("future") or 0,
         {name: SourceActivity(rows, newest.get(name)) for name, rows in partitions.items()},
-        outside=found.get(OUTSIDE) or 0,
-        place=_place_of(found.get("place"), partitions, named),
+        outside=facts.get(OUTSIDE) or 0,
+        place=_place_of(facts.get("place"), partitions, file_of),
     )
 
 
-def _place_of(found: int | str | None, partitions: Mapping[str, int], named: Callable[[int], str | None]) -> str | None:
+def _place_of(
+    place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
+) -> str | None:
     """Where a row was read, for people."""
-    if found is None:
+    if place is None:
         return None
-    if isinstance(found, str):
-        return found if partitions else local_name(found)
-    if isinstance(found, int) and not partitions:
-        return named(found)
+    if isinstance(place, str):
+        return place if partitions else local_name(place)
+    if isinstance(place, int) and not partitions:
+        return file_of(place)
     topic = next(iter(partitions)).rpartition("-")[0]
-    return f"{topic}-{found >> _OF_PARTITION} at offset {found % (1 << _OF_PARTITION)}"
+    return f"{topic}-{place >> _OF_PARTITION} at offset {place % (1 << _OF_PARTITION)}"
 
 
 def spans_of(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
@@ -156,8 +160,8 @@ def spans_of(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tup
         F.min("t").alias("low"), F.max("t").alias("high"), F.count("*").alias("n")
     )
     nth = stretches.selectExpr("*", "row_number() OVER (PARTITION BY p ORDER BY b DESC) AS nth")
-    found: dict[str, list[Span]] = {}
+    spans_by_name: dict[str, list[Span]] = {}
     for row in nth.where(f"nth <= {CONFIRMS}").collect():
         for name in {row["p"], ""}:
-            found.setdefault(name, []).append((row["low"], row["high"], row["n"]))
-    return {name: tuple(spans) for name, spans in found.items()}
+            spans_by_name.setdefault(name, []).append((row["low"], row["high"], row["n"]))
+    return {name: tuple(spans) for name, spans in spans_by_name.items()}

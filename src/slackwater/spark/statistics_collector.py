@@ -32,15 +32,15 @@ class StatisticsCollector:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
 
     def of(
-        self, name: str, timed: DataFrame, asked: Sequence[Any], known: Facts | None = None
+        self, name: str, timed: DataFrame, aggregates: Sequence[Any], facts: Facts | None = None
     ) -> tuple[DataFrame, PendingStatistics]:
-        """A source's rows as they go on, and what will be known of them once they went. `known`: what is before."""
-        if known is not None:
-            return timed, PendingStatistics(name, known)
+        """A source's rows as they go on, and what will be known of them once they went. `facts`: what is before."""
+        if facts is not None:
+            return timed, PendingStatistics(name, facts)
         if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
-            return timed, PendingStatistics(name, self._pool.submit(_ask, timed, asked))
+            return timed, PendingStatistics(name, self._pool.submit(_ask, timed, aggregates))
         observed = spark_connect.new_observation(timed)
-        return timed.observe(observed, *asked), PendingStatistics(name, observed)
+        return timed.observe(observed, *aggregates), PendingStatistics(name, observed)
 
     def heard(self, name: str, rows: int) -> None:
         self._rows[name] = rows
@@ -56,8 +56,8 @@ class PendingStatistics:
     def get(self) -> Facts:
         """By the names that were asked for; waits for it. Raises EpochError."""
         if not isinstance(self._of, Future):
-            found: Facts = self._of if isinstance(self._of, Mapping) else self._of.get
-            return found
+            facts: Facts = self._of if isinstance(self._of, Mapping) else self._of.get
+            return facts
         try:
             return self._of.result()
         except Exception as error:
@@ -71,6 +71,6 @@ def is_read_by_columns(timed: DataFrame) -> bool:
     return MARK in timed.columns and CORRUPT not in timed.columns
 
 
-def _ask(timed: DataFrame, asked: Sequence[Any]) -> Facts:
-    found: Facts = timed.agg(*asked).collect()[0].asDict()
-    return found
+def _ask(timed: DataFrame, aggregates: Sequence[Any]) -> Facts:
+    facts: Facts = timed.agg(*aggregates).collect()[0].asDict()
+    return facts

@@ -53,7 +53,7 @@ def run_over(
     sizes = batches or ArrowBatchSizer()
     # plain names: to mapInArrow a dot in a name is a path
     plain = (alike or ExpressionCache()).select(
-        frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], of="plain"
+        frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
     try:
         with sizes.sized(plain):
@@ -74,16 +74,16 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
     import polars as pl
     import pyarrow as pa
 
-    found = list(batches)
-    if not found:
+    record_batches = list(batches)
+    if not record_batches:
         return
-    handed = {"rows": [sum(b.num_rows for b in found)], "bytes": [sum(b.nbytes for b in found)]}
+    sizes = {"rows": [sum(b.num_rows for b in record_batches)], "bytes": [sum(b.nbytes for b in record_batches)]}
     try:
-        report, error = task(pa.Table.from_batches(found).rename_columns(names)), ""
+        report, error = task(pa.Table.from_batches(record_batches).rename_columns(names)), ""
     except SlackwaterError as raised:
         report, error = str(raised), type(raised).__name__
     answer = pl.DataFrame(
-        {"report": [report], "error": [error], **handed}
+        {"report": [report], "error": [error], **sizes}
     )  # PyArrow would load pandas to look at a list
     yield from answer.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
     worker_memory.freeze_objects()

@@ -28,9 +28,9 @@ class TargetTable:
     state: str = ""
     new: tuple[str, ...] = ()
 
-    def missing(self, there: Container[str]) -> list[Field]:
+    def missing(self, existing_columns: Container[str]) -> list[Field]:
         """The new columns that a place with these does not have."""
-        return [f for f in self.fields if f.name in self.new and f.name not in there]
+        return [f for f in self.fields if f.name in self.new and f.name not in existing_columns]
 
 
 def columns_text(fields: Iterable[Field]) -> str:

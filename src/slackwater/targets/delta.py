@@ -102,10 +102,10 @@ class DeltaTarget:
             raise StartError(
                 f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
             ) from error
-        mine = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
-        if not mine or mine[0].get("slackwater_state") == self._table.state:
+        own_commits = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
+        if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
             return None
-        epoch = mine[0].get("slackwater_epoch")
+        epoch = own_commits[0].get("slackwater_epoch")
         return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
 
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
@@ -117,8 +117,8 @@ class DeltaTarget:
             if not delta.file_uris():
                 return None
             last = tuple(delta.transaction_version(app) for app in self._apps)
-            known = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
-            return known or self._last_of(delta, state)
+            recognised = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
+            return recognised or self._last_of(delta, state)
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
@@ -139,10 +139,10 @@ class DeltaTarget:
     def _last_of(self, delta: DeltaTable, state: str) -> TargetMark | None:
         """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
         writer = self._table.writer
-        own = (c for c in delta.history(_LOOKED_AT) if c.get("slackwater_writer") == writer)
-        if (commit := next(own, None)) is not None:
-            found = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
-            return TargetMark(state=found["state"], epoch=int(found["epoch"]), commit=found["commit"])
+        own_commits = (c for c in delta.history(_LOOKED_AT) if c.get("slackwater_writer") == writer)
+        if (commit := next(own_commits, None)) is not None:
+            mark = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
+            return TargetMark(state=mark["state"], epoch=int(mark["epoch"]), commit=mark["commit"])
         epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
         return None if epoch is None else TargetMark(state=state, epoch=epoch)
 
@@ -154,19 +154,19 @@ class DeltaTarget:
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
         delta = self._current()
-        found = delta.transaction_version(self._app)
-        return -1 if found is None else found
+        epoch = delta.transaction_version(self._app)
+        return -1 if epoch is None else epoch
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             delta = self._current()
             if epoch <= self.last_epoch():
                 return
-            told = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch), "commit": commit}
+            metadata = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch), "commit": commit}
             numbers = zip(self._apps, map(_number, (self._table.state, commit)), strict=True)
             marker = CommitProperties(
                 app_transactions=[Transaction(self._app, epoch), *(Transaction(app, n) for app, n in numbers)],
-                custom_metadata={f"slackwater_{k}": v for k, v in told.items()},
+                custom_metadata={f"slackwater_{k}": v for k, v in metadata.items()},
             )
             if self._mode == "append":
                 write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
@@ -191,18 +191,18 @@ class DeltaTarget:
         kind = pa.timestamp("us", tz="UTC")
         low, high = (pa.scalar(v, kind) for v in (ranges["__low"].min(), ranges["__high"].max()))
         try:
-            at = pc.field(column)
-            wanted = self._current().to_pyarrow_dataset().to_table(filter=(at >= low) & (at <= high))
+            time = pc.field(column)
+            table = self._current().to_pyarrow_dataset().to_table(filter=(time >= low) & (time <= high))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
             ) from error
-        frame = pl.from_arrow(wanted)
+        frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame)
         frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())
-        found = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
-        within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
-        return found.filter(within).select(list(fields))
+        matched = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
+        in_range = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        return matched.filter(in_range).select(list(fields))
 
     def _current(self) -> DeltaTable:
         """The newest version of the table."""
@@ -256,20 +256,20 @@ class DeltaTarget:
 
     def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
         """The rows in the column order of the table."""
-        found: pa.Table = rows.to_arrow().cast(self._arrow)
-        return found.select([f.name for f in delta.schema().fields])
+        table: pa.Table = rows.to_arrow().cast(self._arrow)
+        return table.select([f.name for f in delta.schema().fields])
 
     def _differences(self, delta: DeltaTable, added: Sequence[str]) -> Iterator[str]:
-        wanted, found = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
-        for name, kind in wanted.items():
+        expected, actual = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
+        for name, kind in expected.items():
             if name in added:
                 continue
-            if name not in found:
+            if name not in actual:
                 yield f'column "{name}" ({kind}) is missing'
-            elif found[name] != kind:
-                yield f'column "{name}" is {found[name]}, expected {kind}'
+            elif actual[name] != kind:
+                yield f'column "{name}" is {actual[name]}, expected {kind}'
         yield from (
-            f'column "{name}" ({kind}) is not of the pipeline' for name, kind in found.items() if name not in wanted
+            f'column "{name}" ({kind}) is not of the pipeline' for name, kind in actual.items() if name not in expected
         )
 
     def _reason(self, error: Exception) -> str:

@@ -86,43 +86,43 @@ class FilesTarget:
 
     def can_put_newer_aside(self, mark: TargetMark) -> bool:
         """Whether the files of this state up to `mark` are still here, and can be told from those of another state."""
-        marker, own = self._read_marker(), self._own_infix
+        marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True
         ending = "jsonl" if self._format == "json" else self._format
-        last = f"{self._table.writer}-{own}{mark.epoch:09d}.{ending}"
-        return bool(marker.get("infix", "") != own and last in self._folder.names())
+        last = f"{self._table.writer}-{own_infix}{mark.epoch:09d}.{ending}"
+        return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
     def put_newer_aside(self, mark: TargetMark) -> str:
         """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
 
         Returns where they are now. Repeating it after a crash completes it. Raises StartError.
         """
-        marker, state, own = self._read_marker(), self._table.state, self._own_infix
-        newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own, marker)]
+        marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
+        newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own_infix, marker)]
         to = self._aside_name("newer")
         try:
             self._folder.move(newer, to)
-            content = {"epoch": mark.epoch, "state": state, "infix": own, "commit": mark.commit}
+            content = {"epoch": mark.epoch, "state": state, "infix": own_infix, "commit": mark.commit}
             self._folder.mark(self._marker, json.dumps(content).encode())
         except OSError as error:
             raise self._not_moved(f"{self._shown}/{to}", error) from None
         return f'"{self._shown}/{to}"'
 
-    def _is_newer(self, name: str, epoch: int, own: str, marker: Mapping[str, Any]) -> bool:
+    def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
         """Whether a file was written after an epoch of this state: by it, or by the state that wrote the marker."""
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
         assert written is not None, "names of `_files`"
         infix = written[1] or ""
-        return (infix == own and int(written[2]) > epoch) or (infix == marker.get("infix", "") != own)
+        return (infix == own_infix and int(written[2]) > epoch) or (infix == marker.get("infix", "") != own_infix)
 
     def _read_marker(self) -> dict[str, Any]:
         content = self._folder.read(self._marker)
         if content is None:
             return {"epoch": -1, "state": self._table.state, "infix": ""}
         try:
-            found: dict[str, Any] = json.loads(content)
-            return found
+            marker: dict[str, Any] = json.loads(content)
+            return marker
         except ValueError:
             raise PublishError(
                 f"marker {self._shown}/{self._marker} is damaged; delete it if the epochs in {self._shown} are complete up to the last commit"
@@ -143,8 +143,8 @@ class FilesTarget:
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
             return None
-        of = f'{len(files):,} {"file" if len(files) == 1 else "files"} of another state of "{self._table.writer}" in "{self._shown}"'
-        return f"{of}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else of
+        description = f'{len(files):,} {"file" if len(files) == 1 else "files"} of another state of "{self._table.writer}" in "{self._shown}"'
+        return f"{description}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else description
 
     def put_aside(self) -> str | None:
         """Move them to a directory that readers of this one ignore, the marker last; returns which, None if there are none."""
@@ -161,8 +161,8 @@ class FilesTarget:
         return f'"{aside}"'
 
     @staticmethod
-    def _aside_name(what: str) -> str:
-        return f"{OUTPUT_FOLDER}/{what}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
+    def _aside_name(reason: str) -> str:
+        return f"{OUTPUT_FOLDER}/{reason}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
 
     def _not_moved(self, aside: str, error: OSError) -> StartError:
         return StartError(
@@ -210,9 +210,9 @@ def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Arrays and structs as JSON, for formats that have neither."""
-    found = [c for c, t in rows.schema.items() if is_nested(t)]
+    nested = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
-        pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in found
+        pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in nested
     )
 
 

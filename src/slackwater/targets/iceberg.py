@@ -77,8 +77,8 @@ class IcebergTarget:
                 table = self._tables.load(self._name)
             assert table is not None, "it was made just now"
             missing = self._columns.missing([f.name for f in table.schema().fields])
-            kept = [f for f in self._columns.fields if f not in missing]
-            different = "; ".join(iceberg.column_differences(kept, table))
+            existing = [f for f in self._columns.fields if f not in missing]
+            different = "; ".join(iceberg.column_differences(existing, table))
             if missing and not different:
                 iceberg.add_columns(missing, table)
                 table = self._tables.load(self._name)
@@ -171,10 +171,10 @@ class IcebergTarget:
         transaction = Transaction(table)
         last = {self._last: f"{self._columns.state} {epoch}", self._commit: commit}
         transaction.set_properties({self._marker: str(epoch), **last})
-        told = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
-        merged = self._mode == "merge" and self._merge(transaction, table, rows, gone, told)
+        properties = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
+        merged = self._mode == "merge" and self._merge(transaction, table, rows, gone, properties)
         if not merged and not rows.is_empty():
-            transaction.append(iceberg.as_written(rows, self._columns.fields, table), told)
+            transaction.append(iceberg.as_written(rows, self._columns.fields, table), properties)
         ref = table.metadata.refs.get(_MAIN)
         needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
         # without rows there is no snapshot, and an old marker that comes late would take the place of a newer one
@@ -190,7 +190,7 @@ class IcebergTarget:
         table: Table,
         rows: pl.DataFrame,
         gone: pl.DataFrame | None,
-        told: Mapping[str, str],
+        properties: Mapping[str, str],
     ) -> bool:
         """Write files anew that hold rows of these identities, with `rows`; False if there are none, and nothing was done."""
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
@@ -204,28 +204,28 @@ class IcebergTarget:
         where, kinds = self._where(keys), {f.name: f.polars for f in fields}
         hit = [
             task
-            for task, found in iceberg.read_files(table, identity, where)
-            if not found.cast({c: kinds[c] for c in identity})
+            for task, frame in iceberg.read_files(table, identity, where)
+            if not frame.cast({c: kinds[c] for c in identity})
             .join(keys, on=identity, how="semi", nulls_equal=True)
             .is_empty()
         ]
         if not hit:
             return False
         write_id, counter = uuid.uuid4(), itertools.count()
-        kept = 0
-        with transaction.update_snapshot(snapshot_properties=dict(told)).overwrite() as snapshot:
+        kept_rows = 0
+        with transaction.update_snapshot(snapshot_properties=dict(properties)).overwrite() as snapshot:
             snapshot.commit_uuid = write_id
 
             def write(frames: list[pl.DataFrame]) -> None:
-                given = iceberg.as_written(pl.concat(frames), fields, table)
-                for file in _dataframe_to_data_files(table.metadata, given, table.io, write_id, counter):
+                data = iceberg.as_written(pl.concat(frames), fields, table)
+                for file in _dataframe_to_data_files(table.metadata, data, table.io, write_id, counter):
                     snapshot.append_data_file(file)
 
             together = [rows.select(list(kinds))]
             for task in hit:
-                found = iceberg.rows_of(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
-                together.append(found.join(keys, on=identity, how="anti", nulls_equal=True))
-                kept += together[-1].height
+                frame = iceberg.rows_of(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
+                together.append(frame.join(keys, on=identity, how="anti", nulls_equal=True))
+                kept_rows += together[-1].height
                 snapshot.delete_data_file(task.file)
                 if sum(f.height for f in together) >= _TOGETHER:
                     write(together)
@@ -235,9 +235,9 @@ class IcebergTarget:
         log.info(
             "%s: epoch %s replaces rows: %s written anew with %s that stay%s",
             self.description,
-            told["slackwater.epoch"],
+            properties["slackwater.epoch"],
             plural(len(hit), "file"),
-            plural(kept, "row"),
+            plural(kept_rows, "row"),
             self._days_told(keys),
         )
         return True
@@ -266,14 +266,14 @@ class IcebergTarget:
         """The days that can hold rows of these keys, to leave other files unread; None: any."""
         from pyiceberg.expressions import Or
 
-        at, days = self._time, self._days(keys)
-        if at is None or "." in at or days is None:
+        column, days = self._time, self._days(keys)
+        if column is None or "." in column or days is None:
             return None
-        times: Any = keys[at].dt.timestamp("us")
+        times: Any = keys[column].dt.timestamp("us")
         if len(days) > _DAYS:
-            return iceberg.time_between(at, int(times.min()), int(times.max()))
+            return iceberg.time_between(column, int(times.min()), int(times.max()))
         parts = [
-            iceberg.time_between(at, d * _DAY_US, (d + 1) * _DAY_US - 1)
+            iceberg.time_between(column, d * _DAY_US, (d + 1) * _DAY_US - 1)
             for d in sorted(set((times // _DAY_US).to_list()))
         ]
         return parts[0] if len(parts) == 1 else Or(*parts)
@@ -291,8 +291,8 @@ class IcebergTarget:
         try:
             where = iceberg.time_between(column, low, high) if "." not in column else None
             frames = [
-                found.select(pl.col(n).cast(t) for n, t in kinds.items())
-                for _, found in iceberg.read_files(self._current(), None, where)
+                file_rows.select(pl.col(n).cast(t) for n, t in kinds.items())
+                for _, file_rows in iceberg.read_files(self._current(), None, where)
             ]
         except Exception as error:
             raise StartError(

@@ -26,17 +26,17 @@ def patch_visitor() -> None:
 
 def _kept(projected: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(projected)
-    def found(self: Any, kind: Any, given: Any, *parts: Any) -> Any:
-        return _with_nulls(projected(self, kind, given, *parts), given)
+    def found(self: Any, kind: Any, original: Any, *parts: Any) -> Any:
+        return _with_nulls(projected(self, kind, original, *parts), original)
 
     return found
 
 
-def _with_nulls(made: Any, given: Any) -> Any:
-    if made is None or made.null_count == given.null_count:
-        return made
-    offsets = pa.array(made.offsets.to_numpy(), made.offsets.type)  # a slice of offsets takes no mask
-    mask = given.is_null()
-    if isinstance(made, pa.MapArray):
-        return pa.MapArray.from_arrays(offsets, made.keys, made.items, made.type, mask=mask)
-    return type(made).from_arrays(offsets, made.values, made.type, mask=mask)
+def _with_nulls(projected: Any, original: Any) -> Any:
+    if projected is None or projected.null_count == original.null_count:
+        return projected
+    offsets = pa.array(projected.offsets.to_numpy(), projected.offsets.type)  # a slice of offsets takes no mask
+    mask = original.is_null()
+    if isinstance(projected, pa.MapArray):
+        return pa.MapArray.from_arrays(offsets, projected.keys, projected.items, projected.type, mask=mask)
+    return type(projected).from_arrays(offsets, projected.values, projected.type, mask=mask)

@@ -52,24 +52,24 @@ class IcebergTables:
         from pyiceberg.catalog import load_catalog
 
         iceberg_null_workaround.patch_visitor()
-        found = load_catalog(self.name, **{"type": self.kind, **self.options})
-        session = getattr(found, "_session", None)
+        catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
+        session = getattr(catalog, "_session", None)
         if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _patient())
-        return found
+        return catalog
 
     def load(self, table: str) -> Table | None:
         """A table as it is now; None if it is not there. Asking once more changes nothing, so an answer that is lost is asked for again."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        for left in reversed(range(_TRIES)):
+        for remaining in reversed(range(_TRIES)):
             try:
                 return self.catalog.load_table(table)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
             except OSError:  # of the HTTP client, too
-                if not left:
+                if not remaining:
                     raise
                 time.sleep(_PAUSE_S)
         raise AssertionError("the last try returns or raises")
@@ -102,8 +102,8 @@ def _patient() -> Any:
     class Patient(HTTPAdapter):
         """Asks once, and does not wait forever: what became of a commit is found in the table, not by asking again."""
 
-        def send(self, *given: Any, **more: Any) -> Any:
-            return super().send(*given, **{**more, "timeout": more.get("timeout") or _SECONDS})
+        def send(self, *arguments: Any, **more: Any) -> Any:
+            return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
 
     return Patient(max_retries=0)
 
@@ -127,17 +127,17 @@ def add_columns(fields: Sequence[Field], table: Table) -> None:
 
 def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     """What keeps a table from holding the results, column by column."""
-    wanted = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
-    found = {f.name: _spelled(f.field_type) for f in table.schema().fields}
-    for name, kind in wanted.items():
-        if name not in found:
+    expected = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
+    actual = {f.name: _spelled(f.field_type) for f in table.schema().fields}
+    for name, kind in expected.items():
+        if name not in actual:
             yield f'column "{name}" ({kind}) is missing'
-        elif found[name] != kind:
-            yield f'column "{name}" is {found[name]}, expected {kind}'
+        elif actual[name] != kind:
+            yield f'column "{name}" is {actual[name]}, expected {kind}'
         elif table.schema().find_field(name).required:
             yield f'column "{name}" is required, expected one that may be null'
     yield from (
-        f'column "{name}" ({kind}) is not of the pipeline' for name, kind in found.items() if name not in wanted
+        f'column "{name}" ({kind}) is not of the pipeline' for name, kind in actual.items() if name not in expected
     )
 
 
@@ -167,8 +167,8 @@ def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
     from pyiceberg import expressions
 
     are: Any = expressions  # its classes take what their annotations do not tell
-    found: BooleanExpression = are.And(are.GreaterThanOrEqual(column, low_us), are.LessThanOrEqual(column, high_us))
-    return found
+    between: BooleanExpression = are.And(are.GreaterThanOrEqual(column, low_us), are.LessThanOrEqual(column, high_us))
+    return between
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ def rows_of(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
     """The rows of a file, without those that were deleted from it."""
-    found = pl.from_arrow(_scan(table, columns, where).to_table([task]))
-    assert isinstance(found, pl.DataFrame)
-    return found
+    rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
+    assert isinstance(rows, pl.DataFrame)
+    return rows
 
 
 def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression | None) -> ArrowScan:
@@ -199,8 +199,8 @@ def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression 
     from pyiceberg.schema import Schema
 
     schema = table.schema()
-    kept = schema if columns is None else Schema(*(f for f in schema.fields if f.name in columns))
-    return ArrowScan(table.metadata, table.io, kept, where or AlwaysTrue(), True)
+    projection = schema if columns is None else Schema(*(f for f in schema.fields if f.name in columns))
+    return ArrowScan(table.metadata, table.io, projection, where or AlwaysTrue(), True)
 
 
 def read_all(table: Table) -> pl.DataFrame:

@@ -187,19 +187,19 @@ class KafkaTarget:
                 failed.append(error)
 
         self._produce(producer, epoch, messages, on_delivery)
-        left = producer.flush(self._timeout + 1)
+        remaining = producer.flush(self._timeout + 1)
         if failed:
             raise KafkaException(failed[0])
-        if left:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} messages not acknowledged"))
+        if remaining:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{remaining} messages not acknowledged"))
 
     def _produce(
         self, producer: Producer, epoch: int, messages: Messages, on_delivery: Callable[[Any, Any], None]
     ) -> None:
         """One call per message: batches of the client library carry no headers."""
         headers, topic = self._rows.headers(epoch), self._topic
-        for key, value, own in messages:
-            self._send(producer, topic, value, key, headers=[*own, *headers], on_delivery=on_delivery)
+        for key, value, row_headers in messages:
+            self._send(producer, topic, value, key, headers=[*row_headers, *headers], on_delivery=on_delivery)
 
     def _send(self, producer: Producer, *message: Any, **more: Any) -> None:
         """Hand over one message; wait while the client's queue is full."""
@@ -224,8 +224,8 @@ class KafkaTarget:
         if code in _EARLIER and self._exactly_once:  # says only that there was an error before: ask which
             try:
                 producer.abort_transaction(min(self._timeout, 5.0))
-            except KafkaException as told:
-                code = error_of(told).code()
+            except KafkaException as cause:
+                code = error_of(cause).code()
         self._fenced = self._exactly_once and code in _FENCED
         if not self._fenced:
             producer.purge()

@@ -68,9 +68,9 @@ class KafkaMarkers:
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
         resource = ConfigResource(ResourceType.TOPIC, EPOCHS_TOPIC)
-        asked = admin.describe_configs([resource], request_timeout=self.timeout)[resource]
+        future = admin.describe_configs([resource], request_timeout=self.timeout)[resource]
         try:
-            policy = asked.result(self.timeout)["cleanup.policy"].value
+            policy = future.result(self.timeout)["cleanup.policy"].value
         except KafkaException as error:
             if error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return
@@ -84,9 +84,9 @@ class KafkaMarkers:
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
         """Create a topic. -1 partitions: as many as the broker is set to, as are the replicas."""
-        asked = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
+        future = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
-            asked.result(self.timeout)
+            future.result(self.timeout)
         except KafkaException as error:
             if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
@@ -107,8 +107,8 @@ class KafkaMarkers:
 
     def writers(self, admin: AdminClient) -> list[str]:
         """Return the writers that left a marker of this topic."""
-        found = (key.decode().rpartition("|") for key in self._last_records(admin, committed=True))
-        return sorted(writer for writer, _, topic in found if topic == self.topic)
+        names = (key.decode().rpartition("|") for key in self._last_records(admin, committed=True))
+        return sorted(writer for writer, _, topic in names if topic == self.topic)
 
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
         """Return the last committed record of each key.
@@ -168,5 +168,5 @@ class KafkaMarkers:
 
 
 def error_of(error: KafkaException) -> KafkaError:
-    found: KafkaError = error.args[0]
-    return found
+    cause: KafkaError = error.args[0]
+    return cause

@@ -118,8 +118,8 @@ class LetterRows(KafkaRows):
                 (h.get("key", ""), None if h.get("value") is None else base64.b64decode(h["value"]))
                 for h in json.loads(row["headers"] or "[]")
             ]
-            known = {header: row[name] for name, header in LETTER_HEADERS.items() if row[name] is not None}
-            headers += [(name, _header(value)) for name, value in known.items()]
+            letter_headers = {header: row[name] for name, header in LETTER_HEADERS.items() if row[name] is not None}
+            headers += [(name, _header(value)) for name, value in letter_headers.items()]
             yield row["key"], row["value"], headers
 
 
@@ -178,12 +178,14 @@ def _maps(field: Field) -> Callable[[Any], Any] | None:
     if field.element is not None:
         of_element = _maps(field.element)
         return of_element and (lambda v: None if v is None else [of_element(e) for e in v])
-    found = {m.name: convert for m in field.members or () if (convert := _maps(m)) is not None}
-    return (lambda v: None if v is None else {**v, **{n: c(v[n]) for n, c in found.items()}}) if found else None
+    converters = {m.name: convert for m in field.members or () if (convert := _maps(m)) is not None}
+    return (
+        (lambda v: None if v is None else {**v, **{n: c(v[n]) for n, c in converters.items()}}) if converters else None
+    )
 
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
     """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
     whole = object_text(rows.schema, "base64").cast(pl.Binary)
-    found: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
-    return found
+    objects: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
+    return objects

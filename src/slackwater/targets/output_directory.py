@@ -143,8 +143,8 @@ class BucketDirectory:
         """Asked for once: what this process wrote since is known."""
         if name not in self._content:
             try:
-                found = self.client.get(name)
-                self._content[name], self._versions[name] = bytes(found.content), found.version
+                stored = self.client.get(name)
+                self._content[name], self._versions[name] = bytes(stored.content), stored.version
             except FileNotFoundError:
                 self._content[name] = self._versions[name] = None
         return self._content[name]
@@ -169,8 +169,8 @@ class BucketDirectory:
         cache = FileCache(
             f"target-{xxhash.xxh3_128_hexdigest(repr(sorted(self.client.options.items())).encode() + self.shown.encode())}"
         )
-        there = {name: size for name, size in self.client.sizes("").items() if "/" not in name}
-        for name, size in there.items():
+        sizes = {name: size for name, size in self.client.sizes("").items() if "/" not in name}
+        for name, size in sizes.items():
             path = cache.path(name)
             if not path.exists() or path.stat().st_size != size:
                 with suppress(FileNotFoundError):  # removed meanwhile
@@ -178,7 +178,7 @@ class BucketDirectory:
         home = cache.path(".")
         home.mkdir(parents=True, exist_ok=True)
         for path in home.iterdir():
-            if path.name not in there:
+            if path.name not in sizes:
                 path.unlink()
         return home
 

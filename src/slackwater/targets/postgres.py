@@ -37,14 +37,14 @@ class PostgresTarget:
 
     guarantee = "exactly once"
 
-    def __init__(self, url: str, table: str, given: TargetTable) -> None:
-        self.url, self._given = str(url), given
+    def __init__(self, url: str, table: str, columns: TargetTable) -> None:
+        self.url, self._given = str(url), columns
         self._schema, _, self._name = table.rpartition(".")
         self._schema = self._schema or "public"
         self._table = f"{client.quote_name(self._schema)}.{client.quote_name(self._name)}"
         self._marker = f"{client.quote_name(self._schema)}.slackwater_targets"
         self.description = f"table {table} in Postgres at {client.server_address(self.url)}"
-        self.upserts = given.identity is not None
+        self.upserts = columns.identity is not None
         self._connection: psycopg.Connection[Any] | None = None
 
     @property
@@ -65,8 +65,8 @@ class PostgresTarget:
                     " commit_id text, table_oid oid, marker_oid oid, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (writer, table_name))"
                 )
                 types = {"commit_id": "text", "table_oid": "oid", "marker_oid": "oid"}
-                there = client.columns_of(db, self._marker)
-                for column in types.keys() - set(there):  # of an earlier version
+                marker_columns = client.columns_of(db, self._marker)
+                for column in types.keys() - set(marker_columns):  # of an earlier version
                     db.execute(f"ALTER TABLE {self._marker} ADD COLUMN {column} {types[column]}")
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     self._create(db)
@@ -124,9 +124,9 @@ class PostgresTarget:
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
-                there = client.columns_of(db, self._marker)
-                commit = "commit_id" if "commit_id" in there else "NULL"
-                oids = "m.marker_oid, m.table_oid" if "table_oid" in there else "NULL, NULL"
+                marker_columns = client.columns_of(db, self._marker)
+                commit = "commit_id" if "commit_id" in marker_columns else "NULL"
+                oids = "m.marker_oid, m.table_oid" if "table_oid" in marker_columns else "NULL, NULL"
                 row = db.execute(
                     f"SELECT m.state, m.epoch, {commit}, {oids}, to_regclass(%s)::oid, to_regclass(%s)::oid FROM {self._marker} m"
                     f" WHERE m.writer = %s AND m.table_name = %s AND EXISTS (SELECT FROM {self._table})",
@@ -169,7 +169,7 @@ class PostgresTarget:
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
         """What about the existing table does not fit the rows, in words; empty if it fits."""
-        there = {
+        actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' FROM"
@@ -177,31 +177,31 @@ class PostgresTarget:
                 (self._table,),
             )
         }
-        found = []
+        problems = []
         for field in self._given.fields:
-            wanted = client.sql_type(field)
-            if field.name not in there and field.name in self._given.new:
+            expected = client.sql_type(field)
+            if field.name not in actual and field.name in self._given.new:
                 continue  # it is added by the start
-            if field.name not in there:
-                found.append(f'column "{field.name}" ({wanted}) is missing')
-            elif not _holds(there[field.name][0], wanted):
-                found.append(f'column "{field.name}" is {there[field.name][0]}, expected {wanted}')
+            if field.name not in actual:
+                problems.append(f'column "{field.name}" ({expected}) is missing')
+            elif not _holds(actual[field.name][0], expected):
+                problems.append(f'column "{field.name}" is {actual[field.name][0]}, expected {expected}')
         names = {f.name for f in self._given.fields}
-        found += [
-            f'column "{n}" must not be NULL and is not written' for n, (_, r) in there.items() if r and n not in names
+        problems += [
+            f'column "{n}" must not be NULL and is not written' for n, (_, r) in actual.items() if r and n not in names
         ]
-        if not found and self._given.identity is not None and not self._is_unique(db, self._given.identity):
-            found.append(
+        if not problems and self._given.identity is not None and not self._is_unique(db, self._given.identity):
+            problems.append(
                 "there is no unique key for the upsert: CREATE UNIQUE INDEX ON "
                 f"{self._table} ({client.quote_names(self._given.identity)}) NULLS NOT DISTINCT"
             )
-        return found
+        return problems
 
     def _compare(self, db: psycopg.Connection[Any]) -> None:
-        found = self._differences(db)
-        if found:
+        problems = self._differences(db)
+        if problems:
             raise StartError(
-                f"{self.description} does not fit the output: {'; '.join(found)}; alter it, or name a table that is absent"
+                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that is absent"
             )
 
     def _is_unique(self, db: psycopg.Connection[Any], identity: Sequence[str]) -> bool:
@@ -280,7 +280,7 @@ class PostgresTarget:
         ).select(*keys, "__low", "__high")
         between = f"t.{client.quote_name(column)} BETWEEN g.__low AND g.__high"
         columns = ", ".join(f"t.{c}" for c in map(client.quote_name, fields))
-        found: list[tuple[Any, ...]] = []
+        records: list[tuple[Any, ...]] = []
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = client.open_connection(self.url, self.description)
@@ -295,14 +295,14 @@ class PostgresTarget:
                 client.copy_frame(self._connection, "slackwater_ranges", bounds)
                 self._connection.execute("ANALYZE slackwater_ranges")
                 for same in _alike(bounds.select(keys)):
-                    found += self._connection.execute(
+                    records += self._connection.execute(
                         f"SELECT {columns} FROM {self._table} t JOIN slackwater_ranges g ON {' AND '.join([*same, between])}"
                     ).fetchall()
         except (psycopg.Error, StartError) as error:
             raise StartError(
                 f"{self.description} cannot be read ({client.error_reason(error)}); nothing was replayed"
             ) from None
-        return pl.DataFrame(found, schema=fields, orient="row")
+        return pl.DataFrame(records, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
         """Copy some of the columns to a temporary table of the transaction."""
@@ -338,11 +338,11 @@ def _alike(rows: pl.DataFrame) -> Iterator[list[str]]:
         yield [f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}" for c, null in columns]
 
 
-def _holds(there: str, wanted: str) -> bool:
-    """Whether a column of type `there` takes every value of type `wanted`."""
-    if there == wanted or (there == "numeric" and wanted.startswith("numeric")):
+def _holds(actual: str, expected: str) -> bool:
+    """Whether a column of type `actual` takes every value of type `expected`."""
+    if actual == expected or (actual == "numeric" and expected.startswith("numeric")):
         return True
-    return there in _WIDER.get(wanted, ())
+    return actual in _WIDER.get(expected, ())
 
 
 def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
