@@ -26,7 +26,7 @@ from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.draw import key, row_accounting, upcoming_closes, watermark
 from slackwater.ui.notebook import drawing_styles
-from slackwater.ui.page_model import PageModel, PageSource, key_at, look_at
+from slackwater.ui.page_model import PageModel, PageSource, load_key, look_at
 from slackwater.ui.svg import WIDTH, element, picture, rect, text, time_axis, title
 
 EVENTS = ROOT / "docs" / "learn" / "clicks.jsonl"
@@ -69,7 +69,7 @@ def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageMo
         watched = PageSource(
             pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
         )
-        return look_at(watched, CLOCK), key_at(watched, {"user": user}, CLOCK), found.rows
+        return look_at(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), found.rows
 
 
 def arrivals() -> Markup:
@@ -84,7 +84,7 @@ def arrivals() -> Markup:
         parts.append(text(20, top + lane * n + lane / 2 + 4, user, "lane"))
     taken: dict[str, list[float]] = {}
     for n, e in enumerate(found, 1):
-        x, y = across.at(e["ts"]), top + lane * users.index(e["user"]) + lane / 2
+        x, y = across.position(e["ts"]), top + lane * users.index(e["user"]) + lane / 2
         near = any(abs(x - other) < 12 for other in taken.setdefault(e["user"], []))
         taken[e["user"]].append(x)
         about = title(f"{n}: {e['user']} {e['page']}")
@@ -112,12 +112,14 @@ def out_of_order() -> Markup:
     for n, e in enumerate(found):
         x = left + step * (n + 0.5)
         if newest is not None:  # judged against the watermark before it
-            y = up.at(newest - lateness)
+            y = up.position(newest - lateness)
             parts.append(rect(x - step / 2, y - 1, step, 2, "tickmark busy"))
         is_late = newest is not None and e["ts"] + 1_800_000_000 < newest - lateness
         about = title(f"{n + 1}: {e['user']} {e['page']}" + (", late" if is_late else ""))
         parts.append(
-            element("circle", about, cx=x, cy=up.at(e["ts"]), r=5, class_="part late" if is_late else "newest busy")
+            element(
+                "circle", about, cx=x, cy=up.position(e["ts"]), r=5, class_="part late" if is_late else "newest busy"
+            )
         )
         parts.append(text(x, bottom + 16, str(n + 1), "tick", "middle"))
         newest = e["ts"] if newest is None else max(newest, e["ts"])

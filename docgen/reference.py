@@ -55,18 +55,18 @@ def messages_page() -> str:
         "and expected, what to do. On a terminal a second line names its heading here; in Python `error.documented` does.",
         "`slackwater` ends with exit code 2 for a wrong config or command line, with 1 for all other errors.",
     ]
-    for about, chosen in groupby(FAMILIES, lambda f: WARNING in f.of):
+    for about, chosen in groupby(FAMILIES, lambda f: WARNING in f.kinds):
         lines += ["", "## Warnings" if about else "## Errors"]
         if about:
             lines += ["", "Lines of the log, beside which the pipeline goes on."]
         for f in chosen:
-            kinds = " and ".join(_code(k) for k in f.of if k != WARNING)
+            kinds = " and ".join(_code(k) for k in f.kinds if k != WARNING)
             lines += ["", f"### {f.title}", ""]
             lines += [f.means, "", f"**What to do.** {f.do}"]
             texts = sorted({m.text for m in by_family.get(f.anchor, []) if m.text})
             if texts:
                 lines += ["", *([f"{kinds}:", ""] if kinds else []), *(f"- {_code(t)}" for t in texts)]
-            if f.of == ("ConfigError",):
+            if f.kinds == ("ConfigError",):
                 lines += list(_mistakes())
     return "\n".join(lines) + "\n"
 

@@ -179,9 +179,9 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
 
     def register(function: Callable[[], Any]) -> Registered:
         sql = function()
-        given = {**settings, "transform_sql": sql} if isinstance(sql, str) else settings
-        given.setdefault("name", getattr(function, "__name__", "pipeline"))
-        registered = Registered(function, pipeline(**given))
+        arguments = {**settings, "transform_sql": sql} if isinstance(sql, str) else settings
+        arguments.setdefault("name", getattr(function, "__name__", "pipeline"))
+        registered = Registered(function, pipeline(**arguments))
         if registered.pipeline.name in pipelines:
             raise ConfigError(
                 [f"{registered.pipeline.name}: name: a pipeline of this name is already registered; choose another"]

@@ -95,7 +95,7 @@ class ExhaustedError(SlackwaterError):
     """This process, or the machine, has no descriptor left. `of` tells it from what is wrong with a file."""
 
     @staticmethod
-    def of(error: BaseException) -> ExhaustedError | None:
+    def from_error(error: BaseException) -> ExhaustedError | None:
         """What an error says, if it says that; else None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
@@ -111,12 +111,12 @@ def is_forbidden(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def unreadable(what: str, error: BaseException) -> StateError | None:
+def unreadable(subject: str, error: BaseException) -> StateError | None:
     """Of a part of a state that this user may not read; None for any other error."""
     if not is_forbidden(error):
         return None
     return StateError(
-        f"{what} cannot be read (Permission denied); it need not be damaged: let this user read it, and start again"
+        f"{subject} cannot be read (Permission denied); it need not be damaged: let this user read it, and start again"
     )
 
 

@@ -58,12 +58,12 @@ def build_plan(pipeline: Pipeline) -> Plan:
     """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
     last = list(pipeline.alone.values())[-1].transform.step
     stages: list[ExplainedStage] = [_read(pipeline)]
-    for name, own in pipeline.alone.items():
-        read = [s.name for s in own.sources if s.of_stage]
+    for name, stage_pipeline in pipeline.alone.items():
+        read = [s.name for s in stage_pipeline.sources if s.of_stage]
         stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
-        if len(read) < len(own.sources):
-            stages.append(_event_time(own))
-        stages += [_sql(own), *_middle(own.transform.step, own)]
+        if len(read) < len(stage_pipeline.sources):
+            stages.append(_event_time(stage_pipeline))
+        stages += [_sql(stage_pipeline), *_step_stages(stage_pipeline.transform.step, stage_pipeline)]
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         delivery_guarantee(pipeline),
@@ -74,14 +74,18 @@ def build_plan(pipeline: Pipeline) -> Plan:
         else None,
         (*plan_warnings(pipeline), *late_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
-        tuple(kept for own in pipeline.alone.values() for kept in _kept(own.transform.step, own)),
+        tuple(
+            text
+            for stage_pipeline in pipeline.alone.values()
+            for text in _state_texts(stage_pipeline.transform.step, stage_pipeline)
+        ),
     )
 
 
 describe = build_plan  # its name in `slackwater`
 
 
-def _kept(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
+def _state_texts(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     if isinstance(step, Join):
         return kept_text(step, pipeline)
     if isinstance(step, Window):
@@ -89,7 +93,7 @@ def _kept(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]
     return [step.told().keeps]
 
 
-def _middle(step: StepSpec, pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
+def _step_stages(step: StepSpec, pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
     if isinstance(step, StatelessStep):
         return (ExplainedStage("emit", "Spark", step.told().does, ("no state but offsets",)),)
     if isinstance(step, Join):
@@ -124,9 +128,9 @@ def _read(pipeline: Pipeline) -> ExplainedStage:
 def _source(s: Source, connection: Connection | None) -> str:
     if s.dataframe is not None or connection is None:
         return f'"{s.name}": a streaming DataFrame'
-    known = CONNECTORS[connection.kind]
-    most = known.most(s)
-    return f'"{s.name}": {known.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
+    connector = CONNECTORS[connection.kind]
+    most = connector.most(s)
+    return f'"{s.name}": {connector.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
 
 
 def _event_time(pipeline: Pipeline) -> ExplainedStage:
@@ -134,7 +138,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
     if w.time_mode == "processing":
         time = "the epoch's clock"
     elif isinstance(w, StatelessStep):
-        return _untimed(pipeline)
+        return _record_time(pipeline)
     elif w.event_time_column == "_event_ts":
         time = "the time of each record"
     else:
@@ -159,7 +163,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
     )
 
 
-def _untimed(pipeline: Pipeline) -> ExplainedStage:
+def _record_time(pipeline: Pipeline) -> ExplainedStage:
     """Of rows that wait for no time."""
     title = "_event_ts where the source brings it, else the epoch's clock"
     lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
@@ -172,9 +176,9 @@ def _sql(pipeline: Pipeline) -> ExplainedStage:
         for n, x in _lookups(pipeline).items()
     )
     join = pipeline.transform.join
-    lines = [_chain(pipeline, w) for w in pipeline.ways]
+    lines = [_path_sql(pipeline, w) for w in pipeline.ways]
     if join is not None:
-        sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _of(pipeline, n)]
+        sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _input_sql(pipeline, n)]
         return ExplainedStage("sql", "Spark", sides[0], (*sides[1:], *lookups))
     if len(set(lines)) == 1:
         return ExplainedStage("sql", "Spark", lines[0], lookups)
@@ -188,11 +192,11 @@ def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
     return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
 
 
-def _of(pipeline: Pipeline, name: str) -> list[str]:
-    return [_chain(pipeline, w) for w in pipeline.ways if w.name == name]
+def _input_sql(pipeline: Pipeline, name: str) -> list[str]:
+    return [_path_sql(pipeline, w) for w in pipeline.ways if w.name == name]
 
 
-def _chain(pipeline: Pipeline, way: InputPath) -> str:
+def _path_sql(pipeline: Pipeline, way: InputPath) -> str:
     """The SQL on a way, one after the other."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
 
@@ -248,12 +252,12 @@ def _emit(window: Window) -> ExplainedStage:
         "final": "when nothing can change them any more",
         "updates": f"in every epoch that changes them{at_most}",
     }.get(window.emit, "when the watermark closes them")
-    kept = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
+    retention = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
     return ExplainedStage(
         "emit",
         "shards",
         f"{window.kind} windows {length}{hop}".replace("  ", " ").rstrip() + f", {when}",
-        (kept,) if window.late_data == "reopen" and window.emit != "final" else (),
+        (retention,) if window.late_data == "reopen" and window.emit != "final" else (),
     )
 
 
@@ -320,8 +324,8 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
         return ExplainedStage("publish", "driver", _target(pipeline.target, pipeline), lines)
     staged = len(pipeline.alone) > 1
     each = [
-        f"{name}{f', of {own.target.from_}' if staged and name != own.target.from_ else ''}: {_target(own.target, own)}"
-        for name, own in several.items()
+        f"{name}{f', of {target_pipeline.target.from_}' if staged and name != target_pipeline.target.from_ else ''}: {_target(target_pipeline.target, target_pipeline)}"
+        for name, target_pipeline in several.items()
     ]
     return ExplainedStage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
 
@@ -329,7 +333,9 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
 def target_text(pipeline: Pipeline) -> str:
     """The target, for people: where results are; of several each."""
     if len(pipeline.targets) > 1:
-        return "; ".join(f"{name}: {target_text(own)}" for name, own in pipeline.by_target.items())
+        return "; ".join(
+            f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.by_target.items()
+        )
     return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
 
 
@@ -360,39 +366,39 @@ def shares_transaction(pipeline: Pipeline) -> bool:
 def delivery_guarantee(pipeline: Pipeline) -> str:
     """What the pair of store and target delivers; of several each, where they differ."""
     if len(pipeline.targets) > 1:
-        each = {name: delivery_guarantee(own) for name, own in pipeline.by_target.items()}
+        each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.by_target.items()}
         if len(set(each.values())) > 1:
-            return "; ".join(f"{name}: {what}" for name, what in each.items())
+            return "; ".join(f"{name}: {guarantee}" for name, guarantee in each.items())
         return next(iter(each.values()))
-    known = CONNECTORS[kind_of(pipeline.target, pipeline)]
-    if (weaker := known.weaker(pipeline.target)) is not None:
+    connector = CONNECTORS[kind_of(pipeline.target, pipeline)]
+    if (weaker := connector.weaker(pipeline.target)) is not None:
         return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
     if shares_transaction(pipeline):
         return "exactly once: state, offsets and output are one transaction"
-    return known.once
+    return connector.once
 
 
 def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
     """What a user should know before the pipeline runs."""
     store = pipeline.state_store
-    found = []
+    warnings = []
     if store is None or store.kind == "in_memory":
-        found.append(
+        warnings.append(
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
-    found += [
-        f'{at}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
-        for at, name, ms in bare_milliseconds(pipeline)
+    warnings += [
+        f'{location}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
+        for location, name, ms in bare_milliseconds(pipeline)
     ]
-    for own in pipeline.alone.values():
-        w = own.transform.window
+    for stage_pipeline in pipeline.alone.values():
+        w = stage_pipeline.transform.window
         if w and w.kind == "hopping" and w.duration_ms and w.hop_ms:
             panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)
             if panes > 1000:
-                found.append(
+                warnings.append(
                     f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than "
                     "1000 panes; choose a hop that divides duration"
                 )
-    return tuple(found)
+    return tuple(warnings)

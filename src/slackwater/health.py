@@ -42,22 +42,22 @@ class Health(Observer):
 
     def begun(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline.name
-        self._is("starting")
+        self._enter("starting")
 
     def waiting(self, epoch: PendingPublish | None) -> None:
         if self._phase in ("starting", "publishing"):
-            self._is("starting" if epoch is None else "publishing")
+            self._enter("starting" if epoch is None else "publishing")
 
     def reading(self) -> None:
-        self._is("reading")
+        self._enter("reading")
 
     def status(self, status: Status) -> None:
         self._epoch = status.epoch
 
     def ended(self, error: BaseException | None) -> None:
-        self._is("ended")
+        self._enter("ended")
 
-    def _is(self, phase: str) -> None:
+    def _enter(self, phase: str) -> None:
         if phase != self._phase:
             self._phase, self._since = phase, self._clock()
 
@@ -74,9 +74,9 @@ class Health(Observer):
             good = phase == "reading"
         else:
             return None
-        told: dict[str, Any] = {"pipeline": self._pipeline, "phase": phase, "doing": _DOING[phase]}
-        told |= {"since": format_iso(self._since), "epoch": self._epoch}
-        return 200 if good else 503, json.dumps(told, ensure_ascii=False).encode(errors="replace") + b"\n"
+        body: dict[str, Any] = {"pipeline": self._pipeline, "phase": phase, "doing": _DOING[phase]}
+        body |= {"since": format_iso(self._since), "epoch": self._epoch}
+        return 200 if good else 503, json.dumps(body, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 __all__ = ["LIVE", "READY", "Health"]

@@ -80,23 +80,23 @@ class Metrics(Collector, Observer):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = list(self._latest.values())
-            yield from self._of_the_run()
-            yield from _gauges(found, self._lag)
-            yield from _counters(found)
-            yield from _stages(found)
-            yield from _joins(found)
-            yield from self._targets(found)
-            yield _lateness(found)
+            statuses = list(self._latest.values())
+            yield from self._run_metrics()
+            yield from _gauges(statuses, self._lag)
+            yield from _counters(statuses)
+            yield from _stages(statuses)
+            yield from _joins(statuses)
+            yield from self._target_metrics(statuses)
+            yield _lateness(statuses)
             yield self._histogram()
 
-    def _of_the_run(self) -> Iterator[Metric]:
+    def _run_metrics(self) -> Iterator[Metric]:
         """What is known without a status."""
         started = GaugeMetricFamily(
             f"{PREFIX}started_seconds", "Unix time at which this process began to run it.", labels=["pipeline"]
         )
-        for pipeline, at in self._started.items():
-            started.add_metric([pipeline], at)
+        for pipeline, started_s in self._started.items():
+            started.add_metric([pipeline], started_s)
         unpublished = GaugeMetricFamily(
             f"{PREFIX}unpublished_seconds",
             "How long ago an epoch was committed that has not reached its target; 0 if none waits.",
@@ -109,9 +109,9 @@ class Metrics(Collector, Observer):
     def _age(self, epoch: PendingPublish | None) -> float:
         return 0.0 if epoch is None else max(self._clock() - epoch.committed_us / 1e6, 0.0)
 
-    def _targets(self, found: Iterable[Status]) -> Iterator[Metric]:
+    def _target_metrics(self, latest: Iterable[Status]) -> Iterator[Metric]:
         """What each target gets, has, and waits for; dead letters are one of them."""
-        statuses = {s.pipeline: s for s in found}
+        statuses = {s.pipeline: s for s in latest}
         labels = ["pipeline", "target"]
         emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
         published = CounterMetricFamily(f"{PREFIX}target_published_rows", "Those of them that it has.", labels=labels)
@@ -155,7 +155,7 @@ class Metrics(Collector, Observer):
         return family
 
 
-def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
+def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     for name, about, value in (
         ("epoch", "Number of the latest commit.", lambda s: s.epoch),
         ("windows_active", "Open windows.", lambda s: s.windows_active),
@@ -164,17 +164,17 @@ def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
         ("emit_lag_seconds", "Clock minus window end of the newest emitted row.", lambda s: lag.get(s.pipeline)),
     ):
         family = GaugeMetricFamily(PREFIX + name, about, labels=["pipeline"])
-        for status in found:
-            found_value = value(status)
-            if found_value is not None:
-                family.add_metric([status.pipeline], found_value)
+        for status in statuses:
+            number = value(status)
+            if number is not None:
+                family.add_metric([status.pipeline], number)
         yield family
     marks = GaugeMetricFamily(
         f"{PREFIX}watermark_seconds",
         "Watermark as Unix time; _global is the pipeline's.",
         labels=["pipeline", "source"],
     )
-    for status in found:
+    for status in statuses:
         named = {"_global": status.watermark_us, **{s.name: s.watermark_us for s in status.sources}}
         for source, us in named.items():
             if us is not None:
@@ -182,7 +182,7 @@ def _gauges(found: Iterable[Status], lag: dict[str, float]) -> Iterator[Metric]:
     yield marks
 
 
-def _stages(found: Sequence[Status]) -> Iterator[Metric]:
+def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
     """What each stage holds and counts: of a pipeline in one step that is all of it."""
     labels = ["pipeline", "stage"]
     gauges: tuple[tuple[str, str, Callable[[StageStatus], float | None]], ...] = (
@@ -193,7 +193,7 @@ def _stages(found: Sequence[Status]) -> Iterator[Metric]:
     )
     for name, about, value in gauges:
         gauge = GaugeMetricFamily(f"{PREFIX}stage_{name}", about, labels=labels)
-        for status in found:
+        for status in statuses:
             for stage in status.stages:
                 if (now := value(stage)) is not None:
                     gauge.add_metric([status.pipeline, stage.name], now)
@@ -208,7 +208,7 @@ def _stages(found: Sequence[Status]) -> Iterator[Metric]:
     )
     for name, about, count in counters:
         counter = CounterMetricFamily(f"{PREFIX}stage_{name}", about, labels=labels)
-        for status in found:
+        for status in statuses:
             for stage in status.stages:
                 counter.add_metric([status.pipeline, stage.name], count(stage.counters))
         yield counter
@@ -218,9 +218,9 @@ def _seconds(us: int | None) -> float | None:
     return None if us is None else us / 1e6
 
 
-def _joins(found: Iterable[Status]) -> Iterator[Metric]:
+def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     """What only joins have, by stage and side."""
-    joins = [(status.pipeline, stage) for status in found for stage in status.stages if stage.buffered]
+    joins = [(status.pipeline, stage) for status in statuses for stage in status.stages if stage.buffered]
     if not joins:
         return
     labels = ["pipeline", "stage", "side"]
@@ -252,7 +252,7 @@ def _joins(found: Iterable[Status]) -> Iterator[Metric]:
         yield family
 
 
-def _counters(found: Iterable[Status]) -> Iterator[Metric]:
+def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
     simple: tuple[tuple[str, str, Any], ...] = (
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
         ("bad_rows", "Rows without a usable event time, or undecodable.", lambda c: c.rows_bad),
@@ -280,7 +280,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     )
     for name, about, value in simple:
         family = CounterMetricFamily(PREFIX + name, about, labels=["pipeline"])
-        for status in found:
+        for status in statuses:
             family.add_metric([status.pipeline], value(status.counters))
         yield family
     emitted = CounterMetricFamily(
@@ -288,7 +288,7 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     )
     late = CounterMetricFamily(f"{PREFIX}late_rows", "Late rows.", labels=["pipeline", "policy", "cause"])
     letters = CounterMetricFamily(f"{PREFIX}letters", "Dead letters, by reason.", labels=["pipeline", "reason"])
-    for status in found:
+    for status in statuses:
         for reason, count in {**dict.fromkeys(status.reasons, 0), **status.counters.emitted}.items():
             emitted.add_metric([status.pipeline, status.window_kind, reason], count)
         for cause in ("lateness", "idle", "flush"):
@@ -300,14 +300,14 @@ def _counters(found: Iterable[Status]) -> Iterator[Metric]:
     yield letters
 
 
-def _lateness(found: Iterable[Status]) -> Metric:
+def _lateness(statuses: Iterable[Status]) -> Metric:
     """Cumulative like the buckets of a histogram, of which OpenTelemetry knows none that can be handed on; so, counters."""
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
         "Late rows that `le` more seconds of lateness would have kept, counted since the lateness last changed.",
         labels=["pipeline", "le"],
     )
-    for status in found:
+    for status in statuses:
         counts, running = status.counters.lateness.get("late", {}), 0
         for step, edge in enumerate(EDGES[:LATE_BUCKETS].tolist()):
             running += counts.get(str(step), 0)
@@ -328,13 +328,13 @@ def serve_metrics(
     exposed = make_asgi_app(metrics.registry)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found = None if health is None else health.answer(scope["path"])
-        if found is None:
+        health_answer = None if health is None else health.answer(scope["path"])
+        if health_answer is None:
             await exposed(scope, receive, send)
             return
-        status, body = found
+        status, body = health_answer
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    return start_server(app, port, host, what="metrics", option="--metrics-port", names=names, most=CONNECTIONS)
+    return start_server(app, port, host, service="metrics", option="--metrics-port", names=names, most=CONNECTIONS)

@@ -38,7 +38,7 @@ NAMED = (
 _COMMON = re.compile(r"[\d.,_+-]{0,7}[A-Za-z]{0,3}|true|false|none|null|(?i:localhost|127\.0\.0\.1)(:\d+)?")
 _PASSWORD = re.compile(r"(?:[?&\s]|^)password=('(?:[^'\\]|\\.)*'|[^&\s#]*)")
 
-_known: dict[str, str] = {}  # value -> what is shown for it
+_secrets: dict[str, str] = {}  # value -> what is shown for it
 _pattern: re.Pattern[str] | None = None
 
 
@@ -46,8 +46,8 @@ def remember_secret(value: str, shown: str = HIDDEN) -> None:
     """Show `shown` in the place of a value from now on; of one of several lines also for each of them."""
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
-        if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _known:
-            _known[part] = shown
+        if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _secrets:
+            _secrets[part] = shown
             _pattern = None
     if "://" in value or "password=" in value:
         remember_url(value)
@@ -55,14 +55,14 @@ def remember_secret(value: str, shown: str = HIDDEN) -> None:
 
 def remember_url(url: str) -> None:
     """The password in an address or connection string, also in one that is written wrong."""
-    found = [match[1].strip("'") for match in _PASSWORD.finditer(url)]
-    user, at, _ = url.partition("://")[2].rpartition("@")
-    if at and ":" in user:
-        found.append(user.partition(":")[2])
-        found += re.split("[/@]", found[-1])  # an error of somebody who took the address apart there
-    for part in found:
+    passwords = [match[1].strip("'") for match in _PASSWORD.finditer(url)]
+    user, separator, _ = url.partition("://")[2].rpartition("@")
+    if separator and ":" in user:
+        passwords.append(user.partition(":")[2])
+        passwords += re.split("[/@]", passwords[-1])  # an error of somebody who took the address apart there
+    for part in passwords:
         for spelled in {part, unquote(part)}:
-            if spelled and spelled not in _known:
+            if spelled and spelled not in _secrets:
                 remember_secret(spelled) if "://" not in spelled else None
 
 
@@ -78,11 +78,11 @@ def remember_settings(settings: Mapping[str, object]) -> None:
 def mask_secrets(text: str) -> str:
     """A text without the values that are known."""
     global _pattern
-    if not _known:
+    if not _secrets:
         return text
     if _pattern is None:
-        _pattern = re.compile("|".join(_alternatives(sorted(_known, key=len, reverse=True))))
-    return _pattern.sub(lambda match: _known[match[0]], text)
+        _pattern = re.compile("|".join(_alternatives(sorted(_secrets, key=len, reverse=True))))
+    return _pattern.sub(lambda match: _secrets[match[0]], text)
 
 
 def _alternatives(values: Iterable[str]) -> Iterable[str]:
@@ -91,12 +91,12 @@ def _alternatives(values: Iterable[str]) -> Iterable[str]:
         yield plain if len(value) >= LONG else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"
 
 
-def any_known() -> bool:
-    return bool(_known)
+def has_secrets() -> bool:
+    return bool(_secrets)
 
 
 def forget_secrets() -> None:
     """Begin anew, for tests."""
     global _pattern
-    _known.clear()
+    _secrets.clear()
     _pattern = None

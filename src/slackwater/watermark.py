@@ -53,37 +53,39 @@ class SourceClock:
     spans: tuple[Span, ...] = ()
 
     @property
-    def ahead(self) -> tuple[Span, ...]:
+    def held_spans(self) -> tuple[Span, ...]:
         """What is held back: rows beyond a jump that is not confirmed."""
         if self.jump_us is None:
             return ()
         return self.spans[1:] if is_confirmed(self.spans) else self.spans
 
-    def asks(self, heard: SourceActivity) -> bool:
+    def needs_spans(self, activity: SourceActivity) -> bool:
         """Whether more than the newest time must be known of these rows: there may be a jump among them."""
-        if self.jump_us is None or heard.max_event_us is None:
+        if self.jump_us is None or activity.max_event_us is None:
             return False
         fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
-        parts = any(self.partitions.get(name, fresh).asks(h) for name, h in heard.partitions.items())
-        known = self._known_spans
-        return parts or not is_confirmed(known) or heard.max_event_us > known[0][1] + self.jump_us
+        parts = any(self.partitions.get(name, fresh).needs_spans(h) for name, h in activity.partitions.items())
+        spans = self._confirmed_spans
+        return parts or not is_confirmed(spans) or activity.max_event_us > spans[0][1] + self.jump_us
 
     @property
-    def _known_spans(self) -> tuple[Span, ...]:
+    def _confirmed_spans(self) -> tuple[Span, ...]:
         """Its spans; what was the newest time before there was a bound for jumps counts as confirmed."""
         if self.spans or self.max_event_us is None:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
 
-    def followed(self, heard: SourceActivity) -> SourceClock:
+    def with_newest(self, activity: SourceActivity) -> SourceClock:
         """With the newest time of these rows, as far as it is believed."""
-        if heard.max_event_us is None:
+        if activity.max_event_us is None:
             return self
         if self.jump_us is None:
-            newest = heard.max_event_us if self.max_event_us is None else max(self.max_event_us, heard.max_event_us)
+            newest = (
+                activity.max_event_us if self.max_event_us is None else max(self.max_event_us, activity.max_event_us)
+            )
             return replace(self, max_event_us=newest, spans=())
-        found = heard.spans or ((heard.max_event_us, heard.max_event_us, 1),)
-        spans = merge_spans((*self._known_spans, *found), self.jump_us)
+        new_spans = activity.spans or ((activity.max_event_us, activity.max_event_us, 1),)
+        spans = merge_spans((*self._confirmed_spans, *new_spans), self.jump_us)
         times = [t for t in (self.max_event_us, spans[0][1] if is_confirmed(spans) else None) if t is not None]
         return replace(self, max_event_us=max(times, default=None), spans=spans)
 
@@ -100,7 +102,7 @@ class SourceClock:
         return min(self.quiet_us, self.idleness_us)
 
     @property
-    def flags(self) -> tuple[tuple[str, bool], ...]:
+    def idle_flags(self) -> tuple[tuple[str, bool], ...]:
         """Who is idle: the source, and each of its partitions."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
@@ -136,20 +138,20 @@ class SourceActivity:
 
 def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
     """Spans joined where they are at most `jump_us` apart, from the one that holds the `CONFIRMS`-th newest row on."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for low, high, count in sorted(spans):
-        if found and low - found[-1][1] <= jump_us:
-            first, last, before = found[-1]
-            found[-1] = (first, max(last, high), min(before + count, CONFIRMS))
+        if merged and low - merged[-1][1] <= jump_us:
+            first, last, before = merged[-1]
+            merged[-1] = (first, max(last, high), min(before + count, CONFIRMS))
         else:
-            found.append((low, high, min(count, CONFIRMS)))
+            merged.append((low, high, min(count, CONFIRMS)))
     beyond = 0
-    for place in reversed(range(len(found))):
-        beyond += found[place][2]
+    for index in reversed(range(len(merged))):
+        beyond += merged[index][2]
         if beyond >= CONFIRMS:
-            low, high, _ = found[place]
-            return ((low, high, CONFIRMS), *found[place + 1 :])
-    return tuple(found)
+            low, high, _ = merged[index]
+            return ((low, high, CONFIRMS), *merged[index + 1 :])
+    return tuple(merged)
 
 
 def is_confirmed(spans: Sequence[Span]) -> bool:
@@ -157,22 +159,22 @@ def is_confirmed(spans: Sequence[Span]) -> bool:
     return bool(spans) and spans[0][2] >= CONFIRMS
 
 
-def advance_clock(clock: SourceClock, heard: SourceActivity, quiet_us: int) -> SourceClock:
-    """Fold one epoch, or one idle tick (`heard.rows == 0`), into a source's clock.
+def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -> SourceClock:
+    """Fold one epoch, or one idle tick (`activity.rows == 0`), into a source's clock.
 
     `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = SourceActivity(0, None)
     partitions = {
-        name: advance_clock(clock.partitions.get(name, fresh), heard.partitions.get(name, silent), quiet_us)
-        for name in sorted(heard.partitions or clock.partitions)  # one that is not listed any more is gone
+        name: advance_clock(clock.partitions.get(name, fresh), activity.partitions.get(name, silent), quiet_us)
+        for name in sorted(activity.partitions or clock.partitions)  # one that is not listed any more is gone
     }
-    if heard.rows == 0:
+    if activity.rows == 0:
         quiet = clock.quiet_us + quiet_us
         idle = clock.idle or quiet >= clock.idleness_us
         return replace(clock, quiet_us=quiet, idle=idle, partitions=partitions)
-    return replace(clock.followed(heard), quiet_us=0, idle=False, partitions=partitions)
+    return replace(clock.with_newest(activity), quiet_us=0, idle=False, partitions=partitions)
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
@@ -199,10 +201,10 @@ def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close
     sources fell silent does not matter.
     """
     quiet = min((c.quiet_us for c in clocks), default=0)
-    heard = [c.watermark_us for c in clocks if c.max_event_us is not None]
-    if idle_close_us is None or quiet < idle_close_us or not heard or not all(c.idle for c in clocks):
+    watermarks = [c.watermark_us for c in clocks if c.max_event_us is not None]
+    if idle_close_us is None or quiet < idle_close_us or not watermarks or not all(c.idle for c in clocks):
         return watermark
-    return max(watermark, max(heard) + quiet)
+    return max(watermark, max(watermarks) + quiet)
 
 
 def holder(clocks: Mapping[str, SourceClock]) -> str | None:

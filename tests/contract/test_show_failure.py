@@ -12,7 +12,7 @@ from tests.support.command import GOOD, Command
 from slackwater.config import toml
 from slackwater.errors import BadRowError
 from slackwater.runner.components import store_of
-from slackwater.runner.run_history import noted
+from slackwater.runner.run_history import record_run
 
 CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]
 
@@ -33,7 +33,7 @@ def ended(config: Path, error: BaseException | None, is_killed: bool = False) ->
     store = store_of(toml.load(config))
     store.open()
     try:
-        with noted(store, threading.Event(), lambda: 0, -1):
+        with record_run(store, threading.Event(), lambda: 0, -1):
             if is_killed:
                 raise KeyboardInterrupt
             if error is not None:

@@ -15,7 +15,7 @@ from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.ui import pages
-from slackwater.ui.page_model import PageModel, key_at, look_at_all
+from slackwater.ui.page_model import PageModel, load_key, look_at_all
 from slackwater.ui.server import serve_pages
 
 OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
@@ -23,7 +23,7 @@ OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres k
 
 def told(seen: PageModel) -> dict[str, Any]:
     """The blocks of a look, without what only tells where and when it was."""
-    found = {name: pages.block_data(name, seen) for name in pages.OF_STAGE if name not in OF_FILES}
+    found = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
     found["rows"]["epochs"] = found["watermark"]["behind"] = None
     # what is over lies in files until they are merged, and is deleted from tables at once
     stages = [
@@ -46,7 +46,7 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
     assert told(whole) == told(other)
     assert [told(s) for s in each] == [told(s) for s in others]
     for stage in ("sessions", "minutes"):
-        one, two = (dataclasses.replace(key_at(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (here, there))
+        one, two = (dataclasses.replace(load_key(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (here, there))
         assert one == two
     running = serve_pages([there], 0)
     try:

@@ -64,7 +64,7 @@ def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]]
         size = draw.choice([1, 2, 7, 60])
         some = times[at_ : at_ + size]
         heard = SourceActivity(len(some), max(some))
-        if clock.asks(heard):
+        if clock.needs_spans(heard):
             heard = SourceActivity(len(some), max(some), spans=stretches(some, jump))
         before, clock, at_ = clock, advance_clock(clock, heard, 0), at_ + size
         assert clock.max_event_us == model(times[:at_], jump)

@@ -27,7 +27,7 @@ from slackwater.ui.blocks.header import build_header
 from slackwater.ui.blocks.row_accounting import build_accounting
 from slackwater.ui.blocks.upcoming_closes import BINS, KEYS, bin_times, closing_windows
 from slackwater.ui.format import format_span
-from slackwater.ui.page_model import PageModel, key_at, look_at
+from slackwater.ui.page_model import PageModel, load_key, look_at
 from slackwater.ui.pages import PageLocation
 
 SEEDS = 50  # of each shape: 200 states
@@ -242,7 +242,7 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
             same = Counter((w.key["user"], w.start_us, w.reason) for w in found)
             assert same == Counter(wanted.select("user", "__start", "__reason").iter_rows())
         for w in found[:3]:
-            one = key_at(watched(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
+            one = load_key(watched(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
             assert (w.start_us, w.closes_us) in [(bar.start_us, bar.closes_us) for bar in one.bars]
             assert one.key == w.key
 
@@ -266,7 +266,7 @@ def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
         if any(run[0] + gap < result.watermark_us + 20 * M for run in runs):
             continue
         checked += 1
-        bars = [b for b in key_at(watched(file), {"user": user}, CLOCK).bars if b.status == "open"]
+        bars = [b for b in load_key(watched(file), {"user": user}, CLOCK).bars if b.status == "open"]
         assert [(b.start_us, b.last_us, b.end_us, b.values["clicks"]) for b in bars] == [
             (run[0], run[-1], run[-1] + gap, len(run)) for run in runs
         ]
@@ -380,7 +380,7 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
         pages.render_page(seen, PageLocation(None)),
         pages.bin_page(seen, PageLocation(""), 0, 1, found),
     ]
-    shown += [pages.key_page("law", PageLocation(""), key_at(watched(file), {"user": n}, CLOCK)) for n in names]
+    shown += [pages.key_page("law", PageLocation(""), load_key(watched(file), {"user": n}, CLOCK)) for n in names]
     for content in shown:
         text = content.decode()
         assert "<script>alert" not in text
@@ -417,7 +417,7 @@ def test_axes_and_words() -> None:
     assert tick_step(60 * S, 6) == 10 * S
     assert 6 * tick_step(30 * 365 * 86_400 * S, 6) >= 30 * 365 * 86_400 * S
     axis = Axis(0, 100, 0, 10)
-    assert [axis.at(v) for v in (-5, 0, 50, 100, 500)] == [0, 0, 5, 10, 10]
+    assert [axis.position(v) for v in (-5, 0, 50, 100, 500)] == [0, 0, 5, 10, 10]
     for most in (1, 3, 7, 10, 999, 123_456_789):
         named = Axis(0, most, 0, 1).counts()
         assert named[0] == 0 and named[-1] <= most and len(named) <= 5

@@ -17,7 +17,7 @@ from slackwater.evolution.operator_from_state import logic_in
 from slackwater.query import inspect
 from slackwater.ui import pages
 from slackwater.ui.blocks.upcoming_closes import closing_windows
-from slackwater.ui.page_model import PageModel, PageSource, key_at, look_at, look_at_all, windows_of
+from slackwater.ui.page_model import PageModel, PageSource, load_key, look_at, look_at_all, windows_of
 from slackwater.ui.pages import PageLocation
 
 SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
@@ -161,7 +161,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
             ].sort().to_list()[:100]
     names = logic.key_names
     for row in standing.head(2).iter_rows(named=True):
-        page = key_at(watched, {n: row[n] for n in names}, 0, seen.stage)
+        page = load_key(watched, {n: row[n] for n in names}, 0, seen.stage)
         assert (row["__start"], row["__closes"]) in [(bar.start_us, bar.closes_us) for bar in page.bars]
         assert page.told and "key " in page.told[0]
 

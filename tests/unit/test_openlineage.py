@@ -352,8 +352,8 @@ def test_sources_have_the_names_that_others_know_them_by(
     connection: str, query: str, more: str, expected: list[tuple[str, str]]
 ) -> None:
     made = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
-    assert datasets.of_source(made, made.sources[0]) == expected
-    assert datasets.of_target(made, made.target) is None  # the console is no place
+    assert datasets.source_datasets(made, made.sources[0]) == expected
+    assert datasets.target_dataset(made, made.target) is None  # the console is no place
 
 
 @pytest.mark.parametrize(
@@ -382,4 +382,4 @@ def test_targets_too(connection: str, target: str, expected: tuple[str, str]) ->
     text = PLACES.format(connection='kind = "files"', query="/in", more='format = "json"')
     text = text.replace('[connections.screen]\nkind = "console"', f"[connections.screen]\n{connection}")
     made = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})
-    assert datasets.of_target(made, made.target) == expected
+    assert datasets.target_dataset(made, made.target) == expected

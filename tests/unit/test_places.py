@@ -132,11 +132,11 @@ def test_it_is_told_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_former(loaded(home))  # there is one where paths begin now
+    local_paths.check_moved_directories(loaded(home))  # there is one where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths begin at the folder of the config"):
-        local_paths.check_former(loaded(home))
+        local_paths.check_moved_directories(loaded(home))
 
 
 def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_former(loaded(home))
+    local_paths.check_moved_directories(loaded(home))
 
 
 def test_check_says_absolute_paths_and_what_is_not_there(

@@ -234,7 +234,7 @@ class Run:
         self.heard.append(("tick", self.clock.now, quiet_us / 1e6))
 
     def go(self, available_now: bool = False) -> None:
-        epoch_loop.EpochLoop(self, self, available_now)._epochs()  # type: ignore[arg-type]
+        epoch_loop.EpochLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
 
 
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()

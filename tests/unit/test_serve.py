@@ -371,7 +371,7 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 def small(app: Any = _hello, **given: Any) -> HttpServer:
-    return start_server(app, 0, what="a test", option="--port", **given)
+    return start_server(app, 0, service="a test", option="--port", **given)
 
 
 def ended(client: socket.socket) -> bool:

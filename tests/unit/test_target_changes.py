@@ -12,7 +12,7 @@ from tests.laws import seeds
 import slackwater as sw
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
-from slackwater.runner.skip_publish import _waiting
+from slackwater.runner.skip_publish import _read_pending
 from slackwater.state.commit import Commit
 from slackwater.state.files import publish_markers
 from slackwater.state.files.directory import LocalStorage
@@ -155,7 +155,7 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
     with pytest.raises(PublishError):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
-    found = _waiting(store, commit, commit.missing(store.reached()))
+    found = _read_pending(store, commit, commit.missing(store.reached()))
     assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.has_one_target
 
 

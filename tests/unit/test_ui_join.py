@@ -14,7 +14,7 @@ from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, pipeline_for, run_local
 from slackwater.ui import pages
-from slackwater.ui.page_model import PageSource, key_at, look_at
+from slackwater.ui.page_model import PageSource, load_key, look_at
 from slackwater.ui.pages import PageLocation
 
 S = 1_000_000
@@ -43,7 +43,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     content = pages.render_page(seen, PageLocation("")).decode()
     assert "Rows of a join wait for partners" in content
     with pytest.raises(StartError, match="rows of a join have no window"):
-        key_at(watched, {"user": "u1"}, 0)
+        load_key(watched, {"user": "u1"}, 0)
 
 
 def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     assert seen.closing is not None
     assert seen.closing.what == "keys in windows"
     assert seen.closing.total > 0
-    one = key_at(watched, {"left_user": "u1"}, 0)
+    one = load_key(watched, {"left_user": "u1"}, 0)
     assert one.bars
     assert one.told[0].endswith(f"key left_user=u1: {len(one.bars)} open windows")
     assert pages.key_page("law", PageLocation(""), one)

@@ -49,7 +49,7 @@ def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
         assert f'id="{blocks}-title"' in found.text
         assert 'id="pace-title"' not in found.text
         assert get(page, f"/stage/{name}/", If_None_Match=found.headers["etag"]).status == 304
-        for one in pages.OF_STAGE:
+        for one in pages.STAGE_BLOCKS:
             assert get(page, f"/stage/{name}/ui/{one}").status == 200
             is_there = block(page, f"/stage/{name}/ui/{one}.json") is not None
             assert is_there is (one not in ("closing", "joins") or one == blocks)

@@ -234,11 +234,13 @@ def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkey
     monkeypatch.setattr(page_cache, "look_at", lambda *given, **more: looks.append(1) or look(*given, **more))
     viewers = [Viewer(running, followed(page)) for _ in range(5)]
     ui = running._ui
-    (one,) = ui._lives
+    (one,) = ui._caches
     turns: list[str] = []
-    ready = page_cache.PageCache.ready.fget
+    ready = page_cache.PageCache.ready_update.fget
     assert ready is not None
-    monkeypatch.setattr(page_cache.PageCache, "ready", property(lambda self: turns.append("asked") or ready(self)))
+    monkeypatch.setattr(
+        page_cache.PageCache, "ready_update", property(lambda self: turns.append("asked") or ready(self))
+    )
     for _ in range(20):
         one.refresh()
         one._next = 0.0  # whatever the pause is
@@ -312,7 +314,7 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
 
 def test_the_pace_tells_of_planning_too(file: Path) -> None:
     """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
-    assert set(throughput.PHASES) == set(pages.PHASES) == set(driver.PHASES)
+    assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
     at = watched(file)
     with at.store.peek() as snapshot:
         assert snapshot is not None

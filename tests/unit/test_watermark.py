@@ -88,7 +88,7 @@ def test_the_story_of_two_partitions() -> None:
         c = advance_clock(c, what, quiet_us)
         everywhere = global_watermark(everywhere, [c])
         assert (c.watermark_us, everywhere, c.idle_partitions) == (watermark, expected, idle), f"epoch {epoch}"
-    assert c.flags == (("", True), ("a", True), ("b", True))
+    assert c.idle_flags == (("", True), ("a", True), ("b", True))
 
 
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a")])
@@ -139,7 +139,7 @@ def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
 
 def test_all_partitions_idle_make_the_source_idle_and_others_go_on() -> None:
     quiet = after((heard(a=100, b=200), 0), (SILENT, 60))
-    assert quiet.flags == (("", True), ("a", True), ("b", True))
+    assert quiet.idle_flags == (("", True), ("a", True), ("b", True))
     other = after((SourceActivity(1, 500), 0))
     assert global_watermark(90, [quiet]) == 90
     assert global_watermark(90, [quiet, other]) == 490

@@ -148,7 +148,7 @@ def test_a_slow_reader_is_cut_off_and_a_steady_one_is_not() -> None:
         if scope["path"] == "/slow":
             ended.set()
 
-    running = start_server(large, 0, what="a test", option="--port", wait_s=0.5)
+    running = start_server(large, 0, service="a test", option="--port", wait_s=0.5)
     try:
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as slow:
             slow.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -176,7 +176,7 @@ def test_a_busy_client_gives_a_connection_up_for_another_client() -> None:
             await asyncio.sleep(3600)
         await send({"type": "http.response.body", "body": b"{}"})
 
-    running = start_server(endless, 0, what="a test", option="--port", most=4)
+    running = start_server(endless, 0, service="a test", option="--port", most=4)
     held = []
     try:
         for _ in range(4):

@@ -84,7 +84,7 @@ def main() -> None:
             raise
         from slackwater.runner.error_boundary import service_error_text
 
-        if exhausted := ExhaustedError.of(error):
+        if exhausted := ExhaustedError.from_error(error):
             _tell(exhausted)
             sys.exit(1)
         if line := service_error_text(error):

@@ -68,7 +68,7 @@ class ClockSkewWarnings:
         """After the clocks heard an epoch: what do they hold back beyond a jump?"""
         for source, clock in clocks.items():
             for name, own in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
-                ahead = own.ahead if own.max_event_us is not None else ()
+                ahead = own.held_spans if own.max_event_us is not None else ()
                 newest = ahead[-1][1] if ahead else None
                 if newest is None or newest == self.held.get(name):
                     continue

@@ -41,7 +41,7 @@ class IdleTick:
             moved = not upstream and max(settled, carried.get(stage.name, settled)) != before.watermark_us
             if moved or (before.waiting and stage.may_emit_early(before, self.clock_us)):
                 return True
-            if any(c.flags != committed[n].flags for n, c in clocks.items()):
+            if any(c.idle_flags != committed[n].idle_flags for n, c in clocks.items()):
                 return True
             undecided = any(c.undecided_us != committed[n].undecided_us for n, c in clocks.items())
             counts_on = counts_on or watermark != before.watermark_us or undecided

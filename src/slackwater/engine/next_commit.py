@@ -39,7 +39,7 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
     found = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
-        if jump is not None and clocks[name].asks(activity_of(stats)):
+        if jump is not None and clocks[name].needs_spans(activity_of(stats)):
             spans = outcome.spans(name, jump)
             parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
             found[name] = replace(stats, spans=spans.get("", ()), partitions=parts)

@@ -273,7 +273,7 @@ class StageRunner:
         if (
             moment.flush
             or not read <= known.keys()
-            or any(c.asks(next_commit.activity_of(known.get(n))) for n, c in clocks.items())
+            or any(c.needs_spans(next_commit.activity_of(known.get(n))) for n, c in clocks.items())
         ):
             return None
         early = self.operator.updates and self.may_emit_early(before, moment.clock_us)

@@ -26,13 +26,13 @@ FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
 def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
     """Of a message: `kinds` are the names of its class and those above it, or `WARNING`."""
     for kind in kinds:
-        for found in FAMILIES:
-            if kind in found.of and found.takes(text):
-                return found
+        for candidate in FAMILIES:
+            if kind in candidate.kinds and candidate.takes(text):
+                return candidate
     return None
 
 
 def find_page(kinds: Sequence[str], text: str) -> str | None:
     """The page and heading about a message; None of a class that has none."""
-    found = family(kinds, text)
-    return None if found is None else f"{PAGE}#{found.anchor}"
+    match = family(kinds, text)
+    return None if match is None else f"{PAGE}#{match.anchor}"

@@ -15,7 +15,7 @@ class MessageFamily:
     """Messages that mean the same. `of`: names of error classes, or `WARNING`; `patterns`: of their texts, any of them."""
 
     title: str
-    of: tuple[str, ...]
+    kinds: tuple[str, ...]
     means: str
     do: str
     patterns: tuple[str, ...] = ()

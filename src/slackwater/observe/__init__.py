@@ -24,22 +24,22 @@ def _log(level: str, line: str) -> None:
 
 def open_telemetry(notice: Notice = _log) -> Observer:
     """Metrics by OTLP over HTTP, to where the variables of the OpenTelemetry SDK say. Raises StartError."""
-    found: Observer = _module("otel", "--otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
-    return found
+    observer: Observer = _module("otel", "--otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
+    return observer
 
 
 def open_lineage(notice: Notice = _log) -> Observer:
     """Run events of OpenLineage, by the transport that its client's own configuration names. Raises StartError."""
-    found: Observer = _module("openlineage", "--openlineage", "OpenLineage's client").OpenLineage(notice)
-    return found
+    observer: Observer = _module("openlineage", "--openlineage", "OpenLineage's client").OpenLineage(notice)
+    return observer
 
 
-def _module(extra: str, option: str, what: str) -> Any:
+def _module(extra: str, option: str, library: str) -> Any:
     try:
         return import_module(f"slackwater.observe.{extra}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("slackwater"):
             raise
         raise StartError(
-            f"{option} needs {what}, and there is no module {error.name}; install it: pip install 'slackwater[{extra}]'"
+            f"{option} needs {library}, and there is no module {error.name}; install it: pip install 'slackwater[{extra}]'"
         ) from None

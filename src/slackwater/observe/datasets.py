@@ -28,99 +28,99 @@ from slackwater.config.target import Target
 from slackwater.core.dispatch import unregistered
 from slackwater.secrets import mask_secrets
 
-Place = tuple[str, str]  # namespace, name
+Dataset = tuple[str, str]  # namespace, name
 
 _WILD = re.compile(r"[*?\[{]")
 
 
-def of_source(pipeline: Pipeline, source: Source | Lookup) -> list[Place]:
+def source_datasets(pipeline: Pipeline, source: Source | Lookup) -> list[Dataset]:
     """Where a source reads, several topics one by one; nothing for a DataFrame, of which nobody knows."""
     connection = resolve_connection(source.connection, pipeline.connections)
     if connection is None or source.query is None:
         return []
-    return [_safe(place) for place in _read(connection, source.query)]
+    return [_safe(dataset) for dataset in _read(connection, source.query)]
 
 
-def of_target(pipeline: Pipeline, target: Target | None) -> Place | None:
+def target_dataset(pipeline: Pipeline, target: Target | None) -> Dataset | None:
     """Where a target writes; None for the console."""
     connection = None if target is None else resolve_connection(target.connection, pipeline.connections)
     if target is None or connection is None:
         return None
-    found = _written(connection, target)
-    return None if found is None else _safe(found)
+    dataset = _written(connection, target)
+    return None if dataset is None else _safe(dataset)
 
 
 @singledispatch
-def _read(connection: Connection, query: str) -> Iterable[Place]:
-    unregistered(connection, "slackwater.observe.datasets.of_source")
+def _read(connection: Connection, query: str) -> Iterable[Dataset]:
+    unregistered(connection, "slackwater.observe.datasets.source_datasets")
 
 
 @_read.register
-def _(connection: FilesConnection | DeltaConnection, query: str) -> Iterable[Place]:
+def _(connection: FilesConnection | DeltaConnection, query: str) -> Iterable[Dataset]:
     return [_path(query)]
 
 
 @_read.register
-def _(connection: IcebergConnection, query: str) -> Iterable[Place]:
+def _(connection: IcebergConnection, query: str) -> Iterable[Dataset]:
     return [_in_catalog(connection, query)]
 
 
 @_read.register
-def _(connection: KafkaConnection, query: str) -> Iterable[Place]:
+def _(connection: KafkaConnection, query: str) -> Iterable[Dataset]:
     one_by_one = [query] if query.startswith("pattern:") else [t.strip() for t in query.split(",")]
     return [(_brokers(connection), topic) for topic in one_by_one if topic]
 
 
 @_read.register
-def _(connection: RabbitMQConnection, query: str) -> Iterable[Place]:
-    at = urlsplit(connection.url)
-    return [(f"amqp://{at.hostname}:{at.port or 5672}", f"{at.path.lstrip('/') or '/'}.{query}")]
+def _(connection: RabbitMQConnection, query: str) -> Iterable[Dataset]:
+    address = urlsplit(connection.url)
+    return [(f"amqp://{address.hostname}:{address.port or 5672}", f"{address.path.lstrip('/') or '/'}.{query}")]
 
 
 @_read.register
-def _(connection: KinesisConnection, query: str) -> Iterable[Place]:
+def _(connection: KinesisConnection, query: str) -> Iterable[Dataset]:
     return [(f"kinesis://{connection.region}", query)]
 
 
 @_read.register
-def _(connection: PubSubConnection, query: str) -> Iterable[Place]:
+def _(connection: PubSubConnection, query: str) -> Iterable[Dataset]:
     return [("pubsub", f"subscription:{connection.project}:{query}")]
 
 
 @singledispatch
-def _written(connection: Connection, target: Target) -> Place | None:
-    unregistered(connection, "slackwater.observe.datasets.of_target")
+def _written(connection: Connection, target: Target) -> Dataset | None:
+    unregistered(connection, "slackwater.observe.datasets.target_dataset")
 
 
 @_written.register
-def _(connection: ConsoleConnection, target: Target) -> Place | None:
-    return None  # it is no place
+def _(connection: ConsoleConnection, target: Target) -> Dataset | None:
+    return None  # it is no dataset
 
 
 @_written.register
-def _(connection: FilesConnection | DeltaConnection, target: Target) -> Place | None:
+def _(connection: FilesConnection | DeltaConnection, target: Target) -> Dataset | None:
     return _path(target.path or "")
 
 
 @_written.register
-def _(connection: IcebergConnection, target: Target) -> Place | None:
+def _(connection: IcebergConnection, target: Target) -> Dataset | None:
     return _in_catalog(connection, target.table or "")
 
 
-def _in_catalog(connection: IcebergConnection, name: str) -> Place:
+def _in_catalog(connection: IcebergConnection, name: str) -> Dataset:
     """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
-    at = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
-    scheme, _, rest = at.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else at, name
+    address = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if rest else address, name
 
 
 @_written.register
-def _(connection: PostgresConnection, target: Target) -> Place | None:
+def _(connection: PostgresConnection, target: Target) -> Dataset | None:
     return _table(connection.url, target.table or "")
 
 
 @_written.register
-def _(connection: KafkaConnection, target: Target) -> Place | None:
+def _(connection: KafkaConnection, target: Target) -> Dataset | None:
     return _brokers(connection), target.topic or ""
 
 
@@ -128,16 +128,16 @@ def _brokers(connection: KafkaConnection) -> str:
     return f"kafka://{connection.bootstrap_servers.split(',')[0].strip()}"
 
 
-def _table(url: str, table: str) -> Place:
-    at = conninfo_to_dict(url)
+def _table(url: str, table: str) -> Dataset:
+    conninfo = conninfo_to_dict(url)
     schema, _, name = table.rpartition(".")
     return (
-        f"postgres://{at.get('host') or 'localhost'}:{at.get('port') or 5432}",
-        f"{at.get('dbname') or at.get('user') or 'postgres'}.{schema or 'public'}.{name}",
+        f"postgres://{conninfo.get('host') or 'localhost'}:{conninfo.get('port') or 5432}",
+        f"{conninfo.get('dbname') or conninfo.get('user') or 'postgres'}.{schema or 'public'}.{name}",
     )
 
 
-def _path(path: str) -> Place:
+def _path(path: str) -> Dataset:
     """A file or directory; of a glob the directory above it."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
@@ -150,5 +150,5 @@ def _path(path: str) -> Place:
     return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{bucket}", key.strip("/") or "/"
 
 
-def _safe(place: Place) -> Place:
-    return mask_secrets(place[0]), mask_secrets(place[1])
+def _safe(dataset: Dataset) -> Dataset:
+    return mask_secrets(dataset[0]), mask_secrets(dataset[1])

@@ -101,7 +101,7 @@ class OpenLineage(Observer):
         self._commits: _Commits | None = None
         self._wake, self._begun_at, self._end = threading.Condition(), "", list[event_v2.RunState]()
         self._error = ""
-        self._hurry = threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
         notice("info", f"OpenLineage events by {self._client.transport.kind}, run {self._run.runId}")
 
@@ -111,9 +111,9 @@ class OpenLineage(Observer):
         self._pipeline, self._begun_at = pipeline, _now()
         self._thread.start()
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(self._by_another)
+            logging.getLogger(name).addFilter(self._is_from_other_thread)
 
-    def _by_another(self, record: logging.LogRecord) -> bool:
+    def _is_from_other_thread(self, record: logging.LogRecord) -> bool:
         """What HTTP logs at every attempt is told by us, once."""
         return record.thread != self._thread.ident
 
@@ -124,13 +124,13 @@ class OpenLineage(Observer):
         before, self._before = self._before, status
         if not status.phases:  # a start over a state that is there, or files that changed
             return
-        told = {} if before is None else {s.name: s.rows for s in before.sources}
+        previous_rows = {} if before is None else {s.name: s.rows for s in before.sources}
         letters = 0 if before is None else sum(before.counters.letters.values())
         new = _Commits(
             status.epoch,
             status.epoch,
             status.watermark_us,
-            {s.name: s.rows - told.get(s.name, 0) for s in status.sources},
+            {s.name: s.rows - previous_rows.get(s.name, 0) for s in status.sources},
             dict(status.written),
             sum(status.counters.letters.values()) - letters,
         )
@@ -143,41 +143,41 @@ class OpenLineage(Observer):
         with self._wake:
             self._end.append(event_v2.RunState.COMPLETE if error is None else event_v2.RunState.FAIL)
             self._wake.notify()
-        self._hurry.set()
-        self._thread.join(AWAY_SECONDS if self._outage.now else LAST_SECONDS)
+        self._ending.set()
+        self._thread.join(AWAY_SECONDS if self._outage.is_failing else LAST_SECONDS)
         if not self._thread.is_alive():
             self._client.close(0.2)
             for name in _LOGGERS:
-                logging.getLogger(name).removeFilter(self._by_another)
+                logging.getLogger(name).removeFilter(self._is_from_other_thread)
 
     # -- what is sent -----------------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
         started = False
         while True:
-            started = started or self._sent(event_v2.RunState.START, None, self._begun_at)
+            started = started or self._send(event_v2.RunState.START, None, self._begun_at)
             with self._wake:
                 self._wake.wait_for(lambda: self._commits is not None or self._end)
                 commits, self._commits = self._commits, None
                 end = self._end and not commits
-            if commits is not None and not (started and self._sent(event_v2.RunState.RUNNING, commits)):
+            if commits is not None and not (started and self._send(event_v2.RunState.RUNNING, commits)):
                 with self._wake:
                     self._commits = commits if self._commits is None else commits.plus(self._commits)
-            if end or (self._end and self._outage.now):
-                self._sent(self._end[0], self._commits)
+            if end or (self._end and self._outage.is_failing):
+                self._send(self._end[0], self._commits)
                 return
-            self._hurry.wait(PAUSE_SECONDS)
+            self._ending.wait(PAUSE_SECONDS)
 
-    def _sent(self, state: event_v2.RunState, commits: _Commits | None, at: str = "") -> bool:
+    def _send(self, state: event_v2.RunState, commits: _Commits | None, event_time: str = "") -> bool:
         try:
-            self._client.emit(self._event(state, commits, at or _now()))
+            self._client.emit(self._event(state, commits, event_time or _now()))
         except Exception as error:
             self._outage.failed(error)
             return False
         self._outage.worked()
         return True
 
-    def _event(self, state: event_v2.RunState, commits: _Commits | None, at: str) -> event_v2.RunEvent:
+    def _event(self, state: event_v2.RunState, commits: _Commits | None, event_time: str) -> event_v2.RunEvent:
         facets: dict[str, Any] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
                 version("slackwater"), "slackwater", producer=PRODUCER
@@ -191,7 +191,7 @@ class OpenLineage(Observer):
             facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(self._error, "PYTHON", producer=PRODUCER)
         kind = job_type_job.JobTypeJobFacet("STREAMING", "SLACKWATER", "JOB", producer=PRODUCER)
         return event_v2.RunEvent(
-            eventTime=at,
+            eventTime=event_time,
             producer=PRODUCER,
             run=event_v2.Run(self._run.runId, facets),
             job=event_v2.Job(self._namespace, self._pipeline.name, {"jobType": kind}),
@@ -201,40 +201,47 @@ class OpenLineage(Observer):
         )
 
     def _inputs(self, commits: _Commits | None) -> list[event_v2.InputDataset]:
-        found = []
+        inputs = []
         for source in self._pipeline.sources:
-            places = datasets.of_source(self._pipeline, source)
+            source_datasets = datasets.source_datasets(self._pipeline, source)
             facets = _schema(self._columns.sources.get(source.name, ()))
             statistics: dict[str, Any] = {}
-            if commits is not None and len(places) == 1:  # of several topics only the sum is known
+            if commits is not None and len(source_datasets) == 1:  # of several topics only the sum is known
                 rows = commits.read.get(source.name, 0)
                 statistics["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
                     rowCount=rows, producer=PRODUCER
                 )
-            found += [event_v2.InputDataset(*place, inputFacets=statistics, facets=dict(facets)) for place in places]
+            inputs += [
+                event_v2.InputDataset(*dataset, inputFacets=statistics, facets=dict(facets))
+                for dataset in source_datasets
+            ]
         for lookup in self._pipeline.lookups.values():
-            found += [event_v2.InputDataset(*place) for place in datasets.of_source(self._pipeline, lookup)]
-        return found
+            inputs += [event_v2.InputDataset(*dataset) for dataset in datasets.source_datasets(self._pipeline, lookup)]
+        return inputs
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
-        found = []
+        outputs = []
         written = {} if commits is None else commits.written
         places: list[tuple[Target | None, Sequence[Field], int | None]] = [
-            (own.target, self._columns.output.get(name, ()), None if commits is None else written.get(name, 0))
-            for name, own in self._pipeline.by_target.items()
+            (
+                target_pipeline.target,
+                self._columns.output.get(name, ()),
+                None if commits is None else written.get(name, 0),
+            )
+            for name, target_pipeline in self._pipeline.by_target.items()
         ]
         places.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
         for target, fields, rows in places:
-            place = datasets.of_target(self._pipeline, target)
-            if place is None:
+            dataset = datasets.target_dataset(self._pipeline, target)
+            if dataset is None:
                 continue
             statistics: dict[str, Any] = {}
             if rows is not None:
                 statistics["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
                     rowCount=rows, producer=PRODUCER
                 )
-            found.append(event_v2.OutputDataset(*place, outputFacets=statistics, facets=_schema(fields)))
-        return found
+            outputs.append(event_v2.OutputDataset(*dataset, outputFacets=statistics, facets=_schema(fields)))
+        return outputs
 
 
 def _schema(fields: Sequence[Field]) -> dict[str, Any]:

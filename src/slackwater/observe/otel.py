@@ -52,7 +52,7 @@ class OpenTelemetry(Observer):
             named["service.name"] = "slackwater"
         self._provider = MeterProvider([self._reader], resource.merge(Resource(named)), shutdown_on_exit=False)
         self._meter = self._provider.get_meter("slackwater", version("slackwater"))
-        self._metrics, self._known = Metrics(), set[str]()
+        self._metrics, self._registered = Metrics(), set[str]()
         self._families: dict[str, Metric] = {}
         self._phases = self._meter.create_histogram(
             f"{PREFIX}epoch_seconds",
@@ -61,14 +61,14 @@ class OpenTelemetry(Observer):
             explicit_bucket_boundaries_advisory=BUCKETS,
         )
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._export, args=(seconds,), name="otel", daemon=True)
+        self._thread = threading.Thread(target=self._export_regularly, args=(seconds,), name="otel", daemon=True)
         notice("info", mask_secrets(f"OpenTelemetry metrics to {exporter.endpoint} every {seconds:g} s"))
 
     # -- what happens in the run ------------------------------------------------------------------------------------
 
     def begun(self, pipeline: Pipeline) -> None:
         self._metrics.begun(pipeline)
-        self._instruments()
+        self._create_instruments()
         self._thread.start()
 
     def waiting(self, epoch: PendingPublish | None) -> None:
@@ -78,13 +78,13 @@ class OpenTelemetry(Observer):
         self._metrics.status(status)
         for phase, seconds in {**status.phases, "total": status.seconds}.items():
             self._phases.record(seconds, {"pipeline": status.pipeline, "phase": phase})
-        if status.pipeline not in self._known:  # now there are all families that it has
-            self._known.add(status.pipeline)
-            self._instruments()
+        if status.pipeline not in self._registered:  # now there are all families that it has
+            self._registered.add(status.pipeline)
+            self._create_instruments()
 
     def ended(self, error: BaseException | None) -> None:
         self._stop.set()
-        self._thread.join(AWAY_SECONDS if self._exporter.outage.now else LAST_SECONDS)
+        self._thread.join(AWAY_SECONDS if self._exporter.outage.is_failing else LAST_SECONDS)
         self._exporter.quit()
         self._thread.join(0.2)
         if not self._thread.is_alive():
@@ -92,7 +92,7 @@ class OpenTelemetry(Observer):
 
     # -- what is exported -------------------------------------------------------------------------------------------
 
-    def _instruments(self) -> None:
+    def _create_instruments(self) -> None:
         """An instrument for each family that has none yet."""
         for family in self._metrics.collect():
             if family.name in self._families or family.type == "histogram":
@@ -110,7 +110,7 @@ class OpenTelemetry(Observer):
 
         return observe
 
-    def _export(self, seconds: float) -> None:
+    def _export_regularly(self, seconds: float) -> None:
         last = False
         while not last:
             last = self._stop.wait(seconds)
@@ -127,16 +127,16 @@ class _Exporter(OTLPMetricExporter):
         remember_url(self._endpoint)
         self.endpoint = self._endpoint
         self.outage = WarnOnce(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
-        logging.getLogger(_LOGGER).addFilter(_heard)
+        logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
-    def heard(self, record: logging.LogRecord) -> None:
+    def on_log_record(self, record: logging.LogRecord) -> None:
         """Why it fails, from what it logs: known at the first attempt of several."""
-        given = record.args if isinstance(record.args, tuple) else ()
-        errors = [a for a in given if isinstance(a, BaseException)]
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
-            self._why = errors[0] if errors else given[0]
+            self._why = errors[0] if errors else arguments[0]
         elif "reason:" in record.msg:
-            self._why = f"HTTP {given[1]} {given[2]}"
+            self._why = f"HTTP {arguments[1]} {arguments[2]}"
         elif "due to timeout" in record.msg:
             self._why = self._why or "no answer in time"
         self._why = self._why or record.getMessage()
@@ -164,25 +164,25 @@ class _Exporter(OTLPMetricExporter):
 _exporting = threading.local()  # whose records those of this thread are
 
 
-def _heard(record: logging.LogRecord) -> bool:
+def _capture_failures(record: logging.LogRecord) -> bool:
     """A filter of the exporter's logger: what ours log is told by them, what others of this process log passes."""
-    by: _Exporter | None = getattr(_exporting, "by", None)
-    if by is None:
+    exporter: _Exporter | None = getattr(_exporting, "by", None)
+    if exporter is None:
         return True
-    by.heard(record)
+    exporter.on_log_record(record)
     return False
 
 
 def _interval() -> float:
     """Seconds between two exports."""
-    given = os.environ.get(_INTERVAL, "60000")
+    text = os.environ.get(_INTERVAL, "60000")
     try:
-        found = float(given)
+        milliseconds = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < math.inf:
-        raise StartError(f'{_INTERVAL}: found "{given}", expected milliseconds above 0, as in 60000')
-    return found / 1000
+        milliseconds = 0.0
+    if not 0 < milliseconds < math.inf:
+        raise StartError(f'{_INTERVAL}: found "{text}", expected milliseconds above 0, as in 60000')
+    return milliseconds / 1000
 
 
 def _remember_headers() -> None:

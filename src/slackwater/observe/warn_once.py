@@ -10,36 +10,37 @@ from slackwater.secrets import mask_secrets
 class WarnOnce:
     """`what` cannot be reached: the first time in one line, and once more when it is back."""
 
-    def __init__(self, notice: Callable[[str, str], None], what: str, then: str) -> None:
-        self._notice, self._what, self._then = notice, what, then
-        self.now, self._told = False, 0
+    def __init__(self, notice: Callable[[str, str], None], activity: str, consequence: str) -> None:
+        self._notice, self._activity, self._consequence = notice, activity, consequence
+        self.is_failing, self._warnings = False, 0
 
     def failed(self, error: object) -> None:
-        self.now = True
-        if self._told == 0:
-            self._told = 1
+        self.is_failing = True
+        if self._warnings == 0:
+            self._warnings = 1
             self._notice(
-                "warning", mask_secrets(f"{self._what} failed: {error_reason(error)}; {self._then}; told only once")
+                "warning",
+                mask_secrets(f"{self._activity} failed: {error_reason(error)}; {self._consequence}; told only once"),
             )
 
     def worked(self) -> None:
-        if self.now and self._told == 1:
-            self._told = 2
-            self._notice("info", mask_secrets(f"{self._what} works again"))
-        self.now = False
+        if self.is_failing and self._warnings == 1:
+            self._warnings = 2
+            self._notice("info", mask_secrets(f"{self._activity} works again"))
+        self.is_failing = False
 
 
 def error_reason(error: object, depth: int = 8) -> str:
     """The one line at the bottom of an error: libraries of HTTP wrap the system's own words many times."""
-    found = error
+    innermost = error
     for _ in range(depth):
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror
-        inner = [getattr(found, "reason", None), *(getattr(found, "args", None) or ())]
-        inner += [getattr(found, "__cause__", None), getattr(found, "__context__", None)]
+        if isinstance(innermost, OSError) and innermost.strerror:
+            return innermost.strerror
+        inner = [getattr(innermost, "reason", None), *(getattr(innermost, "args", None) or ())]
+        inner += [getattr(innermost, "__cause__", None), getattr(innermost, "__context__", None)]
         below = next((e for e in inner if isinstance(e, BaseException)), None)
         if below is None:
             break
-        found = below
-    lines = str(found).strip().splitlines()
-    return lines[0] if lines else type(found).__name__
+        innermost = below
+    lines = str(innermost).strip().splitlines()
+    return lines[0] if lines else type(innermost).__name__

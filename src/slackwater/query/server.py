@@ -54,7 +54,7 @@ Query = Mapping[str, str]
 
 def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> HttpServer:
     """Answer questions in threads until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
-    return start_server(build_application(view), port, host, what="the state", option="--port", names=names)
+    return start_server(build_application(view), port, host, service="the state", option="--port", names=names)
 
 
 def build_application(view: StateView) -> Starlette:

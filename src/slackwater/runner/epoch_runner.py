@@ -12,7 +12,7 @@ from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
 from slackwater.runner.changed_files import WatchedFiles
 from slackwater.runner.runner import RunComponents, Runner
-from slackwater.secrets import any_known
+from slackwater.secrets import has_secrets
 from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
 
@@ -70,7 +70,7 @@ class EpochRunner:
         """Raise what ended an epoch, in one line that says whether it was committed."""
         if isinstance(failure, SlackwaterError):
             raise failure
-        if exhausted := ExhaustedError.of(failure):
+        if exhausted := ExhaustedError.from_error(failure):
             raise exhausted from None
         committed = self.driver.state.epoch >= self._epoch
         outcome = (
@@ -83,4 +83,4 @@ class EpochRunner:
 
 def shown_cause(cause: BaseException) -> BaseException | None:
     """An error of Spark as the cause of ours: it quotes the SQL, so it is left out where that may hold a secret."""
-    return None if any_known() else cause
+    return None if has_secrets() else cause

@@ -145,7 +145,9 @@ class FilesPlanner:
         except ValueError as error:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
-            raise ExhaustedError.of(error) or EpochError(f'source "{self._source.name}": {unlistable(error)}') from None
+            raise ExhaustedError.from_error(error) or EpochError(
+                f'source "{self._source.name}": {unlistable(error)}'
+            ) from None
         entries = [entry for path in new if (entry := self._entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 

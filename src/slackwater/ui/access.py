@@ -71,17 +71,17 @@ class Access:
     def _refusal(self, scope: Scope) -> Response | None:
         if self._digest is None:
             return None
-        given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        if "token" in given and self._is_right(_digest(given["token"])):
-            return self._welcome(scope)
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        if "token" in query and self._is_right(_digest(query["token"])):
+            return self._set_cookie(scope)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if self._is_right(_digest(headers.get(b"authorization", "").removeprefix("Bearer "))):
             return None
-        if self._is_right(self._of_cookie(headers.get(b"cookie", ""))):
+        if self._is_right(self._cookie_digest(headers.get(b"cookie", ""))):
             return None
         return PlainTextResponse("this page needs its token: open it once with ?token=… behind the address\n", 401)
 
-    def _welcome(self, scope: Scope) -> Response:
+    def _set_cookie(self, scope: Scope) -> Response:
         """To the same address without the token, which then is in no history and no log."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         rest = urlencode([(n, v) for n, v in query if n != "token"])
@@ -91,12 +91,12 @@ class Access:
         answer.set_cookie(self._cookie, self._digest or "", httponly=True, samesite="lax", path="/")
         return answer
 
-    def _of_cookie(self, text: str) -> str:
+    def _cookie_digest(self, text: str) -> str:
         try:
-            found = SimpleCookie(text).get(self._cookie)
+            cookie = SimpleCookie(text).get(self._cookie)
         except CookieError:
             return ""
-        return "" if found is None else found.value
+        return "" if cookie is None else cookie.value
 
     def _is_right(self, digest: str) -> bool:
         return self._digest is not None and hmac.compare_digest(digest.encode(), self._digest.encode())

@@ -19,9 +19,9 @@ STEPS = (
 
 def tick_step(length: int, most: int) -> int:
     """The shortest handy length of time (µs) of which at most `most` make up `length`."""
-    found = next((s for s in STEPS if length <= s * most), None)
-    if found is not None:
-        return found
+    step = next((s for s in STEPS if length <= s * most), None)
+    if step is not None:
+        return step
     years = -(-length // (most * STEPS[-1]))
     return STEPS[-1] * int(years)
 
@@ -32,23 +32,23 @@ class Axis:
 
     low: int
     high: int
-    left: float
-    right: float
+    start: float
+    end: float
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         inside = min(max(value, self.low), self.high)
-        return round(self.left + (inside - self.low) * (self.right - self.left) / max(self.high - self.low, 1), 2)
+        return round(self.start + (inside - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
 
     def times(self, most: int = 7) -> list[tuple[float, str, bool]]:
         """Places of named times, with their text; the last says whether it names a day."""
         every = tick_step(self.high - self.low, most)
         first = -(-self.low // every) * every
-        found, day = list[tuple[float, str, bool]](), ""
+        ticks, day = list[tuple[float, str, bool]](), ""
         for us in range(first, self.high + 1, every):
             text, is_day = _clock(us, every, day)
             day = _date(us)
-            found.append((self.at(us), text, is_day))
-        return found
+            ticks.append((self.position(us), text, is_day))
+        return ticks
 
     def counts(self, most: int = 4) -> list[int]:
         """Whole numbers to name, from 0."""
@@ -74,12 +74,12 @@ def _date(us: int) -> str:
 def _clock(us: int, every: int, day: str) -> tuple[str, bool]:
     """The time of a tick, and the day where it is another one than before."""
     try:
-        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+        moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
     except OverflowError:
         return f"{us / S:.3g} s", False
     if every >= D or (not (us % D)):
-        return f"{at:%Y-%m-%d}", True
-    text = f"{at:%H:%M}" if every >= M else f"{at:%H:%M:%S}"
+        return f"{moment:%Y-%m-%d}", True
+    text = f"{moment:%H:%M}" if every >= M else f"{moment:%H:%M:%S}"
     if every < S:
-        text += f".{at.microsecond:06d}".rstrip("0")
+        text += f".{moment.microsecond:06d}".rstrip("0")
     return text, False

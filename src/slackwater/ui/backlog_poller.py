@@ -25,9 +25,9 @@ FRESH_S = 5.0
 class _BacklogAnswer:
     """What a source said."""
 
-    said: Answer | None = None
+    backlog_of: Answer | None = None
     problem: str | None = "it is being asked"
-    at: float = float("-inf")
+    answered_s: float = float("-inf")
     thread: threading.Thread | None = None
 
 
@@ -35,43 +35,43 @@ class _BacklogAnswer:
 class BacklogPoller:
     """Asks the sources of one pipeline."""
 
-    _known: dict[str, _BacklogAnswer] = field(default_factory=dict)
+    _answers: dict[str, _BacklogAnswer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
         """What waits at each source that can be asked, in the order of the config."""
-        asked = [(s, ask) for s in pipeline.sources if (ask := _asked(pipeline, s)) is not None]
+        questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:
-            threads = [t for s, ask in asked if (t := self._begin(s.name, ask)) is not None]
+            threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]
         end = time.monotonic() + LONGEST_S
         for thread in threads:
             thread.join(max(end - time.monotonic(), 0))
-        return tuple(_answer(s, self._known[s.name], snapshot) for s, _ in asked)
+        return tuple(_backlog(s, self._answers[s.name], snapshot) for s, _ in questions)
 
-    def _begin(self, name: str, ask: Question) -> threading.Thread | None:
-        known = self._known.setdefault(name, _BacklogAnswer())
-        if known.thread is not None and known.thread.is_alive():
-            return known.thread
-        if time.monotonic() - known.at < FRESH_S:
+    def _start_question(self, name: str, ask: Question) -> threading.Thread | None:
+        answer = self._answers.setdefault(name, _BacklogAnswer())
+        if answer.thread is not None and answer.thread.is_alive():
+            return answer.thread
+        if time.monotonic() - answer.answered_s < FRESH_S:
             return None
 
         def run() -> None:
             try:
-                known.said, known.problem = ask(), None
+                answer.backlog_of, answer.problem = ask(), None
             except (SlackwaterError, OSError) as error:
-                known.said, known.problem = None, str(error)
-            known.at = time.monotonic()
+                answer.backlog_of, answer.problem = None, str(error)
+            answer.answered_s = time.monotonic()
 
-        known.thread = threading.Thread(target=run, name=f"ui-asks-{name}", daemon=True)
-        known.thread.start()
-        return known.thread
+        answer.thread = threading.Thread(target=run, name=f"ui-asks-{name}", daemon=True)
+        answer.thread.start()
+        return answer.thread
 
 
-def _asked(pipeline: Pipeline, source: Source) -> Question | None:
+def _question(pipeline: Pipeline, source: Source) -> Question | None:
     connection = None if source.connection is None else resolve_connection(source.connection, pipeline.connections)
     return None if connection is None else system_of(connection).question(source)
 
 
-def _answer(source: Source, known: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
-    said = known.said  # which a thread may change
-    return Backlog(source.name, "", None, None, known.problem) if said is None else said(snapshot)
+def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
+    backlog_of = answer.backlog_of  # which a thread may change
+    return Backlog(source.name, "", None, None, answer.problem) if backlog_of is None else backlog_of(snapshot)

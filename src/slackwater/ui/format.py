@@ -12,11 +12,11 @@ def format_time(us: int | None) -> str:
     if us is None:
         return "none yet"
     try:
-        at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
+        moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
     except OverflowError:
         return f"{us:,} µs"
-    rest = f".{at.microsecond:06d}".rstrip("0") if at.microsecond else ""
-    return f"{at:%Y-%m-%d %H:%M:%S}{rest}Z"
+    rest = f".{moment.microsecond:06d}".rstrip("0") if moment.microsecond else ""
+    return f"{moment:%Y-%m-%d %H:%M:%S}{rest}Z"
 
 
 def format_seconds(us: int) -> str:
@@ -26,14 +26,14 @@ def format_seconds(us: int) -> str:
 
 def format_span(us: int) -> str:
     """A length of time in its two largest units: `14 min 3 s`; exact below a second."""
-    sign, left, parts = ("−" if us < 0 else ""), abs(us), list[str]()
-    for place, (name, length) in enumerate(_UNITS):
-        if left >= length:
-            parts.append(f"{left // length} {name}")
-            left %= length
-            if place + 1 < len(_UNITS) and left >= _UNITS[place + 1][1] and name not in ("ms", "µs"):
-                follow, below = _UNITS[place + 1]
-                parts.append(f"{left // below} {follow}")
+    sign, remaining, parts = ("−" if us < 0 else ""), abs(us), list[str]()
+    for index, (name, length) in enumerate(_UNITS):
+        if remaining >= length:
+            parts.append(f"{remaining // length} {name}")
+            remaining %= length
+            if index + 1 < len(_UNITS) and remaining >= _UNITS[index + 1][1] and name not in ("ms", "µs"):
+                follow, below = _UNITS[index + 1]
+                parts.append(f"{remaining // below} {follow}")
             break
     return sign + " ".join(parts) if parts else "0 s"
 

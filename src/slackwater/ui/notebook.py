@@ -37,9 +37,9 @@ SCAN_S = 3.0  # for finding them in a large state
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
-def to_html(what: object) -> str:
+def to_html(shown: object) -> str:
     """The value as HTML that brings its styles along, and nothing else: no scripts, no addresses."""
-    return str(element("div", element("style", Markup(_styles())), _shown(what), class_="slackwater"))
+    return str(element("div", element("style", Markup(_styles())), _shown(shown), class_="slackwater"))
 
 
 @cache
@@ -52,66 +52,69 @@ def drawing_styles() -> str:
 @cache
 def _styles() -> str:
     rules = drawing_styles().replace(":root", ".slackwater")
-    own = (
+    notebook_rules = (
         ".slackwater { color: var(--ink); background: var(--card); padding: 12px 16px; border: 1px solid var(--rule); "
         "border-radius: 8px; max-width: 1000px; font: 14px/1.5 system-ui, sans-serif; }\n"
         ".slackwater table { border-collapse: collapse; font-size: 13px; margin: 8px 0 0; }\n"
         ".slackwater th, .slackwater td { text-align: left; padding: 3px 16px 3px 0; vertical-align: top; background: none; }\n"
         ".slackwater p { margin: 2px 0; } .slackwater .bad { color: var(--bad); }\n"
     )
-    return rules + own
+    return rules + notebook_rules
 
 
 @singledispatch
-def _shown(what: object) -> Markup:
-    raise TypeError(f"no picture of a {type(what).__name__}")
+def _shown(shown: object) -> Markup:
+    raise TypeError(f"no picture of a {type(shown).__name__}")
 
 
 @_shown.register
-def _pipeline(what: Pipeline) -> Markup:
-    return _together(_head(what.name), _plan(explain.build_plan(what)))
+def _pipeline(pipeline: Pipeline) -> Markup:
+    return _join(_head(pipeline.name), _plan(explain.build_plan(pipeline)))
 
 
 @_shown.register
-def _plan(what: Plan) -> Markup:
+def _plan(plan: Plan) -> Markup:
     rows = [
         [
             element("strong", mask_secrets(s.name)),
             s.where,
-            _together(*(element("div", mask_secrets(t)) for t in (s.title, *s.lines))),
+            _join(*(element("div", mask_secrets(t)) for t in (s.title, *s.lines))),
         ]
-        for s in what.stages
+        for s in plan.stages
     ]
-    state = [] if what.state_bytes is None else [f"State: at most about {format_size(what.state_bytes)}"]
-    notes = [f"Note: {n}" for n in what.notes]
-    return _together(_table(["stage", "where", ""], rows), *_lines(f"Delivery: {what.guarantee}", *state, *notes))
+    state = [] if plan.state_bytes is None else [f"State: at most about {format_size(plan.state_bytes)}"]
+    notes = [f"Note: {n}" for n in plan.notes]
+    return _join(_table(["stage", "where", ""], rows), *_lines(f"Delivery: {plan.guarantee}", *state, *notes))
 
 
 @_shown.register
-def _why(what: WhyReport) -> Markup:
-    running = what.runner or "none is up, so nothing moves"
-    told = _lines(
-        f"Epoch {format_number(what.epoch)}, committed {format_time(what.committed_us)}"
-        + ("" if what.is_published else ", not yet published"),
+def _why(report: WhyReport) -> Markup:
+    running = report.runner or "none is up, so nothing moves"
+    lines = _lines(
+        f"Epoch {format_number(report.epoch)}, committed {format_time(report.committed_us)}"
+        + ("" if report.is_published else ", not yet published"),
         f"Runner: {running}",
     )
-    return _together(
-        _head(what.pipeline),
-        *told,
-        *(_of_stage(s, f"Stage {quote_stage(s.stage)}: watermark" if what.stages else "Watermark") for s in what.told),
-        draw_lanes(build_watermark(what, ())),
-        *(_waits(s, s.stage if what.stages else None) for s in what.told),
+    return _join(
+        _head(report.pipeline),
+        *lines,
+        *(
+            _stage_watermark(s, f"Stage {quote_stage(s.stage)}: watermark" if report.stages else "Watermark")
+            for s in report.told
+        ),
+        draw_lanes(build_watermark(report, ())),
+        *(_open_rows(s, s.stage if report.stages else None) for s in report.told),
     )
 
 
-def _of_stage(s: StageReport, head: str) -> Markup:
+def _stage_watermark(s: StageReport, head: str) -> Markup:
     held = f"{head} {format_time(s.watermark_us)}, "
     if s.through:
-        return _together(*_lines(f"{held}waits for {waiting_text(s)}"))
-    return _together(*_lines(f"{held}held by {_held(s.holder)}"))
+        return _join(*_lines(f"{held}waits for {waiting_text(s)}"))
+    return _join(*_lines(f"{held}held by {_held(s.holder)}"))
 
 
-def _waits(s: StageReport, stage: str | None) -> Markup:
+def _open_rows(s: StageReport, stage: str | None) -> Markup:
     """What is open in a stage, or waits for partners."""
     if s.kept is not None:
         return Markup("")
@@ -125,13 +128,13 @@ def _waits(s: StageReport, stage: str | None) -> Markup:
         ]
         for o in (s.next if s.key is None else s.key.open)
     ]
-    what = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
-    of = what if s.key is None else f"{what} of {format_key(dict(s.key.key))}"
-    heading = f"Open ({of}), the next to close first" if opened else f"Nothing is open ({of})"
+    kind = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
+    subject = kind if s.key is None else f"{kind} of {format_key(dict(s.key.key))}"
+    heading = f"Open ({subject}), the next to close first" if opened else f"Nothing is open ({subject})"
     if s.sides:
         sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
         return _table(["side", "source", "rows kept", "each so long"], sides)
-    return _together(*_lines(heading), _table(named, opened))
+    return _join(*_lines(heading), _table(named, opened))
 
 
 def _held(holder: ClockReport | None) -> str:
@@ -144,62 +147,64 @@ def _held(holder: ClockReport | None) -> str:
 
 
 @_shown.register
-def _state(what: StateView) -> Markup:
+def _state(view: StateView) -> Markup:
     try:
-        commit = what.manifest()
-        last = commit.stages[what.stage]
-        logic = logic_in(commit, what.stage)
+        commit = view.manifest()
+        last = commit.stages[view.stage]
+        logic = logic_in(commit, view.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
-        told = f"Epoch {format_number(commit.epoch)}, committed {format_time(commit.committed_us)}, watermark {format_time(mark)}"
+        summary = f"Epoch {format_number(commit.epoch)}, committed {format_time(commit.committed_us)}, watermark {format_time(mark)}"
         try:
-            found = what.scan(limit=MOST, timeout_s=SCAN_S)
+            windows = view.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
-            return _together(_head(commit.pipeline), *_lines(told, str(error)))
+            return _join(_head(commit.pipeline), *_lines(summary, str(error)))
     except SlackwaterError as error:
         return _problem(error)
-    own, window = own_names(logic), logic.window
-    start, end, status = window.window_start_column, window.window_end_column, own["_status"]
-    events = found[own["_last_event"]].to_list() if own["_last_event"] in found.columns else [None] * found.height
-    rows = list(found.iter_rows(named=True))
+    names, window = own_names(logic), logic.window
+    start, end, status = window.window_start_column, window.window_end_column, names["_status"]
+    events = (
+        windows[names["_last_event"]].to_list() if names["_last_event"] in windows.columns else [None] * windows.height
+    )
+    rows = list(windows.iter_rows(named=True))
     spans = [
         sessions.SessionBar(
             format_key({k: r[k] for k in logic.key_names}), _us(r[start]), event and _us(event), _us(r[end]), r[status]
         )
         for r, event in zip(rows, events, strict=True)
     ]
-    shown = [c for c in found.columns if c not in own.values()]
-    listing = [[_text(r[c]) for c in (*shown, status, own["_closes_at"])] for r in rows]
+    shown = [c for c in windows.columns if c not in names.values()]
+    listing = [[_text(r[c]) for c in (*shown, status, names["_closes_at"])] for r in rows]
     more = f"By start, the first {plural(MOST, 'window')}" if len(rows) == MOST else plural(len(rows), "window")
-    return _together(
+    return _join(
         _head(commit.pipeline),
-        *_lines(told, more),
+        *_lines(summary, more),
         sessions.draw_sessions(spans, mark),
         _table([*shown, "is", "closes at watermark"], listing),
     )
 
 
 @_shown.register
-def _handle(what: Handle) -> Markup:
-    latest, error = what.latest, what.error
-    how = "running" if what.is_running else "ended"
-    told = ["Nothing is committed yet"]
+def _handle(handle: Handle) -> Markup:
+    latest, error = handle.latest, handle.error
+    how = "running" if handle.is_running else "ended"
+    summary = ["Nothing is committed yet"]
     if latest is not None:
         c = latest.counters
-        told = [
+        summary = [
             f"Epoch {format_number(latest.epoch)}, watermark {format_time(latest.watermark_us)}",
             f"{plural(c.rows_in, 'row')} in: {format_number(c.rows_used)} used, {format_number(c.rows_late)} late, {format_number(c.rows_refused)} refused, "
             f"{format_number(c.rows_bad)} bad; {format_number(c.rows_emitted)} emitted, {format_number(latest.windows_active)} open",
         ]
-    parts = [_head(what.pipeline.name), *_lines(how.capitalize(), *told)]
+    parts = [_head(handle.pipeline.name), *_lines(how.capitalize(), *summary)]
     if error is not None:
         parts.append(_problem(error))
-    return _together(*parts)
+    return _join(*parts)
 
 
 # -- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _together(*parts: Markup) -> Markup:
+def _join(*parts: Markup) -> Markup:
     return Markup("").join(parts)
 
 

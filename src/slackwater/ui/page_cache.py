@@ -28,25 +28,25 @@ WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
 
 
 class PageCache:
-    """One pipeline, or one stage of it. `seen` and `problem` are of the latest look: one of them is None.
+    """One pipeline, or one stage of it. `model` and `problem` are of the latest look: one of them is None.
 
-    `blocks`: draws what is seen, or the problem, for those who follow.
+    `blocks`: draws what is model, or the problem, for those who follow.
     """
 
     def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
         self.watched, self.stage, self._blocks = watched, stage, blocks
-        self.bell = ViewerNotifier()
+        self.notifier = ViewerNotifier()
         self._update: PageUpdate | None = None
         self.viewers = 0
-        self.seen: PageModel | None = None
+        self.model: PageModel | None = None
         self.problem: str | None = None
         self.waits = False  # the problem is only that nothing is committed yet
-        self._made: tuple[str, dict[str, bytes]] = ("", {})
+        self._contents: tuple[str, dict[str, bytes]] = ("", {})
         self._looking = threading.Lock()
         self._next = self._next_runner = self._asked = 0.0
-        self._known: tuple[object, ...] = ()
+        self._observed: tuple[object, ...] = ()
         self._runner: str | None = None
-        self._noted: tuple[Run, ...] = ()
+        self._latest_run: tuple[Run, ...] = ()
 
     @property
     def name(self) -> str:
@@ -55,8 +55,8 @@ class PageCache:
     @property
     def tag(self) -> str:
         """Another one wherever the page would be another one."""
-        seen, problem = self.seen, self.problem
-        return seen.tag if seen is not None else f"problem-{hash(problem) & 0xFFFFFFFF:08x}"
+        model, problem = self.model, self.problem
+        return model.tag if model is not None else f"problem-{hash(problem) & 0xFFFFFFFF:08x}"
 
     @property
     def is_watched(self) -> bool:
@@ -66,7 +66,7 @@ class PageCache:
         """What is so, for a request; None while there is a `problem`."""
         self._asked = time.monotonic()
         self.refresh()
-        return self.seen
+        return self.model
 
     def refresh(self) -> None:
         """Look again if there may be another commit."""
@@ -75,74 +75,74 @@ class PageCache:
             if now < self._next:
                 return
             try:
-                if not self._differs(now):
+                if not self._has_changed(now):
                     self._next = now + LOOK_S
                     return
-                self.seen, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
+                self.model, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
                 self.waits = False
             except SlackwaterError as error:
-                self.seen, self.problem, self._known = None, str(error), ()
+                self.model, self.problem, self._observed = None, str(error), ()
                 self.waits = isinstance(error, NoCommitError)
             if self.viewers and self.tag != before:
-                self._updated()
-                self.bell.ring()
+                self._refresh_update()
+                self.notifier.ring()
             # what it waited for, as disks and others that compute, is no cost
             spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
 
-    def _differs(self, now: float) -> bool:
-        """Whether something else is there than was seen."""
+    def _has_changed(self, now: float) -> bool:
+        """Whether something else is there than was model."""
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
-            self._noted = self.watched.store.runs()[-1:]
-        known = (self.watched.store.epochs()[-1:], self._runner, self._noted)
-        if self.seen is not None and known == self._known and self.seen.top.published:
+            self._latest_run = self.watched.store.runs()[-1:]
+        observed = (self.watched.store.epochs()[-1:], self._runner, self._latest_run)
+        if self.model is not None and observed == self._observed and self.model.top.published:
             return False
-        self._known = known
+        self._observed = observed
         return True
 
     @property
-    def ready(self) -> PageUpdate | None:
+    def ready_update(self) -> PageUpdate | None:
         """The latest look for those who follow, if it is drawn already."""
-        found = self._update
-        return found if found is not None and found.tag == self.tag else None
+        update = self._update
+        return update if update is not None and update.tag == self.tag else None
 
     def update(self) -> PageUpdate:
         """The latest look for those who follow. Look first."""
         with self._looking:
-            return self._updated()
+            return self._refresh_update()
 
-    def _updated(self) -> PageUpdate:
+    def _refresh_update(self) -> PageUpdate:
         if self._update is None or self._update.tag != self.tag:
             self._update = build_update(self.tag, self._blocks(self), self._update)
         return self._update
 
-    def made(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
-        """Something made of what is seen, once per commit, and its tag; None while there is a `problem`."""
-        seen = self.now()
-        if seen is None:
+    def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
+        """Something made of what is model, once per commit, and its tag; None while there is a `problem`."""
+        model = self.now()
+        if model is None:
             return None
-        tag, held = self._made
-        if tag != seen.tag:
+        tag, held = self._contents
+        if tag != model.tag:
             held = {}
-            self._made = (seen.tag, held)
-        found = held.get(name)
-        if found is None:
-            found = held[name] = make(seen)
-        return seen.tag, found
+            self._contents = (model.tag, held)
+        content = held.get(name)
+        if content is None:
+            content = held[name] = make(model)
+        return model.tag, content
 
 
 class CommitWatcher:
     """One thread that looks for commits of all pipelines and stages that somebody watches."""
 
-    def __init__(self, lives: Callable[[], Sequence[PageCache]]) -> None:
-        self._lives, self._stop = lives, threading.Event()
+    def __init__(self, caches: Callable[[], Sequence[PageCache]]) -> None:
+        self._caches, self._stop = caches, threading.Event()
         self._thread = threading.Thread(target=self._run, name="ui-watcher", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
-            for live in self._lives():
+            for live in self._caches():
                 if live.is_watched:
                     live.refresh()
 

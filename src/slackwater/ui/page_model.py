@@ -40,7 +40,9 @@ class NoCommitError(StateError):
     """Nothing is wrong with the state: its first commit is still to come."""
 
 
-Told = Callable[[WhyReport, str], Iterable[str]]  # an answer of `why` as lines of text, with the file that it is about
+WhyRenderer = Callable[
+    [WhyReport, str], Iterable[str]
+]  # an answer of `why` as lines of text, with the file that it is about
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ class PageSource:
     pipeline: Pipeline
     file: str
     store: StateStore
-    told: Told
+    render_why: WhyRenderer
     asker: BacklogPoller = field(default_factory=BacklogPoller)
     is_described: bool = False
 
-    def of(self, commit: Commit) -> Pipeline:
+    def pipeline_at(self, commit: Commit) -> Pipeline:
         """The pipeline that a commit is looked at by. Raises StateError."""
         return pipeline_in(commit) if self.is_described else self.pipeline
 
@@ -80,7 +82,7 @@ class PageModel:
     pace: Throughput | None
     joined: JoinBuffers | None
     stages: tuple[StageSummary, ...]
-    kept: tuple[int, ...]
+    kept_epochs: tuple[int, ...]
     stage: str | None = None
     closing_of: StageSummary | None = None
     joined_of: StageSummary | None = None
@@ -94,14 +96,14 @@ def look_at(watched: PageSource, now_us: int, epoch: int | None = None, stage: s
     """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
-            raise _no_commit(watched)
+            raise _missing_commit_error(watched)
         noted = watched.store.runs() if epoch is None else None
         return build_model(
             watched, snapshot, retained_commits(watched.store), watched.store.runner(), now_us, stage, noted
         )
 
 
-def _no_commit(watched: PageSource) -> StateError:
+def _missing_commit_error(watched: PageSource) -> StateError:
     runner = watched.store.runner()
     begins = (
         f"{runner} works on the first epoch, and this page shows it once it is committed"
@@ -119,10 +121,10 @@ def _no_commit(watched: PageSource) -> StateError:
 def look_at_all(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
     """The latest commit, of the whole pipeline and, where there are several stages, of each. Raises as `look_at` does."""
     with latest_snapshot(watched) as snapshot:
-        given = retained_commits(watched.store), watched.store.runner(), now_us
-        whole = build_model(watched, snapshot, *given, noted=watched.store.runs())
+        common = retained_commits(watched.store), watched.store.runner(), now_us
+        whole = build_model(watched, snapshot, *common, noted=watched.store.runs())
         several = whole.stages if whole.stages[1:] else ()
-        return whole, [build_model(watched, snapshot, *given, s.name) for s in several]
+        return whole, [build_model(watched, snapshot, *common, s.name) for s in several]
 
 
 def build_model(
@@ -137,17 +139,17 @@ def build_model(
     commit = snapshot.commit
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
-    pipeline = watched.of(commit)
+    pipeline = watched.pipeline_at(commit)
     whole = why_of(pipeline, snapshot, runner, now_us)
-    found = build_stages(commit, whole)
-    closing_of, joined_of = _last(found, windowed=True), _last(found, windowed=False)
+    summaries = build_stages(commit, whole)
+    closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
     answer = whole
     if stage is not None and whole.stages:
-        at = staged.place_of(commit, stage, "stage")
+        index = staged.place_of(commit, stage, "stage")
         answer = replace(whole, **vars(next(s for s in whole.stages if s.stage == stage)), stages=())
-        (here,) = (s for s in found if s.name == stage)
+        (here,) = (s for s in summaries if s.name == stage)
         closing_of, joined_of = here if _has_windows(here) else None, here if here.kind == "join" else None
-        snapshot = staged.snapshot_of(snapshot, at)
+        snapshot = staged.snapshot_of(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
         history = [staged.commit_of(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
     else:
@@ -156,14 +158,16 @@ def build_model(
     return PageModel(
         tag_of(commit, runner, answer.is_published, (noted or ())[-1:]),
         now_us,
-        build_header(answer, counted, list(watched.told(answer, watched.file)), stage),
+        build_header(answer, counted, list(watched.render_why(answer, watched.file)), stage),
         build_watermark(answer, history),
         counted,
-        None if closing_of is None else build_closes(_only(snapshot, closing_of)),
+        None if closing_of is None else build_closes(_stage_snapshot(snapshot, closing_of)),
         build_growth(history),
         None if stage is not None else build_throughput(history, watched.asker.waits(pipeline, snapshot), now_us),
-        None if joined_of is None else build_buffers(_only(snapshot, joined_of), _sides(whole, joined_of.name)),
-        found,
+        None
+        if joined_of is None
+        else build_buffers(_stage_snapshot(snapshot, joined_of), _join_sources(whole, joined_of.name)),
+        summaries,
         tuple(m.epoch for m in history),
         stage,
         closing_of,
@@ -176,16 +180,16 @@ def _has_windows(stage: StageSummary) -> bool:
     return stage.kind in KINDS_OF_WINDOW
 
 
-def _last(found: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
+def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
     """The last stage with windows, or the last join: that is nearest to what comes out."""
-    return next((s for s in reversed(tuple(found)) if (_has_windows(s) if windowed else s.kind == "join")), None)
+    return next((s for s in reversed(tuple(summaries)) if (_has_windows(s) if windowed else s.kind == "join")), None)
 
 
-def _only(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
+def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
     return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, stage.name))
 
 
-def _sides(why: WhyReport, stage: str) -> list[str]:
+def _join_sources(why: WhyReport, stage: str) -> list[str]:
     """What the sides of a join read."""
     return [side.source for s in why.told if s.stage == stage for side in s.sides]
 
@@ -195,7 +199,9 @@ def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
     readers = [s for s in why.told if s.lateness.rows]
     if len(readers) == 1:
         return readers[0].lateness, advice_text(readers[0].lateness)
-    each = [f"stage {quote_stage(s.stage)}: {told}" for s in readers if (told := advice_text(s.lateness)) is not None]
+    each = [
+        f"stage {quote_stage(s.stage)}: {advice}" for s in readers if (advice := advice_text(s.lateness)) is not None
+    ]
     return NOTHING, "; ".join(each) or None
 
 
@@ -210,7 +216,7 @@ def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
     """The latest commit. Raises StateError where there is none."""
     with watched.store.peek() as snapshot:
         if snapshot is None:
-            raise _no_commit(watched)
+            raise _missing_commit_error(watched)
         yield snapshot
 
 
@@ -219,21 +225,21 @@ def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | N
 
     Raises StartError for a stage that is not there.
     """
-    found = snapshot.commit.stages
-    if not found[1:]:
+    stages = snapshot.commit.stages
+    if not stages[1:]:
         return snapshot, None
-    windowed = [s.name for s in found if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
-    name = stage if stage is not None else (windowed or [found[-1].name])[-1]
+    windowed = [s.name for s in stages if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
+    name = stage if stage is not None else (windowed or [stages[-1].name])[-1]
     return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, name, "stage")), name
 
 
-def key_at(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
+def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
     """One key of the latest commit. Raises StartError for a wrong key, StateError."""
     with latest_snapshot(watched) as snapshot:
         one, name = windows_of(snapshot, stage)
         one_key(one, key)  # what is wrong with the key is said of its stage
         try:
-            answer = why_of(watched.of(snapshot.commit), snapshot, None, now_us, key, name)
+            answer = why_of(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
             if not watched.is_described:
                 answer = with_history(watched.pipeline, watched.store, answer, key)
         except SlackwaterError:
@@ -244,6 +250,6 @@ def key_at(watched: PageSource, key: Texts, now_us: int, stage: str | None = Non
 
 def _lines_of_key(watched: PageSource, answer: WhyReport) -> list[str]:
     """What `why --key` says of the key itself."""
-    lines = list(watched.told(answer, watched.file))
+    lines = list(watched.render_why(answer, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

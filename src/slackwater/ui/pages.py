@@ -47,9 +47,9 @@ from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, in_both
 from slackwater.ui.tables import with_labels
 
-OF_STAGE = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
+STAGE_BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
 BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
-PHASES = {
+PHASE_LABELS = {
     "plan": "plan",
     "read": "read",
     "ingest": "step",
@@ -75,11 +75,11 @@ class PageLocation:
         """What is before the addresses of the pipeline."""
         return self.base if self.home is None else self.home
 
-    def of(self, stage: StageSummary | None, seen: PageModel) -> str | None:
+    def stage_base(self, stage: StageSummary | None, model: PageModel) -> str | None:
         """What is before the addresses of a stage, as its page or that of the pipeline has it."""
         if self.base is None or self.epoch is not None:
             return None
-        if stage is None or not seen.stages[1:] or seen.stage is not None:
+        if stage is None or not model.stages[1:] or model.stage is not None:
             return self.base
         return f"{self.base}/stage/{stage.at}"
 
@@ -128,7 +128,7 @@ def _templates() -> Environment:
         draw_laps=in_both(throughput.draw_epoch_times),
         draw_stages=stages.draw_stages,
         draw_ages=in_both(join_buffers.draw_ages),
-        said_phases=PHASES,
+        phase_labels=PHASE_LABELS,
         key_query=key_query,
     )
     return env
@@ -138,46 +138,46 @@ def _rendered(template: str, **values: Any) -> bytes:
     return with_labels(_templates().get_template(template).render(**values)).encode(errors="replace")
 
 
-def render_fragment(name: str, seen: PageModel, place: PageLocation) -> bytes:
+def render_fragment(name: str, model: PageModel, place: PageLocation) -> bytes:
     """One block as HTML."""
-    return _rendered(f"_{name}.html", seen=seen, place=place)
+    return _rendered(f"_{name}.html", model=model, place=place)
 
 
 def render_page(
-    seen: PageModel, place: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
+    model: PageModel, place: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
 ) -> bytes:
     """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to.
 
     `of_stages`: looks at stages, whose blocks follow.
     """
-    blocks, stages = _blocks(seen, place), [(s, _blocks(s, place)) for s in of_stages]
+    blocks, stages = _blocks(model, place), [(s, _blocks(s, place)) for s in of_stages]
     style = None if place.base is not None else Markup(static_file("ui.css").decode())
-    given: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or seen.kept}
+    values: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or model.kept_epochs}
     if place.base is None:
-        record = {b: block_data(b, seen) for b in block_names(seen)}
+        record = {b: block_data(b, model) for b in block_names(model)}
         if stages:
-            record["stages"] = {s.stage: {b: block_data(b, s) for b in OF_STAGE} for s in of_stages}
-        given["record"] = json.dumps(record, ensure_ascii=False, indent=1)
-    return _rendered("page.html", seen=seen, place=place, blocks=blocks, stages=stages, **given)
+            record["stages"] = {s.stage: {b: block_data(b, s) for b in STAGE_BLOCKS} for s in of_stages}
+        values["record"] = json.dumps(record, ensure_ascii=False, indent=1)
+    return _rendered("page.html", model=model, place=place, blocks=blocks, stages=stages, **values)
 
 
-def block_names(seen: PageModel) -> tuple[str, ...]:
-    """The blocks that there are of what is seen."""
-    return OF_STAGE if seen.stage is not None else BLOCKS
+def block_names(model: PageModel) -> tuple[str, ...]:
+    """The blocks that there are of what is model."""
+    return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
-def _blocks(seen: PageModel, place: PageLocation) -> dict[str, Markup]:
+def _blocks(model: PageModel, place: PageLocation) -> dict[str, Markup]:
     return {
-        name: Markup(render_fragment(name, seen, place).decode()) for name in block_names(seen)
+        name: Markup(render_fragment(name, model, place).decode()) for name in block_names(model)
     }  # escaped as it was made
 
 
-def bin_page(seen: PageModel, place: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
-    return _rendered("bin.html", seen=seen, place=place, style=None, low=low, high=high, windows=windows)
+def bin_page(model: PageModel, place: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
+    return _rendered("bin.html", model=model, place=place, style=None, low=low, high=high, windows=windows)
 
 
-def key_page(pipeline: str, place: PageLocation, found: KeyView, stage: str | None = None) -> bytes:
-    return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=found)
+def key_page(pipeline: str, place: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
+    return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=view)
 
 
 def letters_page(
@@ -189,13 +189,13 @@ def letters_page(
     )
 
 
-def hot_page(seen: PageModel, place: PageLocation, keys: Sequence[HotKey]) -> bytes:
-    return _rendered("hot.html", seen=seen, place=place, style=None, keys=keys)
+def hot_page(model: PageModel, place: PageLocation, keys: Sequence[HotKey]) -> bytes:
+    return _rendered("hot.html", model=model, place=place, style=None, keys=keys)
 
 
-def render_overview(known: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
-    """Of each pipeline its name, its address, and what is seen of it or why nothing is, and whether that only waits for its first commit."""
-    return _rendered("overview.html", known=known, place=PageLocation(""), style=None)
+def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
+    """Of each pipeline its name, its address, and what is model of it or why nothing is, and whether that only waits for its first commit."""
+    return _rendered("overview.html", pipelines=pipelines, place=PageLocation(""), style=None)
 
 
 def render_problem(pipeline: str, place: PageLocation, line: str, waits: bool = False) -> bytes:
@@ -210,28 +210,28 @@ def problem_fragment(line: str, waits: bool = False) -> bytes:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 _DATA: Mapping[str, Callable[[PageModel], Any]] = {
-    "top": lambda seen: seen.top,
-    "watermark": lambda seen: seen.watermark,
-    "rows": lambda seen: seen.rows,
-    "closing": lambda seen: seen.closing,
-    "size": lambda seen: seen.growth,
-    "pace": lambda seen: seen.pace,
-    "joins": lambda seen: seen.joined,
-    "runs": lambda seen: seen.runs,
-    "stages": lambda seen: seen.stages,
+    "top": lambda model: model.top,
+    "watermark": lambda model: model.watermark,
+    "rows": lambda model: model.rows,
+    "closing": lambda model: model.closing,
+    "size": lambda model: model.growth,
+    "pace": lambda model: model.pace,
+    "joins": lambda model: model.joined,
+    "runs": lambda model: model.runs,
+    "stages": lambda model: model.stages,
 }
 
 
-def block_data(name: str, seen: PageModel) -> Any:
+def block_data(name: str, model: PageModel) -> Any:
     """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
-    found = _DATA[name](seen)
-    if isinstance(found, tuple):
-        return [dataclasses.asdict(one) for one in found]
-    return None if found is None else dataclasses.asdict(found)
+    block = _DATA[name](model)
+    if isinstance(block, tuple):
+        return [dataclasses.asdict(one) for one in block]
+    return None if block is None else dataclasses.asdict(block)
 
 
-def as_json(found: Any) -> bytes:
-    return json.dumps(found, ensure_ascii=False, default=format_value).encode(errors="replace")
+def as_json(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, default=format_value).encode(errors="replace")
 
 
 def key_query(key: Mapping[str, Any]) -> str:

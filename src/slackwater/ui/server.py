@@ -46,7 +46,7 @@ from slackwater.ui.access import Access, check_host
 from slackwater.ui.answers import answer_request, error_line, fail_request, html_response, refuse_request, with_tag
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_cache import CommitWatcher, PageCache
-from slackwater.ui.page_model import PageModel, PageSource, key_at, latest_snapshot, look_at, windows_of
+from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, look_at, windows_of
 from slackwater.ui.pages import PageLocation
 from slackwater.web.guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
@@ -86,7 +86,7 @@ def serve_pages(
         remember_secret(token)
     ui = Ui(watched)
     try:
-        http = start_server(Access(ui.app, token), port, host, what="the page", option="--port", names=names)
+        http = start_server(Access(ui.app, token), port, host, service="the page", option="--port", names=names)
     except BaseException:
         ui.stop()
         raise
@@ -107,14 +107,14 @@ class Ui:
         self._views = [StateView(w.store) for w in watched]
         several = len(names) > 1
         others = tuple((name, f"/p/{name}") for name in names) if several else ()
-        self._lives: list[PageCache] = []
+        self._caches: list[PageCache] = []
         routes: list[Any] = [Route("/static/{name}", _static)]
         self._of_stages: dict[tuple[str, str], PageCache] = {}
         for one_watched, view in zip(watched, self._views, strict=True):
             base = f"/p/{one_watched.pipeline.name}" if several else ""
             place = PageLocation(base, others=others)
-            live = PageCache(one_watched, _drawn(pages.BLOCKS, place))
-            self._lives.append(live)
+            live = PageCache(one_watched, _block_renderer(pages.BLOCKS, place))
+            self._caches.append(live)
 
             def whole(
                 request: Request, live: PageCache = live, place: PageLocation = place
@@ -126,7 +126,7 @@ class Ui:
             ) -> tuple[PageCache, PageLocation]:
                 return self._stage(live, place, request.path_params["stage"])
 
-            of_stage = Mount("/stage/{stage}", routes=self._routes(one, pages.OF_STAGE))
+            of_stage = Mount("/stage/{stage}", routes=self._routes(one, pages.STAGE_BLOCKS))
             every = [*self._routes(whole, pages.BLOCKS), of_stage, Mount("/state", routes=questions.build_routes(view))]
             routes.append(Mount(base, routes=every))
         if several:
@@ -134,37 +134,37 @@ class Ui:
         self.app: Application = Starlette(
             routes=routes, exception_handlers={HTTPException: refuse_request, Exception: fail_request}
         )
-        self._watcher = CommitWatcher(lambda: [*self._lives, *list(self._of_stages.values())])
+        self._watcher = CommitWatcher(lambda: [*self._caches, *list(self._of_stages.values())])
 
     def stop(self) -> None:
         self._closing = True
         self._watcher.stop()
-        for live in (*self._lives, *self._of_stages.values()):
-            live.bell.ring()
+        for live in (*self._caches, *self._of_stages.values()):
+            live.notifier.ring()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for view in self._views:
             view.close()
 
-    def _stage(self, live: PageCache, place: PageLocation, at: str) -> tuple[PageCache, PageLocation]:
+    def _stage(self, live: PageCache, place: PageLocation, address: str) -> tuple[PageCache, PageLocation]:
         """One stage of a pipeline, by its part of an address. Raises HTTPException where there is none."""
-        there = dataclasses.replace(place, base=f"{place.base}/stage/{at}", home=place.base)
-        found = self._of_stages.get((live.name, at))
-        if found is None:
-            seen = live.now()
-            if seen is None:
+        stage_place = dataclasses.replace(place, base=f"{place.base}/stage/{address}", home=place.base)
+        cache = self._of_stages.get((live.name, address))
+        if cache is None:
+            model = live.now()
+            if model is None:
                 raise StateError(live.problem or "")
-            name = next((s.name for s in seen.stages if s.at == at), None)
-            if name is None or not seen.stages[1:]:
+            name = next((s.name for s in model.stages if s.at == address), None)
+            if name is None or not model.stages[1:]:
                 raise HTTPException(404)
-            made = PageCache(live.watched, _drawn(pages.OF_STAGE, there), name)
-            found = self._of_stages.setdefault((live.name, at), made)
-        return found, there
+            new_cache = PageCache(live.watched, _block_renderer(pages.STAGE_BLOCKS, stage_place), name)
+            cache = self._of_stages.setdefault((live.name, address), new_cache)
+        return cache, stage_place
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
         """What there is of a pipeline, or of a stage."""
 
-        def by(answer: Callable[..., Response], *given: Any) -> Callable[[Request], Response]:
-            return lambda request: answer(*find(request), *given, request)
+        def by(answer: Callable[..., Response], *more: Any) -> Callable[[Request], Response]:
+            return lambda request: answer(*find(request), *more, request)
 
         async def events(request: Request) -> Response:
             try:
@@ -173,9 +173,9 @@ class Ui:
                 return error_line(request, 503, str(error))
             return self._events(live, request)
 
-        found = [
+        routes = [
             self._route("/", by(_page)),
-            self._route("/epoch/{epoch}", by(_past)),
+            self._route("/epoch/{epoch}", by(_past_page)),
             self._route("/closing", by(_bin)),
             self._route("/key", by(_key)),
             self._route("/letters", by(_letters)),
@@ -185,14 +185,14 @@ class Ui:
             self._route("/ui/key.json", by(_key_json)),
         ]
         for name in blocks:
-            found.append(self._route(f"/ui/{name}", by(_fragment, name)))
-            found.append(self._route(f"/ui/{name}.json", by(_block_json, name)))
-        return found
+            routes.append(self._route(f"/ui/{name}", by(_fragment, name)))
+            routes.append(self._route(f"/ui/{name}.json", by(_block_json, name)))
+        return routes
 
     def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
         """A question that is answered by one of a few threads."""
 
-        async def asked(request: Request) -> Response:
+        async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
                 return error_line(request, 503, f"{self._open} questions are open; ask again later")
             self._open += 1
@@ -201,45 +201,45 @@ class Ui:
             finally:
                 self._open -= 1
 
-        return Route(path, asked, methods=["GET"])
+        return Route(path, answer_in_thread, methods=["GET"])
 
     def _overview(self, request: Request) -> Response:
-        known = []
-        for live in self._lives:
-            seen = live.now()
-            known.append((live.name, f"/p/{live.name}/", seen, None if seen else live.problem, live.waits))
-        digest = hashlib.sha256("\0".join(live.tag for live in self._lives).encode()).hexdigest()[:16]
-        return with_tag(request, digest, pages.render_overview(known), "text/html")
+        pipelines = []
+        for live in self._caches:
+            model = live.now()
+            pipelines.append((live.name, f"/p/{live.name}/", model, None if model else live.problem, live.waits))
+        digest = hashlib.sha256("\0".join(live.tag for live in self._caches).encode()).hexdigest()[:16]
+        return with_tag(request, digest, pages.render_overview(pipelines), "text/html")
 
     def _events(self, live: PageCache, request: Request) -> Response:
-        known = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        tag = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
         refusal = error_line(
             request, 503, f"{self._streams.most} viewers follow the commits already; reload the page later"
         )
-        return EventStream(lambda: self._stream(live, known, blocks), self._streams, refusal)
+        return EventStream(lambda: self._stream(live, tag, blocks), self._streams, refusal)
 
-    async def _stream(self, live: PageCache, known: str, blocks: bool) -> AsyncIterator[bytes]:
-        """One update per look that this viewer has not seen. All viewers are sent the same bytes, and wait without asking."""
+    async def _stream(self, live: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
+        """One update per look that this viewer has not model. All viewers are sent the same bytes, and wait without asking."""
         live.viewers += 1
-        rung = live.bell.listen()
+        rung = live.notifier.listen()
         try:
             yield b"retry: 2000\n\n"
             while not self._closing:
                 rung.clear()
-                if live.tag != known and (live.seen is not None or live.problem is not None):
-                    update = live.ready
+                if live.tag != tag and (live.model is not None or live.problem is not None):
+                    update = live.ready_update
                     if update is None:  # of the first look nobody had followed yet
                         update = await asyncio.get_running_loop().run_in_executor(self._threads, live.update)
-                    yield update.for_one_who_has(known) if blocks else update.short
-                    known = update.tag
+                    yield update.for_one_who_has(tag) if blocks else update.short
+                    tag = update.tag
                     continue
                 try:
                     await asyncio.wait_for(rung.wait(), BEAT_S)
                 except TimeoutError:
                     yield b": here\n\n"
         finally:
-            live.bell.leave(rung)
+            live.notifier.leave(rung)
             live.viewers -= 1
 
 
@@ -254,50 +254,50 @@ def _problem(live: PageCache, place: PageLocation) -> Response:
 
 
 def _page(live: PageCache, place: PageLocation, request: Request) -> Response:
-    made = live.made("page", lambda seen: pages.render_page(seen, place))
-    if made is None:
+    page = live.get_content("page", lambda model: pages.render_page(model, place))
+    if page is None:
         return _problem(live, place)
-    return with_tag(request, *made, "text/html")
+    return with_tag(request, *page, "text/html")
 
 
-def _past(live: PageCache, place: PageLocation, request: Request) -> Response:
+def _past_page(live: PageCache, place: PageLocation, request: Request) -> Response:
     """A kept commit: looked at once as long as no later one is there."""
     epoch = _epoch(request.path_params["epoch"])
-    there = dataclasses.replace(place, epoch=epoch)
+    epoch_place = dataclasses.replace(place, epoch=epoch)
 
     def make(now: PageModel) -> bytes:
-        return pages.render_page(look_at(live.watched, now.looked_us, epoch, live.stage), there, now.kept)
+        return pages.render_page(look_at(live.watched, now.looked_us, epoch, live.stage), epoch_place, now.kept_epochs)
 
-    made = live.made(f"epoch {epoch}", make)
-    if made is None:
+    page = live.get_content(f"epoch {epoch}", make)
+    if page is None:
         return _problem(live, place)
-    return with_tag(request, *made, "text/html")
+    return with_tag(request, *page, "text/html")
 
 
-def _drawn(blocks: Sequence[str], place: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
+def _block_renderer(blocks: Sequence[str], place: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
     """Draws the blocks of a look; of a problem the top says it, in the place of what was so before."""
 
-    def drawn(live: PageCache) -> Mapping[str, bytes]:
-        seen = live.seen
-        if seen is None:
+    def render_blocks(live: PageCache) -> Mapping[str, bytes]:
+        model = live.model
+        if model is None:
             return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "", live.waits)}
-        return {name: pages.render_fragment(name, seen, place) for name in blocks}
+        return {name: pages.render_fragment(name, model, place) for name in blocks}
 
-    return drawn
+    return render_blocks
 
 
 def _fragment(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
-    made = live.made(name, lambda seen: pages.render_fragment(name, seen, place))
-    if made is None:  # 200, so that it takes the place of what was so before
+    fragment = live.get_content(name, lambda model: pages.render_fragment(name, model, place))
+    if fragment is None:  # 200, so that it takes the place of what was so before
         return html_response(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
-    return with_tag(request, *made, "text/html")
+    return with_tag(request, *fragment, "text/html")
 
 
 def _block_json(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
-    made = live.made(f"{name}.json", lambda seen: pages.as_json(pages.block_data(name, seen)))
-    if made is None:
+    content = live.get_content(f"{name}.json", lambda model: pages.as_json(pages.block_data(name, model)))
+    if content is None:
         raise StateError(live.problem or "")
-    return with_tag(request, *made, "application/json")
+    return with_tag(request, *content, "application/json")
 
 
 def _epoch(text: str) -> int:
@@ -307,13 +307,13 @@ def _epoch(text: str) -> int:
 
 
 def _range(request: Request) -> tuple[int, int]:
-    found = []
+    bounds = []
     for name in ("from", "to"):
         text = request.query_params.get(name, "")
         if not re.fullmatch("-?[0-9]{1,18}", text):
             raise StartError(f"{name}: found {text[:40]!a}, expected a time in whole microseconds since 1970")
-        found.append(int(text))
-    return found[0], found[1]
+        bounds.append(int(text))
+    return bounds[0], bounds[1]
 
 
 def _windows(live: PageCache, request: Request) -> tuple[int, int, list[Any]]:
@@ -324,10 +324,10 @@ def _windows(live: PageCache, request: Request) -> tuple[int, int, list[Any]]:
 
 def _bin(live: PageCache, place: PageLocation, request: Request) -> Response:
     low, high, windows = _windows(live, request)
-    seen = live.now()
-    if seen is None:
+    model = live.now()
+    if model is None:
         return _problem(live, place)
-    return html_response(pages.bin_page(seen, place, low, high, windows))
+    return html_response(pages.bin_page(model, place, low, high, windows))
 
 
 def _letters(live: PageCache, place: PageLocation, request: Request) -> Response:
@@ -339,38 +339,38 @@ def _letters(live: PageCache, place: PageLocation, request: Request) -> Response
 
 
 def _hot(live: PageCache, place: PageLocation, request: Request) -> Response:
-    def make(seen: PageModel) -> bytes:
+    def make(model: PageModel) -> bytes:
         with latest_snapshot(live.watched) as snapshot:
-            return pages.hot_page(seen, place, hot_keys(live.watched.store, snapshot, HOT))
+            return pages.hot_page(model, place, hot_keys(live.watched.store, snapshot, HOT))
 
-    made = live.made("hot", make)
-    return _problem(live, place) if made is None else with_tag(request, *made, "text/html")
+    page = live.get_content("hot", make)
+    return _problem(live, place) if page is None else with_tag(request, *page, "text/html")
 
 
 def _keys_json(live: PageCache, place: PageLocation, request: Request) -> Response:
     _, _, windows = _windows(live, request)
-    found = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
-    return Response(pages.as_json(found), media_type="application/json")
+    rows = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
+    return Response(pages.as_json(rows), media_type="application/json")
 
 
-def _given(request: Request) -> dict[str, str | None]:
+def _key_texts(request: Request) -> dict[str, str | None]:
     """The key in a query string: `name=value`, or a name alone for NULL. Starlette would take both for a text."""
-    found: dict[str, str | None] = {}
+    key: dict[str, str | None] = {}
     for part in request.url.query.split("&")[:50]:
         name, is_value, value = part.partition("=")
         if name:
-            found[unquote_plus(name)] = unquote_plus(value) if is_value else None
-    return found
+            key[unquote_plus(name)] = unquote_plus(value) if is_value else None
+    return key
 
 
 def _key(live: PageCache, place: PageLocation, request: Request) -> Response:
-    found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
-    return html_response(pages.key_page(live.name, place, found, live.stage))
+    view = load_key(live.watched, _key_texts(request), time.time_ns() // 1000, live.stage)
+    return html_response(pages.key_page(live.name, place, view, live.stage))
 
 
 def _key_json(live: PageCache, place: PageLocation, request: Request) -> Response:
-    found = key_at(live.watched, _given(request), time.time_ns() // 1000, live.stage)
-    return Response(pages.as_json(dataclasses.asdict(found)), media_type="application/json")
+    view = load_key(live.watched, _key_texts(request), time.time_ns() // 1000, live.stage)
+    return Response(pages.as_json(dataclasses.asdict(view)), media_type="application/json")
 
 
 async def _static(request: Request) -> Response:

@@ -32,8 +32,8 @@ def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | Non
     """The update to a look, of which nothing is sent twice to those who have the one before."""
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}
-    known = {} if before is None else before.blocks
-    changed = b"".join(event for name, event in events.items() if blocks[name] != known.get(name))
+    previous = {} if before is None else before.blocks
+    changed = b"".join(event for name, event in events.items() if blocks[name] != previous.get(name))
     # the commit comes last: who has heard of it has its blocks
     return PageUpdate(
         tag, None if before is None else before.tag, short, changed + short, b"".join(events.values()) + short, blocks
@@ -63,9 +63,9 @@ class ViewerNotifier:
     def leave(self, event: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         with self._lock:
-            found = self._waiting[loop]
-            found.discard(event)
-            if not found:
+            events = self._waiting[loop]
+            events.discard(event)
+            if not events:
                 del self._waiting[loop]
 
     def ring(self) -> None:

@@ -36,12 +36,12 @@ def right() -> float:
     return width() - MARGIN
 
 
-def left(wide: float) -> float:
+def lane_start(wide: float) -> float:
     """Return where the axes begin behind names of lanes, which take `wide` where there is room."""
     return min(wide, 0.36 * width())
 
 
-def own(name: str) -> str:
+def drawing_id(name: str) -> str:
     """Return the id of a definition that no other drawing on the page has."""
     return f"{name}-slim" if is_narrow() else name
 
@@ -55,15 +55,15 @@ def shortened(name: str, room: float) -> str:
 def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
     """Make a drawing for wide and for narrow screens, one behind the other; nothing where there is nothing to draw."""
 
-    def drawn(*given: Any) -> Markup:
-        found = Markup("")
+    def drawn(*values: Any) -> Markup:
+        markup = Markup("")
         for units in (wide, NARROW):
             token = _width.set(units)
             try:
-                found += draw(*given)
+                markup += draw(*values)
             finally:
                 _width.reset(token)
-        return found
+        return markup
 
     return drawn
 
@@ -87,11 +87,11 @@ def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
 
 def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
     """An element; `class_` is class, `stroke_width` is stroke-width; what is None is left out."""
-    given = "".join(
+    rendered = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
     )
     inside = "".join(str(escape(c)) for c in children)
-    return Markup(f"<{name}{given}>{inside}</{name}>")  # its parts are escaped above
+    return Markup(f"<{name}{rendered}>{inside}</{name}>")  # its parts are escaped above
 
 
 def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
@@ -138,21 +138,21 @@ def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     """Vertical lines with their times below."""
     times = axis.times(7 if width() == WIDTH else 3)
     names = spaced([name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width()))
-    found = list[Markup]()
+    parts = list[Markup]()
     for (x, _, is_day), name in zip(times, names, strict=True):
         half = CHARACTER * len(name) / 2
-        anchor, at = ("end", width()) if x + half > width() else ("start", 0.0) if x < half else ("middle", x)
-        found += [
+        anchor, text_x = ("end", width()) if x + half > width() else ("start", 0.0) if x < half else ("middle", x)
+        parts += [
             line(x, top, x, bottom, "grid"),
-            text(at, bottom + 16, name, "tick day" if is_day else "tick", anchor),
+            text(text_x, bottom + 16, name, "tick day" if is_day else "tick", anchor),
         ]
-    return found
+    return parts
 
 
-def count_axis(axis: Axis, left: float, right: float, names: Iterable[tuple[int, str]]) -> list[Markup]:
+def count_axis(axis: Axis, start: float, end: float, names: Iterable[tuple[int, str]]) -> list[Markup]:
     """Horizontal lines with their numbers at the left."""
-    found = list[Markup]()
+    parts = list[Markup]()
     for value, name in names:
-        y = axis.at(value)
-        found += [line(left, y, right, y, "grid"), text(left - 8, y + 4, name, "tick", "end")]
-    return found
+        y = axis.position(value)
+        parts += [line(start, y, end, y, "grid"), text(start - 8, y + 4, name, "tick", "end")]
+    return parts

@@ -40,7 +40,7 @@ def start_server(
     port: int,
     host: str = LOOPBACK,
     *,
-    what: str,
+    service: str,
     option: str,
     names: Sequence[str] = (),
     most: int = 128,
@@ -48,10 +48,10 @@ def start_server(
 ) -> HttpServer:
     """Serve an application; port 0 takes a free one.
 
-    `most`: connections at a time. `names`: further names of this server (see `guard`), which `--allow-host` gives. `what` is
+    `most`: connections at a time. `names`: further names of this server (see `guard`), which `--allow-host` gives. `service` is
     served and `option` gives its port, for the errors. Raises StartError.
     """
-    listening = _listening(host, port, what, option)
+    listening = _listening(host, port, service, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every invalid request
     config = uvicorn.Config(
         RequestGuard(app, (host, *names), "--allow-host"),
@@ -69,27 +69,27 @@ def start_server(
     return HttpServer(uvicorn.Server(config), listening)
 
 
-def _listening(host: str, port: int, what: str, option: str) -> socket.socket:
+def _listening(host: str, port: int, service: str, option: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise _not_served(host, port, what, option, error) from None
+        raise _not_served(host, port, service, option, error) from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise _not_served(host, port, what, option, error) from None
+        raise _not_served(host, port, service, option, error) from None
     return listening
 
 
-def _not_served(host: str, port: int, what: str, option: str, error: Exception) -> StartError:
+def _not_served(host: str, port: int, service: str, option: str, error: Exception) -> StartError:
     said = getattr(error, "strerror", None) or str(error)
-    return StartError(f"{what} cannot be served on {host}:{port} ({said}); choose another {option}")
+    return StartError(f"{service} cannot be served on {host}:{port} ({said}); choose another {option}")
 
 
 __all__ = ["LOOPBACK", "HttpServer", "start_server"]

@@ -100,7 +100,7 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
         created = False
     except OSError as error:
         remedy = "let this user write there" if is_forbidden(error) else "make room"
-        raise ExhaustedError.of(error) or EpochError(
+        raise ExhaustedError.from_error(error) or EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: {remedy} and start again"
         ) from None
     finally:
@@ -136,7 +136,7 @@ def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
                 return "is truncated" if content.size < size else "is longer than what was written"
             return "" if file_checksum(content) == expected else "does not hold what was written"
     except (OSError, pa.ArrowException) as error:
-        if exhausted := ExhaustedError.of(error):
+        if exhausted := ExhaustedError.from_error(error):
             raise exhausted from None
         return "is missing" if not path.exists() else f"cannot be read ({type(error).__name__})"
 
@@ -160,7 +160,7 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
             return pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowException) as error:
         raise (
-            ExhaustedError.of(error)
+            ExhaustedError.from_error(error)
             or unreadable(f"state file {shown or path}", error)
             or StateError(
                 f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"

@@ -66,7 +66,7 @@ class FileCache:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
-            raise ExhaustedError.of(error) or StateError(
+            raise ExhaustedError.from_error(error) or StateError(
                 f"copies of state files cannot be kept in {self.home} ({error.strerror}); make room there, or set "
                 "SLACKWATER_CACHE_DIR to a directory with more"
             ) from None

@@ -26,7 +26,7 @@ class CommitLog:
         try:
             found = self.place.sizes("manifests")
         except OSError as error:
-            raise ExhaustedError.of(error) or error from None
+            raise ExhaustedError.from_error(error) or error from None
         return sorted(int(name[:-5]) for name in found if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
     def epochs_to_the_last(self) -> list[int]:
@@ -55,7 +55,7 @@ class CommitLog:
                 raise ValueError("no record with a format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise (
-                ExhaustedError.of(error)
+                ExhaustedError.from_error(error)
                 or unreadable(f"manifest {shown}", error)
                 or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
@@ -92,7 +92,7 @@ class CommitLog:
             created = place.create(self.file(commit.epoch), sealed)
         except OSError as error:
             remedy = "let this user write there" if is_forbidden(error) else "make room"
-            raise ExhaustedError.of(error) or EpochError(
+            raise ExhaustedError.from_error(error) or EpochError(
                 f"epoch {commit.epoch} was not committed: a file in {place.root} cannot be written ({error.strerror}); "
                 f"{remedy} and start again"
             ) from None

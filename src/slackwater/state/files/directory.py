@@ -114,7 +114,7 @@ class LocalStorage:
             for name in (*STATE_FOLDERS, "checkpoint"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ExhaustedError.of(error) or StateError(
+            raise ExhaustedError.from_error(error) or StateError(
                 f"state directory {self.root} cannot be created ({error.strerror}); expected a writable directory"
             ) from error
 

@@ -88,7 +88,7 @@ def lock_holder(path: Path) -> str | None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise ExhaustedError.of(error) or StateError(
+        raise ExhaustedError.from_error(error) or StateError(
             f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
         ) from error
     directory = _opened_directory(path.parent)
@@ -137,7 +137,7 @@ def _opened(path: Path) -> TextIO:
     except OSError as error:
         what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         remedy = "let this user write it" if is_forbidden(error) else "remove it"
-        raise ExhaustedError.of(error) or StateError(
+        raise ExhaustedError.from_error(error) or StateError(
             f"lock {path} {what}; expected a file that may be written: {remedy}"
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

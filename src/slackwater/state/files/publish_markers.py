@@ -77,7 +77,7 @@ def read_marker(note: MarkerFile, held: bool = False) -> int:
     try:
         content = note.held() if held else note.look()
     except OSError as error:
-        raise ExhaustedError.of(error) or StateError(
+        raise ExhaustedError.from_error(error) or StateError(
             f"{note.shown} cannot be read ({error.strerror}); check who may read it"
         ) from error
     return epoch_in(note, content)
@@ -117,7 +117,7 @@ def runs(note: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     try:
         content = note.held() if held else note.look()
     except OSError as error:
-        raise ExhaustedError.of(error) or StateError(
+        raise ExhaustedError.from_error(error) or StateError(
             f"{note.shown} cannot be read ({error.strerror}); check who may read it"
         ) from error
     return parse_runs((content or b"").decode(errors="replace").splitlines())

@@ -41,18 +41,18 @@ class StateGrowth:
     shards: tuple[ShardSpread, ...] = ()
 
 
-def build_growth(kept: Sequence[Commit]) -> StateGrowth:
+def build_growth(commits: Sequence[Commit]) -> StateGrowth:
     """From the kept commits, oldest first."""
-    trend = forecast_growth(kept)
+    trend = forecast_growth(commits)
     full = None
     if trend is not None and trend.hours is not None and trend.hours < 24 * 365 * 100:
-        full = kept[-1].committed_us + int(trend.hours * HOUR_US)
+        full = commits[-1].committed_us + int(trend.hours * HOUR_US)
     return StateGrowth(
-        tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in kept),
+        tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in commits),
         None if trend is None else trend.bytes_per_hour,
         LARGE,
         full,
-        tuple(_spread(stage) for stage in kept[-1].stages),
+        tuple(_spread(stage) for stage in commits[-1].stages),
     )
 
 

@@ -31,7 +31,7 @@ class Header:
 _NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
-def build_header(why: WhyReport, rows: RowAccounting, told: Sequence[str], stage: str | None = None) -> Header:
+def build_header(why: WhyReport, rows: RowAccounting, why_lines: Sequence[str], stage: str | None = None) -> Header:
     return Header(
         pipeline=why.pipeline,
         stage=stage,
@@ -42,7 +42,7 @@ def build_header(why: WhyReport, rows: RowAccounting, told: Sequence[str], stage
         accounted=not rows.unaccounted,
         sentence=_sum(rows),
         held=_held(why),
-        told=tuple(told),
+        told=tuple(why_lines),
     )
 
 
@@ -75,12 +75,12 @@ def _held(w: WhyReport) -> str:
     )
     if w.through:
         name = waiting_text(w)
-        at = (
+        watermark = (
             "There is no watermark yet"
             if w.watermark_us is None
             else f"The watermark is at {format_time(w.watermark_us)}"
         )
-        return f"{at}; stage {quote_stage(w.stage)} waits for {name} ({since})."
+        return f"{watermark}; stage {quote_stage(w.stage)} waits for {name} ({since})."
     if w.watermark_us is None:
         return f"There is no watermark yet; {name} holds it ({since})."
     behind = f", {format_span(w.committed_us - w.watermark_us)} behind the clock of the commit"

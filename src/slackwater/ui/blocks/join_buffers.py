@@ -101,10 +101,10 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     high = max((int(t.max()) for t in times if len(t)), default=0)
     width = tick_step(high - low + 1, BINS - 1)
     counters = next_commit.total_counters(snapshot.commit)
-    found = []
+    sides = []
     for side, source, waiting in zip(logic.sides, sources, rows, strict=True):
         counts = counters.sides.get(side.name, {})
-        found.append(
+        sides.append(
             BufferSide(
                 side.name,
                 source,
@@ -118,7 +118,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
             )
         )
     pairs = first.counters.get("emitted", {}).get("match", 0)
-    return JoinBuffers(None if watermark <= NO_WATERMARK else watermark, width, pairs, tuple(found))
+    return JoinBuffers(None if watermark <= NO_WATERMARK else watermark, width, pairs, tuple(sides))
 
 
 def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
@@ -137,9 +137,9 @@ def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, w
     most = values[int(counts.argmax())]
     side, names = logic.sides[which], [k.name for k in logic.sides[which].keys]
     held = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
-    wanted = np.array([most], dtype=np.int64)
-    buffers = snapshot.buffers(int(shard_of(wanted, snapshot.commit.shards)[0]), logic)
-    for run in buffers.runs(which, wanted, -FAR, FAR):
+    hash_array = np.array([most], dtype=np.int64)
+    buffers = snapshot.buffers(int(shard_of(hash_array, snapshot.commit.shards)[0]), logic)
+    for run in buffers.runs(which, hash_array, -FAR, FAR):
         places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))
         gone = buffers.evicted(which, run.kh[places], run.id[places])
         held.append(run.take(places[~gone]).select(names))

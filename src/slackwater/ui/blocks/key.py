@@ -57,24 +57,24 @@ class KeyView:
 
 
 def one_key(
-    snapshot: Snapshot, given: inspect.Texts, told: Sequence[str] = (), history: KeyHistory | None = None
+    snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
 ) -> KeyView:
     """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
     last = snapshot.commit.stages[-1]
-    if (of := kind_name(last.fingerprint.get("kind"))) != "window":
-        raise StartError(f"{snapshot.commit.pipeline}: rows of a {of} have no window, so there is no page of a key")
+    if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
+        raise StartError(f"{snapshot.commit.pipeline}: rows of a {kind} have no window, so there is no page of a key")
     logic = logic_in(snapshot.commit, -1)
-    key = inspect.key_of(logic, given)
+    key = inspect.key_of(logic, key_texts)
     rows = inspect.rows_of(snapshot, logic, key, -1)
-    found = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
+    windows = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
     hidden = {*logic.key_names, start, end, "_status", "_closes_at", "_last_event", "_epoch"}
-    times = [c for c in (start, end, "_closes_at", "_last_event") if c in found.columns]
-    found = found.with_columns(pl.col(c).dt.timestamp("us") for c in times).sort(start)
-    values = [c for c in found.columns if c not in hidden]
+    times = [c for c in (start, end, "_closes_at", "_last_event") if c in windows.columns]
+    windows = windows.with_columns(pl.col(c).dt.timestamp("us") for c in times).sort(start)
+    values = [c for c in windows.columns if c not in hidden]
     bars, longest = [], _longest(logic)
-    for r in found.iter_rows(named=True):
+    for r in windows.iter_rows(named=True):
         cap = None if longest is None else r[start] + longest
         bars.append(
             KeyWindow(
@@ -95,7 +95,7 @@ def one_key(
         None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
         snapshot.commit.epoch,
         tuple(bars),
-        tuple(told),
+        tuple(why_lines),
         history,
     )
 

@@ -61,14 +61,14 @@ class RowAccounting:
 
 
 def build_accounting(
-    kept: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
+    commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
     """From the kept commits, oldest first; `lateness` and `advice`: what `why` says of the latest."""
-    latest = next_commit.total_counters(kept[-1])
-    total = _account(_parts(kept[-1]), sql=True)
+    latest = next_commit.total_counters(commits[-1])
+    total = _account(_parts(commits[-1]), sql=True)
     applied = min(latest.replayed_late, total.late)
     total = replace(total, late=total.late - applied, replayed=applied)
-    epochs = tuple(_epoch(m, kept[n - 1] if n else None) for n, m in enumerate(kept))
+    epochs = tuple(_epoch(m, commits[n - 1] if n else None) for n, m in enumerate(commits))
     missing = max([abs(total.unaccounted), *(abs(e.account.unaccounted) for e in epochs if e.account)])
     by_reason = dict(latest.letters), dict(latest.late), dict(latest.emitted)
     return RowAccounting(total, missing, epochs, *by_reason, lateness, advice)

@@ -48,13 +48,13 @@ class Runs:
 def runs(noted: Sequence[Run], runner: str | None, epoch: int) -> Runs:
     """From the noted runs, oldest first, who runs now, and the latest epoch."""
     nexts: list[Run | None] = [*noted[1:], None]
-    found = [
+    past_runs = [
         _past(run, epoch if after is None else after.epoch, after is None and runner is not None)
         for run, after in zip(noted, nexts[: len(noted)], strict=True)
     ]
-    latest = found[-1] if found else None
+    latest = past_runs[-1] if past_runs else None
     is_failure = runner is None and latest is not None and latest.outcome in ("failed", "killed")
-    return Runs(tuple(reversed(found)), latest if is_failure else None)
+    return Runs(tuple(reversed(past_runs)), latest if is_failure else None)
 
 
 def _past(run: Run, epoch: int, may_run: bool) -> PastRun:

@@ -35,8 +35,8 @@ class StageSummary:
 
 def build_stages(commit: Commit, why: WhyReport) -> tuple[StageSummary, ...]:
     """Every stage that `why` tells of, in order."""
-    known = {s.name: (n, s) for n, s in enumerate(commit.stages)}
-    return tuple(_stage(commit, *known[s.stage], s) for s in why.told)
+    by_name = {s.name: (n, s) for n, s in enumerate(commit.stages)}
+    return tuple(_stage(commit, *by_name[s.stage], s) for s in why.told)
 
 
 def stage_address(name: str, number: int) -> str:

@@ -12,9 +12,9 @@ from slackwater.engine import next_commit
 from slackwater.sources.backlog import Backlog
 from slackwater.state.commit import Commit
 
-BEFORE = ("plan", "read", "ingest", "emit")  # phases that a commit tells of itself
-BEHIND = ("commit", "write", "note")  # and those that the next one tells of it
-PHASES = (*BEFORE, *BEHIND)
+OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases that a commit tells of itself
+LATER_PHASES = ("commit", "write", "note")  # and those that the next one tells of it
+PHASES = (*OWN_PHASES, *LATER_PHASES)
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Throughput:
     behind_us: int | None
 
 
-def build_throughput(kept: Sequence[Commit], waits: Sequence[Backlog], now_us: int) -> Throughput:
+def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us: int) -> Throughput:
     """From the kept commits, oldest first."""
-    laps = tuple(_lap(m, *_beside(kept, n)) for n, m in enumerate(kept))
-    first, last = kept[0], kept[-1]
+    laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
+    first, last = commits[0], commits[-1]
     rows = _rows(last) - _rows(first)
-    over, spent = last.committed_us - first.committed_us, _spent(last) - _spent(first)
+    over, spent = last.committed_us - first.committed_us, _spent_us(last) - _spent_us(first)
     if first.epoch == 0:
-        rows, spent = _rows(last), _spent(last)
-        over += sum(_table(first).get(p, 0) for p in BEFORE)
-    elif _spent(first) == 0:
+        rows, spent = _rows(last), _spent_us(last)
+        over += sum(_spent_by_phase(first).get(p, 0) for p in OWN_PHASES)
+    elif _spent_us(first) == 0:
         spent = 0  # it was written before commits told of it
     over = max(over, 0)  # a clock may have been set back
     # over the kept commits, else over its whole life
-    read, within = (rows, spent) if rows and over and spent else (_rows(last), _spent(last))
+    read, within = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
     able = 1e6 * read / within if read and within else None
     waiting = [w.rows for w in waits if w.rows is not None]
     behind = None if able is None or not waiting or len(waiting) < len(waits) else round(1e6 * sum(waiting) / able)
@@ -85,30 +85,36 @@ def _rows(commit: Commit) -> int:
     return next_commit.total_counters(commit).rows_in
 
 
-def _beside(kept: Sequence[Commit], at: int) -> tuple[Commit | None, Commit | None]:
+def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, Commit | None]:
     """The commits right before and after one, where they are kept."""
-    before = kept[at - 1] if at and kept[at - 1].epoch == kept[at].epoch - 1 else None
-    after = kept[at + 1] if at + 1 < len(kept) and kept[at + 1].epoch == kept[at].epoch + 1 else None
+    before = commits[index - 1] if index and commits[index - 1].epoch == commits[index].epoch - 1 else None
+    after = (
+        commits[index + 1]
+        if index + 1 < len(commits) and commits[index + 1].epoch == commits[index].epoch + 1
+        else None
+    )
     return before, after
 
 
-def _lap(commit: Commit, before: Commit | None, after: Commit | None) -> EpochTiming:
-    known = before is not None or commit.epoch == 0
+def _epoch_timing(commit: Commit, before: Commit | None, after: Commit | None) -> EpochTiming:
+    is_complete = before is not None or commit.epoch == 0
     rows = next_commit.total_counters(commit).rows_in - (
         0 if before is None else next_commit.total_counters(before).rows_in
     )
-    own, former, later = (_table(m) for m in (commit, before, after))
-    phases = {p: own[p] - former.get(p, 0) for p in BEFORE if p in own and known and (former or before is None)}
-    phases |= {p: later[p] - own.get(p, 0) for p in BEHIND if p in later and own}
+    spent, former, later = (_spent_by_phase(m) for m in (commit, before, after))
+    phases = {
+        p: spent[p] - former.get(p, 0) for p in OWN_PHASES if p in spent and is_complete and (former or before is None)
+    }
+    phases |= {p: later[p] - spent.get(p, 0) for p in LATER_PHASES if p in later and spent}
     # of a runner that stopped in between the next one cannot tell
-    told = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in BEFORE}
+    shown_phases = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in OWN_PHASES}
     since = None if before is None else commit.committed_us - before.committed_us
-    return EpochTiming(commit.epoch, commit.committed_us, rows if known else None, since, told)
+    return EpochTiming(commit.epoch, commit.committed_us, rows if is_complete else None, since, shown_phases)
 
 
-def _table(commit: Commit | None) -> Mapping[str, int]:
+def _spent_by_phase(commit: Commit | None) -> Mapping[str, int]:
     return {} if commit is None else next_commit.total_counters(commit).spent_us
 
 
-def _spent(commit: Commit) -> int:
-    return sum(us for p, us in _table(commit).items() if p in PHASES)
+def _spent_us(commit: Commit) -> int:
+    return sum(us for p, us in _spent_by_phase(commit).items() if p in PHASES)

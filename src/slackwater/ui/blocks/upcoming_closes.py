@@ -72,9 +72,9 @@ class ClosingWindow:
     reason: str
 
 
-def count_windows(count: int, what: str) -> str:
+def count_windows(count: int, noun: str) -> str:
     """Windows with their noun: `1 open session`, `2,000 keys in open windows`."""
-    if what == "sessions":
+    if noun == "sessions":
         return plural(count, "open session")
     return plural(count, "key in open windows", "keys in open windows")
 
@@ -82,13 +82,13 @@ def count_windows(count: int, what: str) -> str:
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
     """The windows of a snapshot of one stage; None where that is a join. Raises StateError."""
     last = snapshot.commit.stages[-1]
-    found = _closes(step_in(snapshot.commit, -1), snapshot)
-    if found is None:
+    closes = _closes(step_in(snapshot.commit, -1), snapshot)
+    if closes is None:
         return None
-    what, times, counts = found
+    noun, times, counts = closes
     width, bins = bin_times(times, counts)
     watermark = last.watermark_us
-    return UpcomingCloses(what, None if watermark <= NO_WATERMARK else watermark, int(counts.sum()), width, bins)
+    return UpcomingCloses(noun, None if watermark <= NO_WATERMARK else watermark, int(counts.sum()), width, bins)
 
 
 @singledispatch
@@ -111,17 +111,17 @@ def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
 @_closes.register
 def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     watermark = snapshot.commit.stages[-1].watermark_us
-    found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+    close_times: list[Int64s] = [np.empty(0, dtype=np.int64)]
     for reader, rows in _outlines(snapshot, operator):
         h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
         fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
         whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark)
         if len(fragments):
             whole &= ~in_sorted(h, fragments)
-        found.append(due[whole])
-        for hashes in _parts(fragments):
-            found.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
-    times = np.concatenate(found)
+        close_times.append(due[whole])
+        for hashes in _chunks(fragments):
+            close_times.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
+    times = np.concatenate(close_times)
     return "sessions", times, np.ones(len(times), dtype=np.int64)
 
 
@@ -146,12 +146,12 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
     far = times > end
     inside = ~far
     sums = np.bincount(times[inside] // width - low, weights=counts[inside])
-    found = [
+    bins = [
         CloseBin((low + n) * width, (low + n + 1) * width, round(float(sums[n]))) for n in np.flatnonzero(sums).tolist()
     ]
     if far.any():
-        found.append(CloseBin(int(times[far].min()), last + 1, int(counts[far].sum())))
-    return width, tuple(found)
+        bins.append(CloseBin(int(times[far].min()), last + 1, int(counts[far].sum())))
+    return width, tuple(bins)
 
 
 def _percentile(times: Int64s, counts: Int64s) -> int:
@@ -176,12 +176,12 @@ def _keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[C
 @_keys.register(WindowOperator)
 def _(operator: WindowOperator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
     watermark = snapshot.commit.stages[-1].watermark_us
-    found = [inspect.open_windows(operator, operator.empty_state(), watermark)]
+    open_frames = [inspect.open_windows(operator, operator.empty_state(), watermark)]
     for reader, rows in _outlines(snapshot, operator):
-        for hashes in _of_bin(operator, reader, rows, watermark, low, high):
+        for hashes in _candidate_hashes(operator, reader, rows, watermark, low, high):
             windows = inspect.open_windows(operator, reader.units(hashes), watermark)
-            found.append(windows.filter(pl.col("__closes").is_between(low, high, closed="left")))
-    chosen = pl.concat(found).sort("__closes", "__start", *operator.key_names).head(KEYS)
+            open_frames.append(windows.filter(pl.col("__closes").is_between(low, high, closed="left")))
+    chosen = pl.concat(open_frames).sort("__closes", "__start", *operator.key_names).head(KEYS)
     return [
         ClosingWindow(inspect.plain_row(r, operator.key_names), r["__start"], r["__closes"], r["__reason"])
         for r in chosen.iter_rows(named=True)
@@ -194,14 +194,14 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 
 
 @singledispatch
-def _of_bin(
+def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
     """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
     unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
-@_of_bin.register
+@_candidate_hashes.register
 def _(
     operator: PaneOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
@@ -215,7 +215,7 @@ def _(
         yield distinct_values(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
 
 
-@_of_bin.register
+@_candidate_hashes.register
 def _(
     operator: SessionOperator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
@@ -225,7 +225,7 @@ def _(
     chosen = np.flatnonzero(whole & ~in_sorted(h, fragments))
     chosen = chosen[np.argsort(due[chosen], kind="stable")][:KEYS]
     yield distinct_values(h[chosen])
-    yield from _parts(fragments)
+    yield from _chunks(fragments)
 
 
 def _outlines(snapshot: Snapshot, logic: WindowOperator) -> Iterator[tuple[StateReader, pl.DataFrame]]:
@@ -235,6 +235,6 @@ def _outlines(snapshot: Snapshot, logic: WindowOperator) -> Iterator[tuple[State
         yield reader, reader.outline()
 
 
-def _parts(hashes: Int64s) -> Iterator[Int64s]:
+def _chunks(hashes: Int64s) -> Iterator[Int64s]:
     for begin in range(0, len(hashes), AT_ONCE):
         yield hashes[begin : begin + AT_ONCE]

@@ -47,12 +47,12 @@ class WatermarkBlock:
     behind: tuple[LagPoint, ...]
 
 
-def build_watermark(why: WhyReport, kept: Sequence[Commit]) -> WatermarkBlock:
+def build_watermark(why: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
     """From the answer of `why`, and the kept commits, oldest first: of one stage, or of all sources."""
     return WatermarkBlock(
-        _watermark(why, kept),
+        _watermark(why, commits),
         tuple(_lane(c, why) for c in shown_clocks(why)),
-        tuple(LagPoint(m.epoch, m.committed_us, _behind(m)) for m in kept),
+        tuple(LagPoint(m.epoch, m.committed_us, _behind(m)) for m in commits),
     )
 
 
@@ -65,10 +65,10 @@ def shown_clocks(why: WhyReport) -> tuple[ClockReport, ...]:
     return tuple(c for stage, c in every if readers.setdefault(c.source, stage) == stage)
 
 
-def _watermark(why: WhyReport, kept: Sequence[Commit]) -> int | None:
-    if not why.stages or not kept:
+def _watermark(why: WhyReport, commits: Sequence[Commit]) -> int | None:
+    if not why.stages or not commits:
         return why.watermark_us
-    return None if kept[-1].watermark_us <= NO_WATERMARK else kept[-1].watermark_us
+    return None if commits[-1].watermark_us <= NO_WATERMARK else commits[-1].watermark_us
 
 
 def _holds(c: ClockReport, why: WhyReport) -> bool:
@@ -94,5 +94,5 @@ def _lane(c: ClockReport, why: WhyReport) -> WatermarkLane:
 
 
 def _behind(commit: Commit) -> int | None:
-    at = commit.watermark_us
-    return None if at <= NO_WATERMARK else commit.committed_us - at
+    watermark = commit.watermark_us
+    return None if watermark <= NO_WATERMARK else commit.committed_us - watermark

@@ -30,7 +30,7 @@ def _trace(values: Sequence[tuple[int, int, int]], said: Callable[[float], str],
     across = Axis(values[0][1], values[-1][1], LEFT, right())
     heights = [v for _, _, v in values]
     up = Axis(0, max(max(heights) * 11 // 10, 1), BOTTOM, TOP)
-    points = [(across.at(t), up.at(v)) for _, t, v in values]
+    points = [(across.position(t), up.position(v)) for _, t, v in values]
     named = [(v, said(v)) for v in sorted({0, max(heights)})]
     dots = [
         element("circle", title(f"epoch {e}: {said(v)}"), cx=x, cy=y, r=3.5, class_="point")

@@ -8,7 +8,7 @@ from slackwater.core.humanize import plural
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.join_buffers import BufferSide, JoinBuffers
 from slackwater.ui.format import format_brief, format_number, format_time
-from slackwater.ui.svg import element, left, line, note, picture, rect, right, text, time_axis, title
+from slackwater.ui.svg import element, lane_start, line, note, picture, rect, right, text, time_axis, title
 
 LEFT, TOP, LANE = 120, 30, 92
 
@@ -22,13 +22,13 @@ def draw_ages(block: JoinBuffers) -> Markup:
     near = [m for m in marks if low - 2 * (high - low) <= m <= high + 2 * (high - low)]
     low, high = min([low, *near]), max([high, *near])
     room = (high - low) // 40 + 1
-    across = Axis(low - room, high + room, left(LEFT), right())
+    across = Axis(low - room, high + room, lane_start(LEFT), right())
     most, bottom = max(age.rows for side in block.sides for age in side.ages), TOP + LANE * len(block.sides)
     parts = time_axis(across, TOP, bottom)
     for n, side in enumerate(block.sides):
         parts += _lane(side, across, TOP + LANE * n, most)
     if block.watermark_us in near and block.watermark_us is not None:
-        x = across.at(block.watermark_us)
+        x = across.position(block.watermark_us)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
             note(x, TOP - 12, f"watermark {format_time(block.watermark_us)}"),
@@ -40,24 +40,24 @@ def _lane(side: BufferSide, across: Axis, y: float, most: int) -> list[Markup]:
     base = y + LANE - 6
     up = Axis(0, most, base, y + 12)
     parts = [
-        line(left(LEFT), base, right(), base, "rule"),
-        text(left(LEFT) - 10, base - 22, side.side, "lane", "end"),
-        text(left(LEFT) - 10, base - 6, format_brief(side.rows), "tick", "end"),
+        line(lane_start(LEFT), base, right(), base, "rule"),
+        text(lane_start(LEFT) - 10, base - 22, side.side, "lane", "end"),
+        text(lane_start(LEFT) - 10, base - 6, format_brief(side.rows), "tick", "end"),
     ]
     for age in side.ages:
-        x1, x2 = across.at(age.from_us), across.at(age.to_us)
+        x1, x2 = across.position(age.from_us), across.position(age.to_us)
         width = max(x2 - x1 - (1 if x2 - x1 > 4 else 0), 2)
-        found = "" if age.matched is None else f", {format_number(age.matched)} of them with a partner"
+        matched_text = "" if age.matched is None else f", {format_number(age.matched)} of them with a partner"
         about = title(
-            f"{side.side}: {plural(age.rows, 'row')} of {format_time(age.from_us)} to {format_time(age.to_us)}{found}"
+            f"{side.side}: {plural(age.rows, 'row')} of {format_time(age.from_us)} to {format_time(age.to_us)}{matched_text}"
         )
-        top = min(up.at(age.rows), base - 2)
+        top = min(up.position(age.rows), base - 2)
         parts.append(rect(x1, top, width, base - top, "bar" if age.matched is None else "bar alone", about))
         if age.matched:
-            top = min(up.at(age.matched), base - 1)
+            top = min(up.position(age.matched), base - 1)
             parts.append(rect(x1, top, width, base - top, "bar", about))
     if side.expires_us is not None and across.low <= side.expires_us <= across.high:
-        x = across.at(side.expires_us)
+        x = across.position(side.expires_us)
         over = title(f"{side.side}: rows before {format_time(side.expires_us)} are over")
         parts += [
             element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),

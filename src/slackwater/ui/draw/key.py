@@ -7,7 +7,7 @@ from markupsafe import Markup
 from slackwater.ui.axis import Axis, padded_range
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.format import format_time
-from slackwater.ui.svg import element, line, note, own, picture, rect, right, time_axis, title
+from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, time_axis, title
 
 LEFT, TOP, LANE = 14, 30, 34
 MOST = 60  # that are drawn
@@ -30,7 +30,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
         element(
             "pattern",
             element("path", d="M0 6 L6 0", class_="hatch"),
-            id=own("hatch"),
+            id=drawing_id("hatch"),
             width=6,
             height=6,
             patternUnits="userSpaceOnUse",
@@ -38,19 +38,19 @@ def draw_key_timeline(block: KeyView) -> Markup:
     )
     parts = [hatch, *time_axis(across, TOP, bottom)]
     for n, b in enumerate(bars):
-        y, x1, x2 = TOP + LANE * n + 8, across.at(b.start_us), across.at(b.end_us)
+        y, x1, x2 = TOP + LANE * n + 8, across.position(b.start_us), across.position(b.end_us)
         about = title(
             f"{b.status}: {format_time(b.start_us)} to {format_time(b.end_us)}, closes at watermark {format_time(b.closes_us)}"
         )
-        last = x2 if b.last_us is None else across.at(b.last_us)
+        last = x2 if b.last_us is None else across.position(b.last_us)
         parts.append(rect(x1, y, max(last - x1, 3), 18, f"session {b.status}", about))
         if b.last_us is not None and x2 > last:
             parts += [rect(last, y, x2 - last, 18, f"tail {b.status}", about)]
         if b.cap_us is not None and b.cap_us <= across.high:
-            cap = across.at(b.cap_us)
+            cap = across.position(b.cap_us)
             parts += [line(cap, y - 4, cap, y + 22, "cap"), line(x2, y + 9, cap, y + 9, "reachline")]
     if block.watermark_us is not None and near:
-        x = across.at(block.watermark_us)
+        x = across.position(block.watermark_us)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
             note(x, TOP - 12, f"watermark {format_time(block.watermark_us)}"),

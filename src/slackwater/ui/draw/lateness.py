@@ -16,16 +16,16 @@ LEFT, TOP, BOTTOM = 70, 12, 120
 def draw_lateness(block: LatenessStats) -> Markup:
     if not block.chances:
         return Markup("")
-    counts, left = list[int](), block.late
+    counts, remaining = list[int](), block.late
     for chance in block.chances:
-        counts.append(left - chance.late)
-        left = chance.late
+        counts.append(remaining - chance.late)
+        remaining = chance.late
     up = Axis(0, max(*counts, 1), BOTTOM, TOP)
     slot = (right() - LEFT) / max(len(counts), 8)
     width, drawn = min(slot * 0.8, 80), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
     names = spaced([format_span(chance.more_us) for chance in block.chances], slot)
     for n, (chance, count) in enumerate(zip(block.chances, counts, strict=True)):
-        x, top = LEFT + slot * (n + 0.5), up.at(count)
+        x, top = LEFT + slot * (n + 0.5), up.position(count)
         kind = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"
         about = title(f"{plural(count, 'late row')} that {format_span(chance.more_us)} more would have kept")
         drawn.append(rect(x - width / 2, top, width, max(BOTTOM - top, 1 if count else 0), kind, about))

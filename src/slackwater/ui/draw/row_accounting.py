@@ -7,7 +7,7 @@ from markupsafe import Markup
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.row_accounting import PARTS, Account, RowAccounting
 from slackwater.ui.format import format_brief, format_number
-from slackwater.ui.svg import count_axis, element, own, picture, rect, right, spaced, text, title, width
+from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, spaced, text, title, width
 
 LEFT, TOP, BOTTOM = 70, 12, 190
 NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
@@ -19,40 +19,40 @@ def draw_total(account: Account) -> Markup:
     every = sum(n for _, n in parts)
     if not every:
         return Markup("")
-    across, drawn, at = (
+    across, drawn, offset = (
         Axis(0, every, 0, width()),
-        [element("clipPath", element("rect", width=width(), height=18, rx=4), id=own("round"))],
+        [element("clipPath", element("rect", width=width(), height=18, rx=4), id=drawing_id("round"))],
         0,
     )
     bars = []
     for name, count in parts:
-        low, high = across.at(at), across.at(at + count)
-        at += count
+        low, high = across.position(offset), across.position(offset + count)
+        offset += count
         # what is there at all is seen: one late row of millions, too
         bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
     return picture(
-        "All rows by what became of them", 18, *drawn, element("g", *bars, clip_path=f"url(#{own('round')})")
+        "All rows by what became of them", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})")
     )
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    known = [e for e in block.epochs if e.account is not None]
-    if not known:
+    accounted = [e for e in block.epochs if e.account is not None]
+    if not accounted:
         return Markup("")
-    most = max(max(sum(n for _, n in _parts(e.account)) for e in known if e.account), 1)
+    most = max(max(sum(n for _, n in _parts(e.account)) for e in accounted if e.account), 1)
     up = Axis(0, most, BOTTOM, TOP)
     slot = (right() - LEFT) / max(len(block.epochs), 8)
     broad, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
     names = spaced([str(e.epoch) for e in block.epochs], slot)
     for n, epoch in enumerate(block.epochs):
-        x, at = LEFT + slot * (n + 0.5), 0
+        x, offset = LEFT + slot * (n + 0.5), 0
         drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
         if epoch.account is None:
             drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
             continue
         for name, count in _parts(epoch.account):
-            low, high = up.at(at), up.at(at + count)
-            at += count
+            low, high = up.position(offset), up.position(offset + count)
+            offset += count
             drawn.append(
                 rect(x - broad / 2, high, broad, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
             )
@@ -60,9 +60,9 @@ def draw_epochs(block: RowAccounting) -> Markup:
 
 
 def _parts(account: Account) -> list[tuple[str, int]]:
-    found = [(name, int(getattr(account, name))) for name in PARTS]
+    counts = [(name, int(getattr(account, name))) for name in PARTS]
     missing = [("unaccounted", account.unaccounted)] if account.unaccounted > 0 else []
-    return [(name, count) for name, count in [*found, *missing] if count > 0]
+    return [(name, count) for name, count in [*counts, *missing] if count > 0]
 
 
 def _about(name: str, count: int, epoch: int | None = None) -> Markup:

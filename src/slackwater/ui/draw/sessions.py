@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from slackwater.ui.axis import Axis, padded_range
 from slackwater.ui.format import format_time
-from slackwater.ui.svg import element, line, note, own, picture, rect, right, text, time_axis, title
+from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, text, time_axis, title
 
 LEFT, TOP, LANE = 220, 30, 26
 
@@ -39,18 +39,18 @@ def draw_sessions(spans: Sequence[SessionBar], watermark_us: int | None) -> Mark
         low, high = min(low, watermark_us), max(high, watermark_us)
     across, bottom = Axis(*padded_range(low, high), LEFT, right()), TOP + LANE * len(spans)
     lines = element("path", d="M0 6 L6 0", class_="hatch")
-    pattern = element("pattern", lines, id=own("hatch"), width=6, height=6, patternUnits="userSpaceOnUse")
+    pattern = element("pattern", lines, id=drawing_id("hatch"), width=6, height=6, patternUnits="userSpaceOnUse")
     parts = [element("defs", pattern), *time_axis(across, TOP, bottom)]
     for n, s in enumerate(spans):
-        y, x1, x2 = TOP + LANE * n + 5, across.at(s.start_us), across.at(s.end_us)
-        last = x2 if s.last_us is None else across.at(s.last_us)
+        y, x1, x2 = TOP + LANE * n + 5, across.position(s.start_us), across.position(s.end_us)
+        last = x2 if s.last_us is None else across.position(s.last_us)
         about = title(f"{s.key}, {s.status}: {format_time(s.start_us)} to {format_time(s.end_us)}")
         parts.append(text(14, y + 13, s.key if len(s.key) <= 26 else s.key[:25] + "…", "lane"))
         parts.append(rect(x1, y, max(last - x1, 3), 16, f"session {s.status}", about))
         if x2 > last:
             parts.append(rect(last, y, x2 - last, 16, f"tail {s.status}", about))
     if near and watermark_us is not None:
-        x = across.at(watermark_us)
+        x = across.position(watermark_us)
         name = f"watermark {format_time(watermark_us)}"
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),

@@ -18,10 +18,10 @@ BOX, HIGH, GAP, ROW = 150, 64, 56, 84
 SOURCE = 110  # the width of a source's name
 
 
-def draw_stages(found: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
+def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
     """`base`: before the addresses that boxes lead to; None in a file, where they lead to a place on the page."""
-    columns = _columns(found)
-    sources = list(dict.fromkeys(n for s in found for n in s.reads if n not in columns))
+    columns = _columns(summaries)
+    sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
     count, inside = max(columns.values()), WIDTH - 4
     # few stages share the width, many are drawn as they are and can be scrolled
@@ -32,7 +32,7 @@ def draw_stages(found: Sequence[StageSummary], base: str | None, chosen: str | N
     names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
     for column in range(1, count + 1):
-        here = [s for s in found if columns[s.name] == column]
+        here = [s for s in summaries if columns[s.name] == column]
         x = SOURCE + GAP + (column - 1) * (width + GAP)
         for k, stage in enumerate(here):
             y = _row(k, len(here), high)
@@ -49,12 +49,12 @@ def draw_stages(found: Sequence[StageSummary], base: str | None, chosen: str | N
     )
 
 
-def _columns(found: Sequence[StageSummary]) -> Mapping[str, int]:
+def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
     """How far behind the sources each stage is."""
-    at: dict[str, int] = {}
-    for stage in found:
-        at[stage.name] = 1 + max((at.get(n, 0) for n in stage.reads), default=0)
-    return at
+    columns: dict[str, int] = {}
+    for stage in summaries:
+        columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)
+    return columns
 
 
 def _row(place: int, count: int, high: int) -> float:

@@ -14,25 +14,25 @@ LEFT, TOP, BOTTOM = 70, 12, 170
 
 
 def draw_epoch_times(block: Throughput) -> Markup:
-    known = [sum(lap.phases.values()) for lap in block.laps if lap.phases]
-    if not known or not max(known):
+    totals = [sum(lap.phases.values()) for lap in block.laps if lap.phases]
+    if not totals or not max(totals):
         return Markup("")
-    up = Axis(0, max(known), BOTTOM, TOP)
+    up = Axis(0, max(totals), BOTTOM, TOP)
     every = tick_step(up.high, 3)
     slot = (right() - LEFT) / max(len(block.laps), 8)
     width = min(slot * 0.62, 64)
     drawn = count_axis(up, LEFT, right(), [(us, format_span(us)) for us in range(0, up.high + 1, every)])
     names = spaced([str(lap.epoch) for lap in block.laps], slot)
     for n, lap in enumerate(block.laps):
-        x, at = LEFT + slot * (n + 0.5), 0
+        x, offset = LEFT + slot * (n + 0.5), 0
         drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))
         if not lap.phases:
             drawn.append(text(x, BOTTOM - 6, "not kept", "tick", "middle"))
         for phase in PHASES:
             us = lap.phases.get(phase, 0)
             if us:
-                low, high = up.at(at), up.at(at + us)
+                low, high = up.position(offset), up.position(offset + us)
                 about = title(f"epoch {lap.epoch}, {plural(lap.rows or 0, 'row')}: {format_span(us)} {phase}")
                 drawn.append(rect(x - width / 2, high, width, max(low - high, 0.6), f"phase {phase}", about))
-                at += us
+                offset += us
     return picture("Time of each kept epoch by its phases", BOTTOM + 28, *drawn)

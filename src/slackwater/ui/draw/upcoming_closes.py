@@ -32,22 +32,22 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         *count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()]),
     ]
     for b in shown:
-        x1, x2 = across.at(b.from_us), across.at(b.to_us)
+        x1, x2 = across.position(b.from_us), across.position(b.to_us)
         gap = 1 if x2 - x1 > 4 else 0
         parts.append(_bar(b.from_us, b.to_us, b.count, x1 + gap / 2, max(x2 - x1 - gap, 2), up, base, block.what))
     if rest is not None and regular:
         parts.append(_bar(rest.from_us, rest.to_us, rest.count, end + 18, REST - 30, up, base, block.what))
         parts.append(text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
     if block.watermark_us is not None:
-        x = across.at(block.watermark_us)
+        x = across.position(block.watermark_us)
         name = f"watermark {format_time(block.watermark_us)}" + (", far before" if far else "")
         parts += [line(x, TOP - 8, x, BOTTOM, "watermark"), note(x, TOP - 10, name)]
     return picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
 
 
-def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base: str | None, what: str) -> Markup:
-    top = min(up.at(count), BOTTOM - 2)
-    about = f"{count_windows(count, what)} {'closes' if count == 1 else 'close'} from {format_time(low)} to {format_time(high)}"
+def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base: str | None, noun: str) -> Markup:
+    top = min(up.position(count), BOTTOM - 2)
+    about = f"{count_windows(count, noun)} {'closes' if count == 1 else 'close'} from {format_time(low)} to {format_time(high)}"
     bar = rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
         return element("g", title(about), bar)

@@ -16,7 +16,7 @@ from slackwater.ui.format import format_span, format_time
 from slackwater.ui.svg import (
     count_axis,
     element,
-    left,
+    lane_start,
     line,
     note,
     path,
@@ -52,13 +52,13 @@ def draw_lanes(block: WatermarkBlock) -> Markup:
     times += [] if block.watermark_us is None else [block.watermark_us]
     if not times:
         return Markup("")
-    axis, top = Axis(*padded_range(min(times), max(times)), left(LEFT), right()), 26
+    axis, top = Axis(*padded_range(min(times), max(times)), lane_start(LEFT), right()), 26
     bottom = top + LANE * len(drawn)
     parts, parted = time_axis(axis, top, bottom), {lane.source for lane in drawn if lane.partition is not None}
     for n, lane in enumerate(drawn):
         parts += _lane(lane, lane.source in parted and lane.partition is None, axis, top + LANE * n)
     if block.watermark_us is not None:
-        x = axis.at(block.watermark_us)
+        x = axis.position(block.watermark_us)
         parts += [
             line(x, top - 8, x, bottom, "watermark"),
             note(x, top - 10, f"watermark {format_time(block.watermark_us)}"),
@@ -70,9 +70,9 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
     indent = 22 if lane.partition is None else 38
-    label = shortened(name, left(LEFT) - indent - 6)
+    label = shortened(name, lane_start(LEFT) - indent - 6)
     parts = [
-        line(left(LEFT), y + LANE, right(), y + LANE, "rule"),
+        line(lane_start(LEFT), y + LANE, right(), y + LANE, "rule"),
         text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
     ]
     if lane.holds:
@@ -81,20 +81,20 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
         )
     if lane.newest_us is None:
         if lane.watermark_us is not None:
-            parts.append(rect(axis.at(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
+            parts.append(rect(axis.position(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
         parts.append(
-            text(left(LEFT) + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick")
+            text(lane_start(LEFT) + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick")
         )
         return parts
-    newest, state = axis.at(lane.newest_us), "idle" if lane.idle else "busy"
+    newest, state = axis.position(lane.newest_us), "idle" if lane.idle else "busy"
     about = title(
         f"{name}: newest event {format_time(lane.newest_us)}, lateness {format_span(lane.lateness_us)}, watermark {format_time(lane.watermark_us)}"
         + (", idle" if lane.idle else "")
     )
     if lane.watermark_us is not None:
-        begin = axis.at(lane.watermark_us)
+        begin = axis.position(lane.watermark_us)
         parts += [
-            # of a source with partitions what lies between is theirs: no lateness of its own
+            # of a source with partitions what lies between is theirs: no lateness of its drawing_id
             rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
             rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
@@ -102,18 +102,18 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
     return parts
 
 
-def draw_lag(found: Sequence[LagPoint]) -> Markup:
+def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
     """Clock minus watermark, commit by commit."""
-    known = [b for b in found if b.behind_us is not None]
-    if len(known) < 2:
+    shown = [b for b in lag_points if b.behind_us is not None]
+    if len(shown) < 2:
         return Markup("")
-    values = [b.behind_us or 0 for b in known]
+    values = [b.behind_us or 0 for b in shown]
     height, top, bottom = 150, 12, 120
-    across = Axis(min(b.committed_us for b in known), max(b.committed_us for b in known), left(LEFT), right())
+    across = Axis(min(b.committed_us for b in shown), max(b.committed_us for b in shown), lane_start(LEFT), right())
     low, high = padded_range(min(values), max(values), 0.15)
     up = Axis(low, high, bottom, top)
     named = [(v, format_span(v)) for v in sorted({min(values), max(values)})]
-    points = [(across.at(b.committed_us), up.at(b.behind_us or 0)) for b in known]
+    points = [(across.position(b.committed_us), up.position(b.behind_us or 0)) for b in shown]
     dots = [
         element(
             "circle",
@@ -123,7 +123,12 @@ def draw_lag(found: Sequence[LagPoint]) -> Markup:
             r=3.5,
             class_="point",
         )
-        for b, (x, y) in zip(known, points, strict=True)
+        for b, (x, y) in zip(shown, points, strict=True)
     ]
-    parts = [*time_axis(across, top, bottom), *count_axis(up, left(LEFT), right(), named), path(points, "trace"), *dots]
+    parts = [
+        *time_axis(across, top, bottom),
+        *count_axis(up, lane_start(LEFT), right(), named),
+        path(points, "trace"),
+        *dots,
+    ]
     return picture("How far the watermark is behind the clock, over the kept commits", height, *parts)
