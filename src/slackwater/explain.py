@@ -1,6 +1,6 @@
-"""The plan: what a config becomes, as a list of stages in the order a row passes them. `explain` prints it, `run` checks it.
+"""The plan of a pipeline as text, built from the config alone: neither Spark nor data is needed.
 
-Needs neither Spark nor data.
+`explain`, `check` and a notebook show the plan. `run`, `check` and log lines use its parts: warnings, state and target as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.replayable import late_notes
 from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
-from slackwater.config.step_spec import StepSpec
 from slackwater.config.target import Target
 from slackwater.config.window import Window, allowed_ms
 from slackwater.core.humanize import plural
@@ -30,7 +29,7 @@ from slackwater.core.time import duration_text
 
 @dataclass(frozen=True)
 class ExplainedStage:
-    """One step of a row's way: what happens, where, and the details."""
+    """One line of the plan: what happens to a row, where it happens, and details."""
 
     name: str
     where: str  # "Spark", "shards" or "driver"
@@ -40,10 +39,10 @@ class ExplainedStage:
 
 @dataclass(frozen=True)
 class Plan(TerminalRepr, NotebookRepr):
-    """The stages of a pipeline, its delivery guarantee and what its state may grow to.
+    """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes` is None where that is up to the sources: a join keeps what they bring in a time, a step by key all their keys; 0
-    without state. `kept`: what the state of each stage holds, a text, or the bytes and the groups of a window.
+    `state_bytes` is the upper bound of the last stage: 0 without state, None where the input decides. A join keeps the rows of
+    a time range, a keyed step one entry per key. `kept` has an entry per stage: a text, or the bytes and groups of a window.
     """
 
     stages: tuple[ExplainedStage, ...]
@@ -55,37 +54,36 @@ class Plan(TerminalRepr, NotebookRepr):
 
 
 def build_plan(pipeline: Pipeline) -> Plan:
-    """The plan of a pipeline: the stages a row passes, the guarantee, what the state may grow to; needs no Spark and no data."""
+    """Build the plan of a pipeline: its stages in the order of a row, the delivery guarantee and the size of the state.
+
+    Neither Spark nor data is needed.
+    """
     last = list(pipeline.alone.values())[-1].transform.step
+    bound: int | None = 0 if isinstance(last, StatelessStep) else None
+    if isinstance(last, Window):
+        bound = state_size.projected_bytes(last)
     stages: list[ExplainedStage] = [_read(pipeline)]
     for name, stage_pipeline in pipeline.alone.items():
         read = [s.name for s in stage_pipeline.sources if s.of_stage]
         stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
         if len(read) < len(stage_pipeline.sources):
             stages.append(_event_time(stage_pipeline))
-        stages += [_sql(stage_pipeline), *_step_stages(stage_pipeline.transform.step, stage_pipeline)]
+        stages += [_sql(stage_pipeline), *_step_stages(stage_pipeline)]
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
         delivery_guarantee(pipeline),
-        state_size.projected_bytes(last)
-        if isinstance(last, Window)
-        else 0
-        if isinstance(last, StatelessStep)
-        else None,
+        bound,
         (*plan_warnings(pipeline), *late_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
-        tuple(
-            text
-            for stage_pipeline in pipeline.alone.values()
-            for text in _state_texts(stage_pipeline.transform.step, stage_pipeline)
-        ),
+        tuple(text for stage_pipeline in pipeline.alone.values() for text in _state_texts(stage_pipeline)),
     )
 
 
-describe = build_plan  # its name in `slackwater`
+describe = build_plan  # the name that `slackwater` exports
 
 
-def _state_texts(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
+def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
+    step = pipeline.transform.step
     if isinstance(step, Join):
         return kept_text(step, pipeline)
     if isinstance(step, Window):
@@ -93,7 +91,8 @@ def _state_texts(step: StepSpec, pipeline: Pipeline) -> Sequence[str | tuple[int
     return [step.told().keeps]
 
 
-def _step_stages(step: StepSpec, pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
+def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
+    step = pipeline.transform.step
     if isinstance(step, StatelessStep):
         return (ExplainedStage("emit", "Spark", step.told().does, ("no state but offsets",)),)
     if isinstance(step, Join):
@@ -104,7 +103,7 @@ def _step_stages(step: StepSpec, pipeline: Pipeline) -> tuple[ExplainedStage, ..
 
 
 def _hand_over(before: str, former: Pipeline, name: str) -> ExplainedStage:
-    """What a stage emits becomes the input of the next one, within the epoch."""
+    """Describe how the output of a stage becomes the input of the next one within an epoch."""
     behind = (
         f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
     )
@@ -164,7 +163,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
 
 
 def _record_time(pipeline: Pipeline) -> ExplainedStage:
-    """Of rows that wait for no time."""
+    """Describe the event time of rows in a stateless stage, which waits for no watermark."""
     title = "_event_ts where the source brings it, else the epoch's clock"
     lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
     return ExplainedStage("event time", "Spark", title, lines)
@@ -178,7 +177,8 @@ def _sql(pipeline: Pipeline) -> ExplainedStage:
     join = pipeline.transform.join
     lines = [_path_sql(pipeline, w) for w in pipeline.ways]
     if join is not None:
-        sides = [f"{side}: {t}" for side, n in zip(SIDES, join.sources, strict=True) for t in _input_sql(pipeline, n)]
+        inputs = list(zip(SIDES, join.sources, strict=True))
+        sides = [f"{s}: {_path_sql(pipeline, w)}" for s, name in inputs for w in pipeline.ways if w.name == name]
         return ExplainedStage("sql", "Spark", sides[0], (*sides[1:], *lookups))
     if len(set(lines)) == 1:
         return ExplainedStage("sql", "Spark", lines[0], lookups)
@@ -187,17 +187,13 @@ def _sql(pipeline: Pipeline) -> ExplainedStage:
 
 
 def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
-    """Those of one step, and of the SQL before it."""
+    """Return the lookups of a stage and of the SQL stages before it."""
     through = [s for w in pipeline.ways for s in w.through]
     return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
 
 
-def _input_sql(pipeline: Pipeline, name: str) -> list[str]:
-    return [_path_sql(pipeline, w) for w in pipeline.ways if w.name == name]
-
-
 def _path_sql(pipeline: Pipeline, way: InputPath) -> str:
-    """The SQL on a way, one after the other."""
+    """Return the SQL texts of an input path in their order."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
 
 
@@ -267,13 +263,13 @@ def _shuffle_sides(join: Join) -> ExplainedStage:
 
 
 def join_text(join: Join) -> str:
-    """A join, for people."""
+    """Return the join as text: its kind and its two inputs."""
     outer = "" if join.how == "inner" else " outer"
     return f'{join.how}{outer} join of "{join.left_source}" and "{join.right_source}"'
 
 
 def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
-    """How long rows of each side are kept, for people, behind the watermark and behind the newest event of a source."""
+    """Return for each side a text that says how long the join keeps its rows."""
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(
         f"{side} rows are kept until the watermark is {duration_text(ms)} past them"
@@ -307,7 +303,7 @@ def _commit(pipeline: Pipeline) -> ExplainedStage:
 
 
 def state_text(pipeline: Pipeline) -> str:
-    """Where state is, for people."""
+    """Return the location of the state as text."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
@@ -331,7 +327,7 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
 
 
 def target_text(pipeline: Pipeline) -> str:
-    """The target, for people: where results are; of several each."""
+    """Return the location of the results as text; with several targets, each with its name."""
     if len(pipeline.targets) > 1:
         return "; ".join(
             f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.by_target.items()
@@ -340,7 +336,7 @@ def target_text(pipeline: Pipeline) -> str:
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
-    # pairs, rows and letters have no identity
+    # joined pairs, stateless rows and dead letters have no identity to upsert by
     adds = pipeline.last.transform.window is None or t is not pipeline.target
     within = t is pipeline.target and shares_transaction(pipeline)
     return CONNECTORS[kind_of(t, pipeline)].written(t, adds, within)
@@ -352,7 +348,7 @@ def kind_of(t: Target, pipeline: Pipeline) -> str:
 
 
 def shares_transaction(pipeline: Pipeline) -> bool:
-    """Whether state and output lie in one Postgres database, as far as the config tells."""
+    """Return whether the config names the same Postgres URL for the state and the target."""
     store = pipeline.state_store
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     return (
@@ -364,7 +360,7 @@ def shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def delivery_guarantee(pipeline: Pipeline) -> str:
-    """What the pair of store and target delivers; of several each, where they differ."""
+    """Return the guarantee of store and target together; one per target where they differ."""
     if len(pipeline.targets) > 1:
         each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.by_target.items()}
         if len(set(each.values())) > 1:
@@ -381,7 +377,7 @@ def delivery_guarantee(pipeline: Pipeline) -> str:
 
 
 def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
-    """What a user should know before the pipeline runs."""
+    """Return warnings that need no data: a state in memory, doubtful units, hops that make too many panes."""
     store = pipeline.state_store
     warnings = []
     if store is None or store.kind == "in_memory":
