@@ -84,8 +84,8 @@ def log_late_results(
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     step, of_rows = pipeline.transform.step, pipeline.transform.is_rows
     for name, stats in outcome.sources.items():
-        known = before.clocks[name]
-        rows, usable = known.rows + stats.rows, known.usable + stats.usable
+        clock = before.clocks[name]
+        rows, usable = clock.rows + stats.rows, clock.usable + stats.usable
         if rows >= 1000 and usable == 0:
             if of_rows:
                 raise StartError(
@@ -97,7 +97,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             )
         if not stats.bad:
             continue
-        what = (
+        problem = (
             f'{pipeline.name}: epoch {epoch}: source "{name}": {plural(stats.bad, "bad row")} ({stats.undecodable:,} undecodable, '
             + ("" if of_rows else f"{stats.future:,} more than {format_duration(step.max_future_ms)} in the future, ")
             + (f"{stats.outside:,} with an {OUTSIDE}, " if stats.outside else "")
@@ -107,34 +107,34 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
         sample = "; ".join(outcome.bad_samples.get(name, ()))
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
-                f'{what}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
+                f'{problem}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", what, _fate(pipeline), sample)
-    for found in outcome.unfit:
-        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(found.reasons.items()))
-        what = f'{pipeline.name}: epoch {epoch}: source "{found.source}": {plural(found.rows, "bad row")} ({why})'
-        sample = "; ".join(found.samples)
+        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
+    for unstorable in outcome.unfit:
+        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(unstorable.reasons.items()))
+        problem = f'{pipeline.name}: epoch {epoch}: source "{unstorable.source}": {plural(unstorable.rows, "bad row")} ({why})'
+        sample = "; ".join(unstorable.samples)
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
-                f'{what}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
+                f'{problem}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
                 'rows, or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
     bad = sum(r.bad for r in outcome.reports)
     if bad:
         window = pipeline.transform.window
         assert window is not None  # rows of a join bring no gap
-        what = (
+        problem = (
             f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
             f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
         )
         sample = "; ".join([next_commit.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
-                f'{what}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
+                f'{problem}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
                 'or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", what, _fate(pipeline), sample)
+        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
 
 
 def _fate(pipeline: Pipeline) -> str:
@@ -178,16 +178,16 @@ def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
 
 def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
-    kept = pipeline.keeps_late
-    if late or (partly and kept):
+    keeps_late = pipeline.keeps_late
+    if late or (partly and keeps_late):
         sample = [s for r in outcome.reports for s in r.late_sample][:3]
         log.warning(
             "%s: epoch %d: %s %s (watermark %s)%s",
             pipeline.name,
             epoch,
-            plural(late + partly if kept else late, "late row"),
+            plural(late + partly if keeps_late else late, "late row"),
             f"sent to the dead letters{f', {partly} of them late for some windows only' if partly else ''}"
-            if kept
+            if keeps_late
             else "emitted by themselves"
             if pipeline.transform.step.late_data == "standalone"
             else "dropped",
@@ -222,7 +222,7 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
                 hot_key[1],
                 most,
             )
-        for count, what in (
+        for count, text in (
             (
                 sum(r.evicted for r in reports),
                 f"had to go before their time, the oldest of their keys: max_rows_per_key = {most}",
@@ -237,5 +237,5 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
                     plural(count, "row"),
                     name,
                     source,
-                    what,
+                    text,
                 )

@@ -42,14 +42,14 @@ class ClockSkewWarnings:
         self.late += sum(r.late - r.late_idle for r in outcome.reports)
         if self.late < FEW or 2 * self.late <= self.rows:
             return
-        known = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
-        name = holder(clocks) or max(known, key=lambda n: known[n], default=None)
-        newest = known.get(name or "")
+        newest_times = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
+        name = holder(clocks) or max(newest_times, key=lambda n: newest_times[n], default=None)
+        newest = newest_times.get(name or "")
         if name is None or newest is None or abs(newest - self.told.get(name, newest - APART_US)) < APART_US:
             return
         self.told[name] = newest
         record = before.clocks.get(name)
-        place = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
+        location = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
         log.warning(
             '%s: epoch %d: most rows come late, %d of %d since the watermark is at %s: source "%s" has brought %s as its newest '
             "event time%s; %s",
@@ -60,21 +60,23 @@ class ClockSkewWarnings:
             format_iso(before.watermark_us),
             name,
             format_iso(newest),
-            place,
+            location,
             ADVICE,
         )
 
     def followed(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
         """After the clocks heard an epoch: what do they hold back beyond a jump?"""
         for source, clock in clocks.items():
-            for name, own in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
-                ahead = own.held_spans if own.max_event_us is not None else ()
+            for name, part in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
+                ahead = part.held_spans if part.max_event_us is not None else ()
                 newest = ahead[-1][1] if ahead else None
                 if newest is None or newest == self.held.get(name):
                     continue
                 self.held[name] = newest
                 stats = outcome.sources.get(source)
-                place = f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
+                location = (
+                    f" (read from {stats.place})" if stats and stats.place and stats.max_event_us == newest else ""
+                )
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
                     '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s): held back from its '
@@ -82,9 +84,9 @@ class ClockSkewWarnings:
                     self.pipeline.name,
                     epoch,
                     name,
-                    format_iso(own.max_event_us or 0),
+                    format_iso(part.max_event_us or 0),
                     format_iso(newest),
-                    place,
+                    location,
                     show_duration(jump),
                     CONFIRMS,
                     sum(count for _, _, count in ahead),

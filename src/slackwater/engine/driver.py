@@ -89,8 +89,8 @@ class Driver:
         `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
         state that begins here. `branches`: `latest` is the first of a branch, which becomes a commit of its own.
         """
-        beginning = Startup(self.pipeline, self.store, self.publishing, self.hooks)
-        self.stages, self.state = beginning.of(self.stages, latest, shards, schemas, state_id, branches)
+        startup = Startup(self.pipeline, self.store, self.publishing, self.hooks)
+        self.stages, self.state = startup.of(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
     def recovered(self) -> Status:
@@ -105,8 +105,8 @@ class Driver:
         clock: int,
         last_end: int | None,
     ) -> Status:
-        known = {n: c for s in reversed(self.stages) for n, c in self._clocks[s.name].items()}
-        clocks = {s.name: known[s.name] for s in self.pipeline.sources}
+        clocks_by_source = {n: c for s in reversed(self.stages) for n, c in self._clocks[s.name].items()}
+        clocks = {s.name: clocks_by_source[s.name] for s in self.pipeline.sources}
         operators = [s.operator for s in self.stages]
         return next_commit.build_status(
             self.pipeline, operators, self.state, clocks, outcomes, phases, seconds, clock, last_end
@@ -155,8 +155,8 @@ class Driver:
                 {n: advance_clock(c, next_commit.NOTHING, quiet_us) for n, c in clocks.items() if n in sources}
             )
         self._uncommitted_us += quiet_us
-        silence = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
-        if not silence.is_worth_a_commit(self.pipeline, self.stages, self.state):
+        idle_tick = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
+        if not idle_tick.is_worth_a_commit(self.pipeline, self.stages, self.state):
             return False
         self._epoch(self._moment())
         return True
@@ -171,43 +171,43 @@ class Driver:
         carried = idle_stages.carried_to(self.stages, self._committed_clocks(), self.state.promised)
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
-    def _epoch(self, moment: EpochContext) -> None:
+    def _epoch(self, context: EpochContext) -> None:
         """One epoch. What a failed one staged is removed at once: a full disk has room for the next attempt."""
         try:
-            self._advance(moment)
+            self._advance(context)
         except Exception as error:
             if not isinstance(error, FencedError):
                 with suppress(OSError):
-                    self.store.discard_attempt(moment.epoch)
+                    self.store.discard_attempt(context.epoch)
             raise
 
-    def _advance(self, moment: EpochContext) -> None:
+    def _advance(self, context: EpochContext) -> None:
         """All stages, in the order in which rows pass them; one commit for all of them."""
-        timer = Timer(self.hooks.faults, moment.epoch, moment.batch.began)
+        timer = Timer(self.hooks.faults, context.epoch, context.batch.began)
         done: dict[str, StageResult] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]
             upstream = {s.name: s.results(done[s.name]) for s in read}
-            done[stage.name] = stage.advance(before, self._clocks[stage.name], moment, upstream, timer)
-        if moment.flush:
+            done[stage.name] = stage.advance(before, self._clocks[stage.name], context, upstream, timer)
+        if context.flush:
             points = self._flush_points(max(d.state.watermark_us for d in done.values()))
-            done = {s.name: s.raised(done[s.name], points[s.name], moment) for s in self.stages}
-        told = [(name, d) for name, d in done.items() if name in self.publishing.stages]
-        output = tuple(o.model_copy(update={"stage": name}) for name, d in told for o in d.output)
+            done = {s.name: s.raised(done[s.name], points[s.name], context) for s in self.stages}
+        published = [(name, d) for name, d in done.items() if name in self.publishing.stages]
+        output = tuple(o.model_copy(update={"stage": name}) for name, d in published for o in d.output)
         commit = next_commit.next_commit(
             self.state,
             stages=tuple(d.state for d in done.values()),
-            sources=next_commit.read_on(self.state, moment.batch),
-            batch=moment.batch.id or self.state.batch,
+            sources=next_commit.read_on(self.state, context.batch),
+            batch=context.batch.id or self.state.batch,
             output=output,
             letters=tuple(o for d in done.values() for o in d.letters),
             emitted=sum(o.rows for o in output),
         )
-        if moment.batch.replayed is not None:
-            commit = next_commit.with_replayed(commit, moment.batch.replayed)
+        if context.batch.replayed is not None:
+            commit = next_commit.with_replayed(commit, context.batch.replayed)
         outcomes = {name: d.outcome for name, d in done.items() if d.outcome is not None}
-        reports = [r for _, d in told for r in d.reports]
-        self._conclude(commit, outcomes, reports, timer, moment.clock_us)
+        reports = [r for _, d in published for r in d.reports]
+        self._conclude(commit, outcomes, reports, timer, context.clock_us)
 
     def _flush_points(self, furthest: int) -> dict[str, int]:
         """Return the watermark of each stage after a flush: no stage is behind one that reads it.
@@ -228,19 +228,19 @@ class Driver:
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
         """An epoch without rows of the sources: windows are corrected by dead letters (see `replay.replay`)."""
-        moment, stage, (before, *others) = self._moment(), self.stage, self.state.stages
-        timer = Timer(self.hooks.faults, moment.epoch)
+        context, stage, (before, *others) = self._moment(), self.stage, self.state.stages
+        timer = Timer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):
-            reports = corrections(stage.tasks(before, self._clocks[stage.name], moment.epoch))
+            reports = corrections(stage.tasks(before, self._clocks[stage.name], context.epoch))
         before = before.model_copy(update={"waiting": stage.operator.updates})
         output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
         commit = next_commit.next_commit(
             self.state,
-            stages=(next_commit.after_emission(before, reports, stage.operator, moment.clock_us), *others),
+            stages=(next_commit.after_emission(before, reports, stage.operator, context.clock_us), *others),
             output=output,
             emitted=sum(o.rows for o in output),
         )
-        self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, moment.clock_us)
+        self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, context.clock_us)
 
     def note(self, replayed: ReplayRecord) -> None:
         """An epoch that says of dead letters that they were tried, and nothing else."""
@@ -249,10 +249,10 @@ class Driver:
 
     def rehearse(self, batch: Batch) -> IngestOutcome:
         """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
-        moment, before, clocks = self._moment(batch), self.state.stages[0], self._clocks[self.stage.name]
-        tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, moment.epoch)]
+        context, before, clocks = self._moment(batch), self.state.stages[0], self._clocks[self.stage.name]
+        tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
-        return self.stage.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
+        return self.stage.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
 
     def _conclude(
         self,

@@ -44,14 +44,14 @@ def carried_to(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[s
     for stage in reversed(stages):
         if not idle[stage.name]:
             continue
-        found = []
+        limits = []
         for reader in (r for r in stages if stage.name in r.inputs):
             if idle[reader.name]:
-                found += [carried[reader.name]] if reader.name in carried else []
+                limits += [carried[reader.name]] if reader.name in carried else []
             else:
-                found.append(_awake(reader, clocks[reader.name], idle, promised))
-        if found:
-            carried[stage.name] = min(found)
+                limits.append(_awake(reader, clocks[reader.name], idle, promised))
+        if limits:
+            carried[stage.name] = min(limits)
     return carried
 
 

@@ -36,30 +36,30 @@ def activity_of(stats: SourceStats | None) -> SourceActivity:
 
 def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
     """What was delivered, with more of its event times where a clock asks for them."""
-    found = dict(outcome.sources)
+    sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
         if jump is not None and clocks[name].needs_spans(activity_of(stats)):
             spans = outcome.spans(name, jump)
             parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
-            found[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
-    return replace(outcome, sources=found)
+            sources[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
+    return replace(outcome, sources=sources)
 
 
 def total_counters(commit: Commit) -> Counters:
     """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
-    found: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.of_sources), commit.counters):
-        found = _added(found, counted)
+        totals = _added(totals, counted)
     for name in ("overflows", "late_between_stages"):
-        found[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
+        totals[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
     if commit.sources:
         of_stages = [s for s in commit.stages if not s.clocks.keys() & commit.sources.keys()]
-        found["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
-    found["emitted"] = {}
+        totals["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
+    totals["emitted"] = {}
     for stage in commit.published_stages:
-        found["emitted"] = _added(found["emitted"], stage.counters.get("emitted", {}))
-    return _counters(commit, found)
+        totals["emitted"] = _added(totals["emitted"], stage.counters.get("emitted", {}))
+    return _counters(commit, totals)
 
 
 def counters_of(commit: Commit, stage: StageState) -> Counters:
@@ -67,14 +67,14 @@ def counters_of(commit: Commit, stage: StageState) -> Counters:
     return _counters(commit, stage.counters)
 
 
-def _counters(commit: Commit, found: Mapping[str, Any]) -> Counters:
-    known = {f.name for f in fields(Counters)}
-    if unknown := found.keys() - known:
+def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
+    names = {f.name for f in fields(Counters)}
+    if unknown := values.keys() - names:
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} has a counter that this version does not know: "
             f"{min(unknown)[:100]}; restore it from a copy, or install the version that wrote it"
         )
-    return Counters(**found)
+    return Counters(**values)
 
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,12 +146,12 @@ def after_ingest(
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
     totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
-    known = {"lateness": before.counters["lateness"]} if "lateness" in before.counters else {}
+    lateness = {"lateness": before.counters["lateness"]} if "lateness" in before.counters else {}
     if outcome.reports and batch.replayed is None:
         judged = sum(r.used + r.late + r.refused for r in outcome.reports)
         of_us = {name: c.lateness_us for name, c in clocks.items()}
-        found = [r.late_by for r in outcome.reports]
-        known = {"lateness": update_histogram(known.get("lateness", {}), judged, found, of_us)}
+        histograms = [r.late_by for r in outcome.reports]
+        lateness = {"lateness": update_histogram(lateness.get("lateness", {}), judged, histograms, of_us)}
     reasons: Counter[str] = Counter(before.counters.get("emitted", {}))
     for r in outcome.reports:
         reasons.update(r.reasons)
@@ -175,7 +175,7 @@ def after_ingest(
             "waiting": before.waiting or any(r.used for r in outcome.reports),
             "counters": {
                 **totals,
-                **known,
+                **lateness,
                 "late": {k: v for k, v in late.items() if v},
                 "emitted": dict(reasons),
                 "letters": dict(letters),
@@ -358,14 +358,14 @@ def _stage(commit: Commit, state: StageState, operator: Operator, outcome: Inges
 
 
 def _buffered(state: StageState, outcome: IngestOutcome | None) -> dict[str, BufferCounts]:
-    found = {}
+    counts = {}
     for which, name in enumerate(SIDES):
         hot_keys = [] if outcome is None else [r.sides[which].hot_key for r in outcome.reports if r.sides]
-        found[name] = BufferCounts(
+        counts[name] = BufferCounts(
             sum(m.rows for m in state.metas if m.kind == name),
             max((c for c in hot_keys if c is not None), default=None),
         )
-    return found
+    return counts
 
 
 def late_text(sample: Mapping[str, object]) -> str:

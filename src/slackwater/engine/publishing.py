@@ -52,12 +52,12 @@ def outlets_of(
     pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, TargetWriter]
 ) -> dict[str, TargetBinding]:
     """The targets of a pipeline, by name, with what each gets."""
-    found = {}
-    for name, own in pipeline.by_target.items():
-        stage = str(own.target.from_)
-        place, writer = destinations.place_of(own.target), own.writer
-        found[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)
-    return found
+    bindings = {}
+    for name, sub_pipeline in pipeline.by_target.items():
+        stage = str(sub_pipeline.target.from_)
+        place, writer = destinations.place_of(sub_pipeline.target), sub_pipeline.writer
+        bindings[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)
+    return bindings
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Publisher:
 
     def capacity(self, stage: str) -> ValueLimits:
         """What all targets can hold that get the results of a stage."""
-        found = ANYTHING
+        limits = ANYTHING
         for outlet in self.outlets.values():
             if outlet.stage == stage:
-                found &= capacity_of(outlet.target)
-        return found
+                limits &= capacity_of(outlet.target)
+        return limits
 
     def addressed(self, commit: Commit) -> Commit:
         """The commit with where its output goes and how it looks: it can only be published there."""
@@ -143,10 +143,10 @@ class Publisher:
         joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.outlets[n].target)]
         if not joined:
             return commit, None
-        given, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
+        outputs, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
 
         def publish(connection: object) -> None:
-            for name, (rows, gone) in given.items():
+            for name, (rows, gone) in outputs.items():
                 hit("write.before", commit.epoch)
                 cast(TransactionalTarget, self.outlets[name].target).publish_within(
                     connection, commit.epoch, rows, gone, commit.commit_id
@@ -159,19 +159,19 @@ class Publisher:
         """Write to each who does not have its part, and note it; one that fails does not keep the others from theirs."""
         failed: list[str] = []
         missing = commit.missing(self.store.reached())
-        left = list(missing)
-        self.hooks.on_waiting(PendingPublish.of(commit, left))
+        remaining = list(missing)
+        self.hooks.on_waiting(PendingPublish.of(commit, remaining))
         for name in missing:
             try:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
                 failed.append(str(error) if name in self.away else self._named(name, error))
-                self.hooks.on_waiting(PendingPublish.of(commit, left, name))
+                self.hooks.on_waiting(PendingPublish.of(commit, remaining, name))
                 continue
-            left.remove(name)
-            if left:
-                self.hooks.on_waiting(PendingPublish.of(commit, left))
+            remaining.remove(name)
+            if remaining:
+                self.hooks.on_waiting(PendingPublish.of(commit, remaining))
             if name != missing[-1] or failed:  # the last note is that of all
                 with phase("note"):
                     self.store.note_reached(commit.epoch, name)

@@ -111,7 +111,7 @@ class StageRunner:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         upstream: Mapping[str, StageOutput],
         timer: Timer,
     ) -> StageResult:
@@ -120,42 +120,44 @@ class StageRunner:
         `clocks`: of its inputs before the rows, with quiet times that were not committed. `upstream`: what the stages before
         it have emitted. Raises SlackwaterError if the epoch may not be committed.
         """
-        batch, late = self._rows(before, moment, upstream)
+        batch, late = self._rows(before, context, upstream)
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                onward = self._onward(before, clocks, moment, batch, upstream)
-                tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, moment.epoch)]
+                onward = self._onward(before, clocks, context, batch, upstream)
+                tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, context.epoch)]
             with timer.phase("ingest"):
-                outcome = self._read(before, clocks, moment, batch, tasks)
-        clocks, outcome = self._heard(clocks, moment, upstream, outcome)
-        watermark = self._watermark(before, clocks, moment, upstream)
+                outcome = self._read(before, clocks, context, batch, tasks)
+        clocks, outcome = self._heard(clocks, context, upstream, outcome)
+        watermark = self._watermark(before, clocks, context, upstream)
         state = next_commit.after_ingest(
             self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
         )
         if outcome is not None:
             bounds.check_bounds(self.operator, self.engine, before, state, tasks)
-        if moment.flush:  # just past the latest close of what is open
+        if context.flush:  # just past the latest close of what is open
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
         with timer.phase("emit"):
-            done = self._emit(before, state, moment, outcome)
+            done = self._emit(before, state, context, outcome)
         return replace(done, idle=self._is_idle(clocks, upstream))
 
-    def raised(self, done: StageResult, watermark: int, moment: EpochContext) -> StageResult:
+    def raised(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
         """What an epoch made of the stage, with the watermark at the point to which --flush brings all stages."""
         before = done.state
         if before.watermark_us < watermark:
-            more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), moment, None)
+            more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
             output, reports = (*done.output, *more.output), (*done.reports, *more.reports)
             done = replace(done, state=more.state, output=output, reports=reports)
         promised = output_watermark(done.state.promised_us, watermark, self.operator.hold_us(watermark, ()))
         flushed = {"output_watermark_us": promised, "flushed_us": watermark}
         return replace(done, state=done.state.model_copy(update=flushed))
 
-    def _rows(self, before: StageState, moment: EpochContext, upstream: Mapping[str, StageOutput]) -> tuple[Batch, int]:
+    def _rows(
+        self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
+    ) -> tuple[Batch, int]:
         """The batch as this stage sees it, the rows of its own inputs, and how many results came late."""
-        found, late = {n: rows for n, rows in moment.batch.payload.items() if n in self.inputs}, 0
+        payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
             rows = results.rows
             if rows is None or not rows.height:
@@ -163,58 +165,58 @@ class StageRunner:
             if not results.passes_late:
                 rows, behind = in_time(rows, before.watermark_us)
                 late += behind.height
-                accounting.log_late_results(self.pipeline, self.name, moment.epoch, name, behind, before.watermark_us)
-            found[name] = self.engine.payload(rows)
-        return replace(moment.batch, payload=found, results=frozenset(upstream)), late
+                accounting.log_late_results(self.pipeline, self.name, context.epoch, name, behind, before.watermark_us)
+            payload[name] = self.engine.payload(rows)
+        return replace(context.batch, payload=payload, results=frozenset(upstream)), late
 
     def _read(
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         batch: Batch,
         tasks: Sequence[ShardTask],
     ) -> IngestOutcome:
         """Fold a batch's rows into the shards, judge what could not be used, and tell it."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
-        outcome = self.engine.ingest(batch, tasks, moment.clock_us, {n: p for n, p in overtaken.items() if p})
-        accounting.enforce_rules(self.pipeline, before, moment.epoch, outcome)
-        accounting.log_losses(self.pipeline, before, moment.epoch, batch, outcome)
+        outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
+        accounting.enforce_rules(self.pipeline, before, context.epoch, outcome)
+        accounting.log_losses(self.pipeline, before, context.epoch, batch, outcome)
         if self.far_dates is not None:
-            self.far_dates.judged(before, clocks, moment.epoch, outcome)
+            self.far_dates.judged(before, clocks, context.epoch, outcome)
         return outcome
 
     def _heard(
         self,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
-        if outcome is None or not moment.moves_clocks:
-            return self._listened(clocks, moment, upstream, None), outcome
+        if outcome is None or not context.moves_clocks:
+            return self._listened(clocks, context, upstream, None), outcome
         outcome = next_commit.with_spans(outcome, clocks)
-        heard = self._listened(clocks, moment, upstream, outcome.sources)
+        heard = self._listened(clocks, context, upstream, outcome.sources)
         if self.far_dates is not None:
-            self.far_dates.followed(heard, moment.epoch, outcome)
+            self.far_dates.followed(heard, context.epoch, outcome)
         return heard, outcome
 
     def _listened(
         self,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         upstream: Mapping[str, StageOutput],
         rows: Mapping[str, SourceStats] | None,
     ) -> Mapping[str, SourceClock]:
         """The clocks after what came (None: no row), or after the silence."""
-        if rows is None or not moment.moves_clocks:
-            if moment.quiet_us is None:
+        if rows is None or not context.moves_clocks:
+            if context.quiet_us is None:
                 return clocks
-            asked = [n for n in clocks if n not in upstream]
-            return {**clocks, **{n: advance_clock(clocks[n], next_commit.NOTHING, moment.quiet_us) for n in asked}}
+            polled = [n for n in clocks if n not in upstream]
+            return {**clocks, **{n: advance_clock(clocks[n], next_commit.NOTHING, context.quiet_us) for n in polled}}
         return {
-            n: advance_clock(c, next_commit.activity_of(rows.get(n)), 0 if n in upstream else moment.quiet_us or 0)
+            n: advance_clock(c, next_commit.activity_of(rows.get(n)), 0 if n in upstream else context.quiet_us or 0)
             for n, c in clocks.items()
         }
 
@@ -222,12 +224,12 @@ class StageRunner:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         upstream: Mapping[str, StageOutput],
     ) -> int:
-        if not moment.moves_clocks:
+        if not context.moves_clocks:
             return before.watermark_us
-        return self.watermark(before.watermark_us, clocks, upstream, moment.carried.get(self.name))
+        return self.watermark(before.watermark_us, clocks, upstream, context.carried.get(self.name))
 
     def watermark(
         self,
@@ -240,14 +242,14 @@ class StageRunner:
 
         Sources that are all idle are left out where a stage is awake. `carried`: how far it goes if all that it reads is idle.
         """
-        found = [r.watermark_us for r in upstream.values()]
+        limits = [r.watermark_us for r in upstream.values()]
         read = [c for n, c in clocks.items() if n not in upstream]
         is_idle = self._is_idle(clocks, upstream)
         if read and (is_idle or not all(c.idle for c in read)):
             close = self.pipeline.transform.step.idle_close_ms
             least = advance_while_idle(global_watermark(since, read), read, None if close is None else 1000 * close)
-            found.append(max(least, carried) if is_idle and carried is not None else least)
-        return max(since, min(found))
+            limits.append(max(least, carried) if is_idle and carried is not None else least)
+        return max(since, min(limits))
 
     def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, StageOutput]) -> bool:
         """Whether all sources are idle that its rows can come from."""
@@ -262,37 +264,37 @@ class StageRunner:
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
-        moment: EpochContext,
+        context: EpochContext,
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> KnownWatermark | None:
         """Where the watermark goes, if that is known before the rows: results of other stages do not move it, and of a source's rows
         it may be known how new they are."""
         read = batch.payload.keys() - upstream.keys()
-        known = self.engine.ahead(batch, moment.clock_us) if read else {}
+        stats = self.engine.ahead(batch, context.clock_us) if read else {}
         if (
-            moment.flush
-            or not read <= known.keys()
-            or any(c.needs_spans(next_commit.activity_of(known.get(n))) for n, c in clocks.items())
+            context.flush
+            or not read <= stats.keys()
+            or any(c.needs_spans(next_commit.activity_of(stats.get(n))) for n, c in clocks.items())
         ):
             return None
-        early = self.operator.updates and self.may_emit_early(before, moment.clock_us)
-        heard = self._listened(clocks, moment, upstream, known)
-        return KnownWatermark(self._watermark(before, heard, moment, upstream), early)
+        early = self.operator.updates and self.may_emit_early(before, context.clock_us)
+        heard = self._listened(clocks, context, upstream, stats)
+        return KnownWatermark(self._watermark(before, heard, context, upstream), early)
 
     def _emit(
-        self, before: StageState, state: StageState, moment: EpochContext, outcome: IngestOutcome | None
+        self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
     ) -> StageResult:
         """Put aside what comes out between two watermarks."""
-        early = self.operator.updates and (moment.flush or self.may_emit_early(before, moment.clock_us))
+        early = self.operator.updates and (context.flush or self.may_emit_early(before, context.clock_us))
         folded = outcome.reports if outcome is not None else ()
         reports = [r.emitted for r in folded if r.emitted is not None]  # in the same pass as the rows
         passed = {r.shard for r in reports}
-        due = self.due_tasks(state, moment.epoch, before.watermark_us, moment.flush, early)
-        if left := [task for task in due if task.shard not in passed]:
-            reports += self.engine.emit(left)
-        accounting.tell_overflows(self.pipeline, moment.epoch, reports)
-        after = next_commit.after_emission(state, reports, self.operator, moment.clock_us, early, before.watermark_us)
+        due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
+        if remaining := [task for task in due if task.shard not in passed]:
+            reports += self.engine.emit(remaining)
+        accounting.tell_overflows(self.pipeline, context.epoch, reports)
+        after = next_commit.after_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
@@ -310,8 +312,10 @@ class StageRunner:
         """The work of an epoch; `clocks`: of the inputs, quiet times that are not committed among them."""
         # rows are tagged with their source's place; those of idle partitions come after all sources (see spark.engine)
         count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.of_stage}
-        own = [(i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed]
-        overtaken = (i for i, c in own if c.was_overtaken(state.watermark_us))
+        source_clocks = [
+            (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
+        ]
+        overtaken = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
         committed, late = next_commit.input_clocks(self.pipeline, state), None
         if self.pipeline.keeps_late:

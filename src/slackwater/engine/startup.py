@@ -45,21 +45,21 @@ class Startup:
         Raises StateError if the state cannot go on by this config, StartError, PublishError.
         """
         operators = [s.operator for s in stages]
-        found = None
+        comparison = None
         if latest is None:
             self.publishing.check_here()
         if latest is not None:
             next_commit.total_counters(latest)  # told before anything is published
-            found = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
-            found.check()
-            for change in found.changes:
+            comparison = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
+            comparison.check()
+            for change in comparison.changes:
                 self.hooks.on_notice(change.level, change.line)
             self.publishing.roll_forward(latest)
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or commit_from_config.first_commit(names, operators, shards, clock, state_id)
         pairs = match_stages(self.pipeline.former_names, state)
         state = commit_from_config.with_stages(state, names, operators, pairs.kept)
-        migrates = found is not None and found.migrates
+        migrates = comparison is not None and comparison.migrates
         with_memory = migrate.migrated if migrates else migrate.with_history
         stages = [
             replace(s, operator=with_memory(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
@@ -81,23 +81,25 @@ class Startup:
 
     def _with_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
         """The state with what holds back the results of the stages that are read now: of one that was not so far, by its rows."""
-        found = []
+        updated = []
         for stage, before in zip(stages, state.stages, strict=True):
             holds = before.holds if stage.is_read else None
             if holds is None and stage.is_read:
                 holds = tuple(stage.operator.holds_in(task) for task in stage.all_tasks(before, state.epoch))
-            found.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
-        return state.model_copy(update={"stages": tuple(found)})
+            updated.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
+        return state.model_copy(update={"stages": tuple(updated)})
 
     def _migrated(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
         """The state as this config goes on with it, as an epoch of its own."""
         epoch = state.epoch + 1
         timer = Timer(self.hooks.faults, epoch)
         with timer.phase("read"):
-            both = zip(stages, state.stages, strict=True)
-            found = [migrate.read_stage(s.operator, self.store, before, epoch, s.number) for s, before in both]
+            stages_and_states = zip(stages, state.stages, strict=True)
+            migrations = [
+                migrate.read_stage(s.operator, self.store, before, epoch, s.number) for s, before in stages_and_states
+            ]
         with timer.phase("stage"):
-            after = tuple(one.spread(self.store, shards) for one in found)
+            after = tuple(one.spread(self.store, shards) for one in migrations)
         with timer.phase("commit"):
             commit = next_commit.next_commit(state, shards=shards, stages=_only_read(stages, after))
             commit = _described(stages, _caught_up(stages, commit, pairs))
@@ -106,8 +108,8 @@ class Startup:
 
 def _only_read(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
     """States of stages without the holds of those that no stage reads."""
-    found = zip(stages, after, strict=True)
-    return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in found)
+    stages_and_states = zip(stages, after, strict=True)
+    return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in stages_and_states)
 
 
 def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
@@ -117,18 +119,18 @@ def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) 
     """
     began = {s.name for s, before in zip(stages, pairs.kept, strict=True) if before is None or before.holds is None}
     results: dict[str, StageOutput] = {}
-    known, found = state.clocks, []
+    clocks, caught_up = state.clocks, []
     for stage, now, before in zip(stages, state.stages, pairs.kept, strict=True):
         if before is None:
-            now = now.model_copy(update={"clocks": {n: known[n] for n in stage.inputs if n in known}})
+            now = now.model_copy(update={"clocks": {n: clocks[n] for n in stage.inputs if n in clocks}})
             upstream = {n: results[n] for n in stage.inputs if n in results}
             watermark = stage.watermark(now.watermark_us, next_commit.input_clocks(stage.pipeline, now), upstream)
             now = now.model_copy(update={"watermark_us": watermark})
         if stage.name in began:
             now = now.model_copy(update={"output_watermark_us": stage.promised(now, now.watermark_us, NO_WATERMARK)})
         results[stage.name] = StageOutput(None, now.promised_us)
-        found.append(now)
-    return state.model_copy(update={"stages": tuple(found)})
+        caught_up.append(now)
+    return state.model_copy(update={"stages": tuple(caught_up)})
 
 
 def _described(stages: Sequence[StageRunner], state: Commit) -> Commit:

@@ -137,8 +137,8 @@ class Status:
         """
         if self.of is None:
             raise StartError(f"{self.pipeline}: found the status of an epoch, expected that which a run returns")
-        found: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.of, target)
-        return found
+        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.of, target)
+        return frame
 
     @property
     def rows_per_second(self) -> float:

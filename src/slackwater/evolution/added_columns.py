@@ -51,10 +51,10 @@ def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
 def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
     """The targets that rows of a source come to whose new columns are taken."""
     adding = {s.name for s in pipeline.sources if s.schema_changes == ADD}
-    for name, own in pipeline.alone.items():
-        if adding & {s.name for s in own.sources}:
+    for name, sub_pipeline in pipeline.alone.items():
+        if adding & {s.name for s in sub_pipeline.sources}:
             adding.add(name)
-    return {name for name, own in pipeline.by_target.items() if own.target.from_ in adding}
+    return {name for name, sub_pipeline in pipeline.by_target.items() if sub_pipeline.target.from_ in adding}
 
 
 def of_targets(
@@ -63,19 +63,19 @@ def of_targets(
     """The columns that a start gives to targets, by name. `results`: the columns of stages, as far as they are known."""
     if commit is None or not commit.targets:
         return {}
-    now, found = destinations.configured_targets(pipeline), {}
+    now, added = destinations.configured_targets(pipeline), {}
     before = destinations.with_current_names(commit, pipeline.former_names, list(now)).targets
     for name in targets_accepting_columns(pipeline) & now.keys() & before.keys():
         was, columns = before[name], results.get(now[name].stage, {})
         if was.columns is not None and was.place == now[name].place:
-            found[name] = {c: t for c, t in columns.items() if c not in was.columns}
-    return {name: found[name] for name in now if found.get(name)}
+            added[name] = {c: t for c, t in columns.items() if c not in was.columns}
+    return {name: added[name] for name in now if added.get(name)}
 
 
 def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
     """The same, in words."""
     for name, new in of_targets(pipeline, commit, results).items():
-        what = "target" if len(pipeline.by_target) == 1 else f'target "{name}"'
+        label = "target" if len(pipeline.by_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
         how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"
-        yield KeyChange(f"{what} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, place="the result")
+        yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, place="the result")

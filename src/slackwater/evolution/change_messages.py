@@ -32,10 +32,10 @@ def emission_text(rows: int) -> str:
 
 
 def _lateness(before: Any, after: Any, state: StageState) -> str:
-    at = format_iso(state.watermark_us)
+    watermark = format_iso(state.watermark_us)
     if after > before:
-        return f"the watermark stays at {at} until events are {show_duration(after)} ahead of it"
-    return f"the watermark goes on from {at} with the next rows"
+        return f"the watermark stays at {watermark} until events are {show_duration(after)} ahead of it"
+    return f"the watermark goes on from {watermark} with the next rows"
 
 
 def _allowed(before: Any, after: Any, state: StageState) -> str:

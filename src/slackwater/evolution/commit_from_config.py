@@ -38,8 +38,8 @@ def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the SQL of one stage, by where the config has it; "" for none."""
     transform = pipeline.transform
-    own = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
-    return own | {at: _hash(sql) for w in pipeline.ways for at, sql in pipeline.texts(w)}
+    hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
+    return hashes | {key: _hash(sql) for w in pipeline.ways for key, sql in pipeline.texts(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
@@ -72,8 +72,8 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
 
 def with_kept_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
     """The operator with the accumulators that a state holds, where an earlier version kept them in another form."""
-    kept = dict(stage.fingerprint.get("aggregations", {}))
-    return replace(operator, aggs=tuple(a.as_written(kept.get(a.name)) for a in operator.aggs))
+    fingerprints = dict(stage.fingerprint.get("aggregations", {}))
+    return replace(operator, aggs=tuple(a.as_written(fingerprints.get(a.name)) for a in operator.aggs))
 
 
 def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
@@ -84,9 +84,9 @@ def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
     columns = {name: Field(name, type_) for name, _, type_ in (k.rpartition(" ") for k in written.get("keys", ()))}
     for a in window.aggregations:
         begin = f"{a.agg} {a.column} "
-        found = str(written.get("aggregations", {}).get(a.as_, ""))
-        if a.column is not None and found.startswith(begin):
-            columns[a.column] = Field(a.column, found.removeprefix(begin).split(" ")[0])
+        fingerprint = str(written.get("aggregations", {}).get(a.as_, ""))
+        if a.column is not None and fingerprint.startswith(begin):
+            columns[a.column] = Field(a.column, fingerprint.removeprefix(begin).split(" ")[0])
     return columns
 
 
@@ -108,33 +108,33 @@ def first_commit(
 def first_state(name: str, operator: Operator, shards: int) -> StageState:
     """A stage before its first epoch."""
     none = (0,) * shards
-    told = {"fingerprint": operator.fingerprint, "emission": operator.emission}
-    return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **told)
+    settings = {"fingerprint": operator.fingerprint, "emission": operator.emission}
+    return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **settings)
 
 
 def with_stages(
-    commit: Commit, names: Sequence[str], operators: Sequence[Operator], kept: Sequence[StageState | None]
+    commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
     """The state with the stages of this config: those that are kept, and those that begin. See `pairing`."""
     stages = (
         before or first_state(name, operator, commit.shards)
-        for name, operator, before in zip(names, operators, kept, strict=True)
+        for name, operator, before in zip(names, operators, matched, strict=True)
     )
     return commit.model_copy(update={"stages": tuple(stages)})
 
 
 def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
     """The state with what its stages are, as this config has them: name, the step alone, its operator."""
-    found = []
+    stage_states = []
     for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
-        told = {
+        description = {
             "name": name,
             "described": step_description(pipeline.transform.step, operator),
             "fingerprint": operator.fingerprint,
             "texts": sql_hashes(pipeline) | query_hashes(pipeline),
         }
-        found.append(state.model_copy(update=told))
-    return commit.model_copy(update={"stages": tuple(found)})
+        stage_states.append(state.model_copy(update=description))
+    return commit.model_copy(update={"stages": tuple(stage_states)})
 
 
 def with_sources(
@@ -145,11 +145,11 @@ def with_sources(
     `names`: of the sources; `inputs`: of each stage; `schemas`: of the sources that have one.
     """
     sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
-    known = {
+    clocks = {
         n: clock for n, clock in commit.clocks.items() if n in names
     }  # a stage that begins hears what others heard
     stages = (
-        s.model_copy(update={"clocks": {n: s.clocks.get(n) or known.get(n, ClockRecord()) for n in inputs[s.name]}})
+        s.model_copy(update={"clocks": {n: s.clocks.get(n) or clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
         for s in commit.stages
     )
     return commit.model_copy(update={"sources": sources, "stages": tuple(stages)})

@@ -31,25 +31,25 @@ def compare_config(
 
     Raises ConfigError for a description in the state that cannot be read.
     """
-    own = list(pipeline.alone.values())
+    sub_pipelines = list(pipeline.alone.values())
     kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
     pairs = match_stages(pipeline.former_names, commit)
-    found = list(_stages(pipeline, commit, pairs))
-    for n, (one, state) in enumerate(zip(own, pairs.kept, strict=True)):
+    changes = list(_stages(pipeline, commit, pairs))
+    for n, (sub_pipeline, state) in enumerate(zip(sub_pipelines, pairs.kept, strict=True)):
         if state is not None:
-            made = None if steps is None else steps[n]
-            prefix = f"stages[{n}]." if own[1:] else ""
-            found += StageComparison(one.transform.step, commit, state, made, prefix).changes()
-            found += _texts(one, state, prefix)
-            found += _inputs(one, commit, state, prefix)
-    found += _around(pipeline, commit, shards)
+            operator = None if steps is None else steps[n]
+            prefix = f"stages[{n}]." if sub_pipelines[1:] else ""
+            changes += StageComparison(sub_pipeline.transform.step, commit, state, operator, prefix).changes()
+            changes += _texts(sub_pipeline, state, prefix)
+            changes += _inputs(sub_pipeline, commit, state, prefix)
+    changes += _around(pipeline, commit, shards)
     if steps is not None:
         results = {
             name: {f.name: f.type for f in step.output} for name, step in zip(pipeline.alone, steps, strict=True)
         }
-        found += added_columns.target_changes(pipeline, commit, results)
+        changes += added_columns.target_changes(pipeline, commit, results)
     return ConfigComparison(
-        pipeline.name, commit.epoch, kind, tuple(found), destinations.pending_problem(pipeline, commit, missing)
+        pipeline.name, commit.epoch, kind, tuple(changes), destinations.pending_problem(pipeline, commit, missing)
     )
 
 
@@ -60,15 +60,15 @@ def _stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[K
     """Stages that begin, that are renamed, and that are gone."""
     moved = _moved(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
-    for number, ((name, one), state) in enumerate(zip(pipeline.alone.items(), pairs.kept, strict=True)):
-        what = "stage without state" if one.transform.is_rows else one.transform.step.kind
+    for number, ((name, sub_pipeline), state) in enumerate(zip(pipeline.alone.items(), pairs.kept, strict=True)):
+        kind = "stage without state" if sub_pipeline.transform.is_rows else sub_pipeline.transform.step.kind
         if name in pairs.problems:
-            yield KeyChange(f'stage "{name}"', ", ".join(before), what, REBUILD, pairs.problems[name])
+            yield KeyChange(f'stage "{name}"', ", ".join(before), kind, REBUILD, pairs.problems[name])
         elif state is None:
             how = "it is a new stage and begins empty, with what comes from the next start on"
             if pairs.removed:
                 how += f"; if it is one of the state, renamed ({', '.join(s.name for s in pairs.removed)}), say so with formerly"
-            yield KeyChange(f'stage "{name}"', None, what, REBUILD if moved else MIGRATED, moved or how)
+            yield KeyChange(f'stage "{name}"', None, kind, REBUILD if moved else MIGRATED, moved or how)
         elif name in pairs.renamed:
             how = "it is renamed, and goes on with its state"
             yield KeyChange(
@@ -87,9 +87,9 @@ def _stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[K
         yield KeyChange(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
 
 
-def _inputs(one: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
+def _inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """What a stage of several reads: sources, and stages under their names of today."""
-    before, now = list(state.clocks), [s.name for s in one.sources]
+    before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
     how, level = "it reads these from the next start on; what it read so far stays", "info"
@@ -121,35 +121,37 @@ def _moved(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
 
 def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
     """Sources, shards, targets."""
-    known = commit.sources
+    sources = commit.sources
     for source in pipeline.sources:
-        if known and source.name not in known:
+        if sources and source.name not in sources:
             how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
             yield KeyChange(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
-    for name in known.keys() - {s.name for s in pipeline.sources}:
+    for name in sources.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
         yield KeyChange(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
-    wanted = shards or (store.shards if store else None)
-    if wanted is not None and wanted != commit.shards:
+    new_shards = shards or (store.shards if store else None)
+    if new_shards is not None and new_shards != commit.shards:
         rows = sum(m.rows for m in commit.metas)
-        yield KeyChange("shards", commit.shards, wanted, MIGRATED, f"{rows:,} state rows are spread over {wanted}")
-    for what, before, after, how in destinations.target_changes(pipeline, commit):
-        yield KeyChange(what, before, after, COMPATIBLE, how)
+        yield KeyChange(
+            "shards", commit.shards, new_shards, MIGRATED, f"{rows:,} state rows are spread over {new_shards}"
+        )
+    for label, before, after, how in destinations.target_changes(pipeline, commit):
+        yield KeyChange(label, before, after, COMPATIBLE, how)
 
 
 def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
-    known = state.texts
+    hashes = state.texts
 
     def short(text: str) -> str | None:
         return f"text {text[:8]}" if text else None
 
-    for what, now in commit_from_config.sql_hashes(pipeline).items():
-        if (was := known.get(what, now)) != now:
+    for key, now in commit_from_config.sql_hashes(pipeline).items():
+        if (was := hashes.get(key, now)) != now:
             how = "rows from the next start on go through it; those in the state stay"
-            yield KeyChange(prefix + what, short(was), short(now), COMPATIBLE, how, "warning")
-    for what, now in commit_from_config.query_hashes(pipeline).items():
-        if (was := known.get(what, "")) not in ("", now):  # a DataFrame has none
+            yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how, "warning")
+    for key, now in commit_from_config.query_hashes(pipeline).items():
+        if (was := hashes.get(key, "")) not in ("", now):  # a DataFrame has none
             how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
-            yield KeyChange(prefix + what, short(was), short(now), COMPATIBLE, how)
+            yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how)

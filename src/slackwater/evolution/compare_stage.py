@@ -52,15 +52,15 @@ class StageComparison:
     def open(self) -> int:
         return sum(self.state.windows) or sum(sum(groups) for groups in self.state.panes.values())
 
-    def change(self, what: str, before: Any, after: Any, verdict: str, how: str) -> KeyChange:
-        return KeyChange(self.prefix + what, before, after, verdict, how)
+    def change(self, key: str, before: Any, after: Any, verdict: str, how: str) -> KeyChange:
+        return KeyChange(self.prefix + key, before, after, verdict, how)
 
     def changes(self) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
         was, now = kind_name(wrote.get("kind")), of_step(self.step).name
         if was != now:
-            kept = of_step(ROWS).name != was
-            how = f"{self.rows:,} state rows are of a {was}" if kept else "the rows that were read so far are gone"
+            has_rows = of_step(ROWS).name != was
+            how = f"{self.rows:,} state rows are of a {was}" if has_rows else "the rows that were read so far are gone"
             yield self.change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
@@ -105,7 +105,7 @@ class StageComparison:
         wrote = self.state.fingerprint
         gap, cap = wrote.get("gap_ms"), wrote.get("max_session_duration_ms")
         after, above = new.gap_ms, new.max_session_duration_ms
-        known = bool(self.state.described)
+        is_described = bool(self.state.described)
         if gap != after and isinstance(gap, str) and isinstance(after, str):
             yield self.change(
                 "gap_ms", gap, after, COMPATIBLE, "rows bring it from the next start on; what was read keeps its own"
@@ -114,7 +114,9 @@ class StageComparison:
             how = f"what the {self.rows:,} state rows reach to was kept in another form: by row, or by one gap for all"
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
-            yield self._if_described("gap_ms", gap, after, known, gap_text(int(gap or 0), int(after or 0), self.open))
+            yield self._if_described(
+                "gap_ms", gap, after, is_described, gap_text(int(gap or 0), int(after or 0), self.open)
+            )
         if cap == above:
             return
         if int(above or 0) < int(cap or 0):
@@ -122,53 +124,53 @@ class StageComparison:
             yield self.change("max_session_duration_ms", cap, above, REBUILD, how)
         else:
             how = f"{self.open:,} open sessions may grow to it; those that were cut stay cut"
-            yield self._if_described("max_session_duration_ms", cap, above, known, how)
+            yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
-    def _if_described(self, what: str, before: Any, after: Any, known: bool, how: str) -> KeyChange:
+    def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
         """Migrated, if the state says by which window its rows are to be read."""
-        if known:
-            return self.change(what, before, after, MIGRATED, how)
+        if is_described:
+            return self.change(key, before, after, MIGRATED, how)
         why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
-        return self.change(what, before, after, REBUILD, why)
+        return self.change(key, before, after, REBUILD, why)
 
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[KeyChange]:
         was = dict(self.state.fingerprint.get("aggregations", {}))
-        columns, known = self._columns(), bool(self.state.described)
+        columns, is_described = self._columns(), bool(self.state.described)
         described = self.state.described.get("window", {}).get("aggregations", ())
         policies = {a.get("as"): a.get("on_overflow", "fail") for a in described}
         for spec in new.aggregations:
-            what, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
+            label, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
             if spec.as_ not in was:
-                yield self._added(what, spec, now, known)
+                yield self._added(label, spec, now, is_described)
             elif was[spec.as_] == (former := _fingerprint(spec, columns, is_former=True)) and former != now:
                 how = f"{self.rows:,} state rows hold rounded sums; what comes is added to these without loss"
-                yield self.change(what, was[spec.as_], now, MIGRATED, how)
-            elif now != was[spec.as_] and (now is not None or known):
+                yield self.change(label, was[spec.as_], now, MIGRATED, how)
+            elif now != was[spec.as_] and (now is not None or is_described):
                 how = f"{self.rows:,} state rows hold the former; give the new one another name to start it beside the windows there are"
-                yield self.change(what, was[spec.as_], now or spec.call, REBUILD, how)
+                yield self.change(label, was[spec.as_], now or spec.call, REBUILD, how)
             elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
                 how = "results from the next start on that do not fit their type"
-                yield self.change(f"{what} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
+                yield self.change(f"{label} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
         for name in was.keys() - {a.as_ for a in new.aggregations}:
             how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
-            yield self._if_described(f'aggregation "{name}"', was[name], None, known, how)
+            yield self._if_described(f'aggregation "{name}"', was[name], None, is_described, how)
 
-    def _added(self, what: str, spec: Aggregation, now: str | None, known: bool) -> KeyChange:
+    def _added(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
         problem = _without_beginning(spec)
         if problem is not None:
             how = f"{problem}: the {self.open:,} open windows could not begin with it"
-            return self.change(what, None, now or spec.call, REBUILD, how)
+            return self.change(label, None, now or spec.call, REBUILD, how)
         kind = "" if now is not None else " (the types of its columns are found out at the start)"
         how = (
             f"{self.open:,} open windows have it of the rows from the next start on only: NULL if none comes, a count 0, a list empty"
             f"{kind}; a table needs the column"
         )
-        return self._if_described(what, None, now or spec.call, known, how)
+        return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
         """All that the fingerprint does not hold. What rewrites the state is its emission."""
         was, now = commit_from_config.emission_of(self.state), _emission(new)
-        rewrites, told = was != now, False
+        rewrites, is_explained = was != now, False
         assumed = self.state.described.get("assumed", ())  # no config said so
         for key in type(new).KINDS if old is not None else ():
             if key not in BY_KEY or key in assumed:
@@ -178,9 +180,9 @@ class StageComparison:
                 continue
             verdict = COMPATIBLE
             if rewrites and key in ("emit", "late_data", "allowed_lateness_ms", "lateness_ms"):
-                verdict, told = MIGRATED, True
+                verdict, is_explained = MIGRATED, True
             yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
-        if rewrites and not told:
+        if rewrites and not is_explained:
             yield self.change("emission", was, now, MIGRATED, emission_text(self.rows))
 
     # -- joins ---------------------------------------------------------------------------------------------------
@@ -207,8 +209,13 @@ class StageComparison:
         """Columns that came; a config alone does not tell which."""
         if self.made is not None and any(new):
             sides = zip(_sides(self.made), new, strict=True)
-            found = {name: f.type for side, mine in sides for name, f in side.output if f"{f.name} {f.type}" in mine}
-            yield added_columns.join_change(self.prefix, self.state, found)
+            columns = {
+                name: f.type
+                for side, new_columns in sides
+                for name, f in side.output
+                if f"{f.name} {f.type}" in new_columns
+            }
+            yield added_columns.join_change(self.prefix, self.state, columns)
 
     # -- others --------------------------------------------------------------------------------------------------
 
@@ -216,19 +223,19 @@ class StageComparison:
         """Without its lasting keys, and what its fingerprint has more, nothing goes on; all else holds from the next start on."""
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
         old = None if data is None else type(new).draft(dict(data), "state", "", [])
-        told = set[str]()
+        changed_keys = set[str]()
         for key in type(new).KINDS if old is not None else ():
             before, after = getattr(old, key, None), getattr(new, key)
             if before == after:
                 continue
-            told.add(key)
+            changed_keys.add(key)
             if key in new.LASTING:
                 yield self.change(key, before, after, REBUILD, f"{rows} cannot be read as any of the new one")
             else:
                 how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it holds from the next start on"
                 yield self.change(key, before, after, COMPATIBLE, how)
         now = {} if self.made is None else self.made.fingerprint
-        for key in now if not told & {*new.LASTING} else ():
+        for key in now if not changed_keys & {*new.LASTING} else ():
             if now[key] != self.state.fingerprint.get(key):
                 why = f"{rows} cannot be read as any of the new one"
                 yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
@@ -236,8 +243,8 @@ class StageComparison:
 
 def kind_name(kind: object) -> str:
     """What people call a step whose fingerprint has this kind; older states have none."""
-    known = of_kind(kind)
-    return "window" if known is None else known.name
+    operator_type = of_kind(kind)
+    return "window" if operator_type is None else operator_type.name
 
 
 @singledispatch
@@ -295,9 +302,9 @@ def _without_beginning(spec: Aggregation) -> str | None:
     """Why an aggregation has no accumulators of no rows; None if it has."""
     if spec.builtin:
         return None
-    made = spec.aggregator()
+    aggregator = spec.aggregator()
     try:
-        custom_kind(spec, tuple(Field(n, t) for n, t in made.inputs.items())).neutral()
+        custom_kind(spec, tuple(Field(n, t) for n, t in aggregator.inputs.items())).neutral()
     except UnfitError as unfit:
         return str(unfit)
     return None

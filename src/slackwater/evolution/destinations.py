@@ -30,13 +30,16 @@ def name_of(place: Place | None) -> str | None:
 
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
     """The targets of a config as far as it tells without the columns of its sources."""
-    found = {}
-    for name, own in pipeline.by_target.items():
-        columns = tuple(columns_text(own)) if isinstance(own.last.transform.window, Window) else None
-        found[name] = TargetDestination(
-            stage=str(own.target.from_), place=place_of(own.target), writer=own.writer, columns=columns
+    targets = {}
+    for name, sub_pipeline in pipeline.by_target.items():
+        columns = tuple(columns_text(sub_pipeline)) if isinstance(sub_pipeline.last.transform.window, Window) else None
+        targets[name] = TargetDestination(
+            stage=str(sub_pipeline.target.from_),
+            place=place_of(sub_pipeline.target),
+            writer=sub_pipeline.writer,
+            columns=columns,
         )
-    return found
+    return targets
 
 
 def with_targets(
@@ -52,11 +55,11 @@ def with_targets(
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
-    found = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
-    parts = {*found.parts}
+    updated = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
+    parts = {*updated.parts}
 
     def marked(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
-        return (*marks[-1:], found.mark) if name in parts else marks[-1:]
+        return (*marks[-1:], updated.mark) if name in parts else marks[-1:]
 
     def there(name: str) -> tuple[TargetMark, ...]:
         mark = (found_marks or {}).get(name)
@@ -76,7 +79,7 @@ def with_targets(
         "targets": {n: settled(n, t) for n, t in targets.items()},
         "letters_marks": marked(LETTERS, commit.letters_marks if same_letters else there(LETTERS)),
     }
-    return found.model_copy(update=update)
+    return updated.model_copy(update=update)
 
 
 def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
@@ -91,12 +94,12 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
             called[name] = targets[0]
         elif (now := renamed.get(name)) in targets and now not in commit.targets:
             called[name] = str(now)
-    found = {
+    renamed_targets = {
         called.get(n, n): t.model_copy(update={"stage": renamed.get(t.stage, t.stage)})
         for n, t in commit.targets.items()
     }
     update = {
-        "targets": found,
+        "targets": renamed_targets,
         "output": tuple(o.model_copy(update={"stage": renamed.get(o.stage, o.stage)}) for o in commit.output),
         "reached": tuple(called.get(n, n) for n in commit.reached),
     }
@@ -128,11 +131,11 @@ def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, st
     for name, after in now.items():
         if (was := before.get(name)) is None:
             continue
-        what = "target" if len(now) == len(before) == 1 else f'target "{name}"'
+        label = "target" if len(now) == len(before) == 1 else f'target "{name}"'
         if was.place != after.place:
-            yield what, name_of(was.place), name_of(after.place), goes
+            yield label, name_of(was.place), name_of(after.place), goes
         if was.stage != after.stage:
-            yield f"{what} from", was.stage, after.stage, f"it gets what that stage emits after epoch {commit.epoch}"
+            yield f"{label} from", was.stage, after.stage, f"it gets what that stage emits after epoch {commit.epoch}"
     if commit.letters_to != (letters := letters_of(pipeline)):
         yield "dead_letter", name_of(commit.letters_to), name_of(letters), goes
 
@@ -152,8 +155,8 @@ def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) 
     if not missing or not commit.targets:
         return None
     now = configured_targets(pipeline)
-    found = changed_destinations(commit, pipeline.former_names, now, letters_of(pipeline), missing)
-    return waiting_text(commit.epoch, found) if found else None
+    changed = changed_destinations(commit, pipeline.former_names, now, letters_of(pipeline), missing)
+    return waiting_text(commit.epoch, changed) if changed else None
 
 
 def changed_destinations(
@@ -167,27 +170,27 @@ def changed_destinations(
     """What is another now for those who do not have their part of a commit yet. `growing`: targets that get columns that are new."""
     if commit.output and not commit.targets:
         return ["target"]
-    found = with_current_names(commit, stages, list(now))
-    called = dict(zip(commit.targets, found.targets, strict=True))
+    current = with_current_names(commit, stages, list(now))
+    called = dict(zip(commit.targets, current.targets, strict=True))
     changed: list[str] = []
     for name in missing:
         if name == LETTERS:
             changed += ["letters"] if commit.letters_to != letters else []
             continue
-        was, after = found.targets[called[name]], now.get(called[name])
-        what = "target" if len(found.targets) == len(now) == 1 else f'target "{name}"'
+        was, after = current.targets[called[name]], now.get(called[name])
+        label = "target" if len(current.targets) == len(now) == 1 else f'target "{name}"'
         if after is None or was.place != after.place or was.stage != after.stage:
-            changed.append(what)
+            changed.append(label)
         elif was.writer != after.writer:
-            changed.append(f"{what} name")
+            changed.append(f"{label} name")
         if after is not None:
             for key in ("columns", "upserts"):
-                known = [getattr(was, key), getattr(after, key)]
+                values = [getattr(was, key), getattr(after, key)]
                 grows = (
                     key == "columns" and called[name] in growing and {*(was.columns or ())} < {*(after.columns or ())}
                 )
-                if None not in known and known[0] != known[1] and not grows:
-                    changed.append(key if what == "target" else f"{what} {key}")
+                if None not in values and values[0] != values[1] and not grows:
+                    changed.append(key if label == "target" else f"{label} {key}")
     return changed
 
 

@@ -94,11 +94,11 @@ class ConfigComparison:
             )
 
 
-def format_key_value(what: str, value: Any) -> str:
+def format_key_value(key: str, value: Any) -> str:
     """A value as people write it."""
     if value is None:
         return "none"
-    if what.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
+    if key.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
         return show_duration(value)
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"

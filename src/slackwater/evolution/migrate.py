@@ -100,9 +100,9 @@ def described_window(state: StageState) -> Window | None:
 
 def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
     """The former window with those aggregations only that are in the state and in the config, as the state holds them."""
-    kept = dict(state.fingerprint.get("aggregations", {}))
+    fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_kept_accumulators(former, state).aggs
-    return replace(former, aggs=tuple(a for a in aggs if kept.get(a.name) == a.fingerprint()))
+    return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
 
 
 @dataclass(frozen=True)
@@ -119,29 +119,29 @@ class StageMigration:
 
     def spread(self, store: StateStore, shards: int) -> StageState:
         """Stage the rows for these shards; the stage to commit, without its description."""
-        told = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
-        return self.state.model_copy(update=told | _spread(self.operator, self, store, shards))
+        description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
+        return self.state.model_copy(update=description | _spread(self.operator, self, store, shards))
 
 
 @singledispatch
-def _spread(operator: Operator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+def _spread(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     """Stage the rows for these shards; what the commit says of them."""
     unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
 @_spread.register(WindowOperator)
-def _(operator: WindowOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    epoch = found.epoch
-    owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (found.rows, found.before))
+def _(operator: WindowOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+    epoch = migration.epoch
+    owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
     metas, parts = [], []
     for shard in range(shards):
-        rows = found.rows.filter(pl.Series(owner == shard))
-        before = found.before.filter(pl.Series(owned == shard)) if found.rewritten else None
-        metas.append(store.shard(shard, shards, epoch, (), found.number).adopt(operator, rows, before))
+        rows = migration.rows.filter(pl.Series(owner == shard))
+        before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
+        metas.append(store.shard(shard, shards, epoch, (), migration.number).adopt(operator, rows, before))
         parts.append(rows)
-    figures = _figures(operator, parts, found.state.watermark_us)
+    figures = _figures(operator, parts, migration.state.watermark_us)
     return {
-        "waiting": _waits(operator, found),
+        "waiting": _waits(operator, migration),
         "segments": tuple(metas),
         "groups": figures.groups,
         "windows": figures.windows,
@@ -152,10 +152,10 @@ def _(operator: WindowOperator, found: StageMigration, store: StateStore, shards
 
 
 @_spread.register
-def _(operator: IntervalJoinOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {
-        "segments": _buffered(operator, found, store, shards),
+        "segments": _buffered(operator, migration, store, shards),
         "groups": none,
         "windows": none,
         "holds": ((),) * shards,
@@ -163,17 +163,17 @@ def _(operator: IntervalJoinOperator, found: StageMigration, store: StateStore, 
 
 
 @_spread.register
-def _(operator: KeyedOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    owner, metas, groups = shard_of(found.rows["__kh"].to_numpy(), shards), [], []
+def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+    owner, metas, groups = shard_of(migration.rows["__kh"].to_numpy(), shards), [], []
     for shard in range(shards):
-        rows = found.rows.filter(pl.Series(owner == shard))
-        metas.append(store.shard(shard, shards, found.epoch, (), found.number).adopt(operator, rows))
+        rows = migration.rows.filter(pl.Series(owner == shard))
+        metas.append(store.shard(shard, shards, migration.epoch, (), migration.number).adopt(operator, rows))
         groups.append(rows.height)
     return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards, "holds": ((),) * shards}
 
 
 @_spread.register
-def _(operator: StatelessOperator, found: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+def _(operator: StatelessOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {"segments": ((),) * shards, "groups": none, "windows": none, "holds": ((),) * shards}
 
@@ -199,27 +199,27 @@ def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) 
     return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 
-def _waits(operator: WindowOperator, found: StageMigration) -> bool:
+def _waits(operator: WindowOperator, migration: StageMigration) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
     if operator.updates:
-        return found.state.waiting or (found.rewritten and found.rows.height > 0)
-    fragments = found.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # of sessions: no pane is one here
-    return bool((fragments & (found.rows["__due"] <= found.state.watermark_us)).any())
+        return migration.state.waiting or (migration.rewritten and migration.rows.height > 0)
+    fragments = migration.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # of sessions: no pane is one here
+    return bool((fragments & (migration.rows["__due"] <= migration.state.watermark_us)).any())
 
 
 def _buffered(
-    operator: IntervalJoinOperator, found: StageMigration, store: StateStore, shards: int
+    operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The segments per shard of the same buffers, spread over another number of shards.
 
     What had expired by the lateness that was allowed so far stays expired.
     """
-    state, epoch = found.state, found.epoch
+    state, epoch = migration.state, migration.epoch
     gone = state.watermark_us - commit_from_config.emission_of(state)["retain_us"] + operator.allowed_us
     every: dict[int, pl.DataFrame] = {}
     for side in operator.sides:
         parts = [
-            store.shard(shard, state.shards, epoch, metas, found.number).buffers(operator).scan(side.which, gone)
+            store.shard(shard, state.shards, epoch, metas, migration.number).buffers(operator).scan(side.which, gone)
             for shard, metas in enumerate(state.segments)
         ]
         every[side.which] = pl.concat(parts)
@@ -227,13 +227,13 @@ def _buffered(
     for shard in range(shards):
         changes: dict[int, BufferChange] = {}
         for which, rows in every.items():
-            mine = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
-            mine = mine.sort("__kh", "__ts", "__id")
+            shard_rows = rows.filter(pl.Series(shard_of(rows["__kh"].to_numpy(), shards) == shard))
+            shard_rows = shard_rows.sort("__kh", "__ts", "__id")
             first = epoch * interval_join.NUMBERS
             changes[which] = BufferChange(
-                mine.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
+                shard_rows.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
             )
-        segments.append(store.shard(shard, shards, epoch, (), found.number).adopt_buffers(operator, changes))
+        segments.append(store.shard(shard, shards, epoch, (), migration.number).adopt_buffers(operator, changes))
     return tuple(segments)
 
 

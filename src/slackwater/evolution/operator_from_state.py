@@ -20,14 +20,14 @@ def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Opera
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run. `trusting`: contradictions pass.
     """
     stage = commit.stages[number]
-    known = of_kind(stage.fingerprint.get("kind"))
-    if known is None or known.of_state is None:
+    operator_type = of_kind(stage.fingerprint.get("kind"))
+    if operator_type is None or operator_type.of_state is None:
         return logic_in(commit, number, trusting=trusting)
     try:
-        return known.of_state(commit.pipeline, stage)
+        return operator_type.of_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which {known.name} it is of"
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which {operator_type.name} it is of"
         ) from None
 
 
@@ -50,11 +50,11 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
     """
     stage = commit.stages[number]
     if "window" not in stage.described:
-        known = of_kind(stage.fingerprint.get("kind"))
-        what = None if known is None or known.of_state is None else f"a {known.name}"
+        operator_type = of_kind(stage.fingerprint.get("kind"))
+        description = None if operator_type is None or operator_type.of_state is None else f"a {operator_type.name}"
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {what or 'a window that the state does not describe'}; "
-            + ("only windows can be looked into" if what else "name the config's file instead")
+            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {description or 'a window that the state does not describe'}; "
+            + ("only windows can be looked into" if description else "name the config's file instead")
         )
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")

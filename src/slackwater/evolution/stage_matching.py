@@ -51,12 +51,12 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
                 f'formerly = "{former}": the state has no such stage; correct or remove it{suggestion_or_list(former, state)}'
             )
     _pair_unnamed(list(former_names), commit, origins)
-    kept = tuple(None if (origin := origins.get(name)) is None else state[origin] for name in former_names)
+    matched = tuple(None if (origin := origins.get(name)) is None else state[origin] for name in former_names)
     removed = tuple(s for s in commit.stages if s.name not in origins.values())
     problems |= _problems_of_unnamed(former_names, commit, removed, problems)
     renamed = {name: origin for name, origin in origins.items() if name != origin}
     today = {origin: name for name, origin in renamed.items()}
-    reading = (None if s is None else _with_inputs(s, today, commit) for s in kept)
+    reading = (None if s is None else _with_inputs(s, today, commit) for s in matched)
     return StageMatch(tuple(reading), removed, renamed, problems)
 
 

@@ -53,22 +53,22 @@ def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, 
     return ExpectedMarks(marks[-1] if marks else earlier, marks[-1:], not marks, bool(marks), was_target=True)
 
 
-def find_mismatch(commit: Commit, expected: ExpectedMarks, found: TargetMark | None) -> str | None:
+def find_mismatch(commit: Commit, expected: ExpectedMarks, held: TargetMark | None) -> str | None:
     """Return AHEAD, FOREIGN or BEHIND; None if the state can go on with this target."""
-    if found is None:
+    if held is None:
         return None if expected.may_be_empty else BEHIND
-    if any(_is_same(found, mark) for mark in expected.marks):
+    if any(_is_same(held, mark) for mark in expected.marks):
         return None
-    if found.state != commit.lineage:
+    if held.state != commit.lineage:
         # the commit names the mark that was there when it began to write to this target, so another state wrote after that
         return FOREIGN if expected.was_target else None
-    if found.epoch > commit.epoch:
+    if held.epoch > commit.epoch:
         return AHEAD
-    if any(found.epoch == mark.epoch for mark in expected.marks):
+    if any(held.epoch == mark.epoch for mark in expected.marks):
         return FOREIGN
     if not expected.is_exact:
         return None
-    return BEHIND if found.epoch < min(mark.epoch for mark in expected.marks) else FOREIGN
+    return BEHIND if held.epoch < min(mark.epoch for mark in expected.marks) else FOREIGN
 
 
 def _is_same(one: TargetMark, other: TargetMark) -> bool:
@@ -77,28 +77,28 @@ def _is_same(one: TargetMark, other: TargetMark) -> bool:
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
 
-def branch_off(commit: Commit, branch: str, found: Mapping[str, TargetMark | None], missing: Collection[str]) -> Commit:
-    """Return the commit as the first of a branch, which targets take for another state. `found`: the mark of each target now.
+def branch_off(commit: Commit, branch: str, held: Mapping[str, TargetMark | None], missing: Collection[str]) -> Commit:
+    """Return the commit as the first of a branch, which targets take for another state. `held`: the mark of each target now.
 
     What is `missing` is published by the branch.
     """
-    reached = {name for name in missing if found.get(name) == commit.mark}
-    made = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
+    reached = {name for name in missing if held.get(name) == commit.mark}
+    branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
 
     def marks(name: str) -> tuple[TargetMark, ...]:
-        before = found.get(name)
-        return ((before,) if before else ()) + ((made.mark,) if name in missing and name not in reached else ())
+        before = held.get(name)
+        return ((before,) if before else ()) + ((branched.mark,) if name in missing and name not in reached else ())
 
-    targets = {name: target.model_copy(update={"marks": marks(name)}) for name, target in made.targets.items()}
-    return made.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS)})
+    targets = {name: target.model_copy(update={"marks": marks(name)}) for name, target in branched.targets.items()}
+    return branched.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS)})
 
 
 def without_parts(commit: Commit, names: Collection[str]) -> Commit:
     """Return the commit as one whose parts never reach these targets: they hold the mark from before it."""
-    own = (commit.mark,)
+    commit_marks = (commit.mark,)
 
-    def marks(name: str, known: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
-        return known[:-1] if name in names and known[-1:] == own else known
+    def marks(name: str, current: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
+        return current[:-1] if name in names and current[-1:] == commit_marks else current
 
     targets = {n: t.model_copy(update={"marks": marks(n, t.marks)}) for n, t in commit.targets.items()}
     return commit.model_copy(update={"targets": targets, "letters_marks": marks(LETTERS, commit.letters_marks)})

@@ -93,17 +93,19 @@ def ingest(
         fresh[which] = _sorted(logic.sides[which], usable, epoch * NUMBERS)
     firsts: dict[int, list[pl.DataFrame]] = {LEFT: [], RIGHT: []}
     matches = 0
-    for mine, its in ((LEFT, RIGHT), (RIGHT, LEFT)):
-        query = fresh.get(mine)
+    for own_side, other_side in ((LEFT, RIGHT), (RIGHT, LEFT)):
+        query = fresh.get(own_side)
         if query is None or not query.rows.height:
             continue
-        side, other = query.side, fresh.get(its)
+        side, other = query.side, fresh.get(other_side)
         low, high = query.run.ts + side.low_us, query.run.ts + side.high_us
         hashes = distinct_values(query.run.kh, is_sorted=True)
-        for run in buffers.runs(its, hashes, int(low.min()), int(high.max())):
-            matches += _match(logic, query, run, low, high, buffers, watermark, sink, firsts[its])
-        if mine == LEFT and other is not None and other.rows.height:
-            matches += _match(logic, query, other.run, low, high, None, watermark, sink, firsts[its], other.found)
+        for run in buffers.runs(other_side, hashes, int(low.min()), int(high.max())):
+            matches += _match(logic, query, run, low, high, buffers, watermark, sink, firsts[other_side])
+        if own_side == LEFT and other is not None and other.rows.height:
+            matches += _match(
+                logic, query, other.run, low, high, None, watermark, sink, firsts[other_side], other.found
+            )
     changes: dict[int, BufferChange] = {}
     hot_key: dict[int, tuple[int, str]] = {}
     for which, side in enumerate(logic.sides):
@@ -173,46 +175,46 @@ def _match(
     watermark: int,
     sink: Sink,
     firsts: list[pl.DataFrame],
-    found: NDArray[np.bool_] | None = None,
+    matched: NDArray[np.bool_] | None = None,
 ) -> int:
     """Emit the pairs of new rows with a run; returns how many. `buffers`: None where the run is new, too."""
-    its = logic.sides[1 - query.side.which]
+    other = logic.sides[1 - query.side.which]
     begin, end = matching_ranges(run, query.run.kh, low, high)
     count = 0
-    for which, place in matching_pairs(begin, end, MOST):
-        mine, partner = query.rows[which], run.take(place)
-        good = _equal_keys(query.side, its, mine, partner)
+    for which, positions in matching_pairs(begin, end, MOST):
+        rows, partners = query.rows[which], run.take(positions)
+        good = _equal_keys(query.side, other, rows, partners)
         if buffers is not None:
-            good &= its.due(partner["__ts"].to_numpy()) > watermark
-            good &= ~buffers.evicted(its.which, partner["__kh"].to_numpy(), partner["__id"].to_numpy())
+            good &= other.due(partners["__ts"].to_numpy()) > watermark
+            good &= ~buffers.evicted(other.which, partners["__kh"].to_numpy(), partners["__id"].to_numpy())
         if not good.all():
-            kept = np.flatnonzero(good)
-            which, place, mine, partner = which[kept], place[kept], mine[kept], partner[kept]
-        if not mine.height:
+            selected = np.flatnonzero(good)
+            which, positions, rows, partners = which[selected], positions[selected], rows[selected], partners[selected]
+        if not rows.height:
             continue
-        count += mine.height
-        sink(logic.paired(mine, partner) if query.side.which == LEFT else logic.paired(partner, mine))
+        count += rows.height
+        sink(logic.paired(rows, partners) if query.side.which == LEFT else logic.paired(partners, rows))
         query.found[which] = True
-        if found is not None:
-            found[place] = True
-        elif its.outer:
-            firsts.append(partner.unique("__id", keep="first").select("__kh", "__ts", "__id", "__matched"))
+        if matched is not None:
+            matched[positions] = True
+        elif other.outer:
+            firsts.append(partners.unique("__id", keep="first").select("__kh", "__ts", "__id", "__matched"))
     return count
 
 
-def _equal_keys(mine: JoinSide, its: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
+def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
     """Rows with one hash may still have different keys. NaN equals NaN here, and 0.0 equals -0.0."""
     good = np.ones(rows.height, dtype=bool)
-    for a, b in zip(mine.keys, its.keys, strict=True):
+    for a, b in zip(side.keys, other.keys, strict=True):
         good &= (rows[a.name] == partners[b.name]).to_numpy()
     return good
 
 
-def _first_matches(side: JoinSide, found: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
+def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
     """Of the buffered rows that found partners: those that had none before."""
-    if not found:
+    if not frames:
         return row_places()
-    rows = pl.concat(found).unique(["__kh", "__id"], keep="first", maintain_order=True)
+    rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
     fresh = rows.filter(pl.Series(~buffers.matched(side.which, rows)))
     return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")
 
@@ -234,10 +236,10 @@ def _bounded(
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
     begins = run_starts(kh)
-    hashes, own = kh[begins], np.diff(begins, append=len(kh))
-    if 2 * (int(own.max()) + buffers.bound(side.which)) <= most:
+    hashes, new_counts = kh[begins], np.diff(begins, append=len(kh))
+    if 2 * (int(new_counts.max()) + buffers.bound(side.which)) <= most:
         return change
-    counts = own + buffers.counts(side.which, hashes, watermark)
+    counts = new_counts + buffers.counts(side.which, hashes, watermark)
     largest = int(counts.argmax())
     if 2 * counts[largest] > most:
         hot_key[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
@@ -248,8 +250,8 @@ def _bounded(
     return _evicted(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
 
 
-def _words(side: JoinSide, rows: pl.DataFrame, place: int) -> str:
-    return ", ".join(f"{k.name} = {rows[k.name][place]!r}" for k in side.keys)
+def _words(side: JoinSide, rows: pl.DataFrame, row: int) -> str:
+    return ", ".join(f"{k.name} = {rows[k.name][row]!r}" for k in side.keys)
 
 
 def _evicted(
@@ -274,8 +276,8 @@ def _evicted(
     if change.matched.height:
         now = pl.Series(in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
         old = old.with_columns(pl.col("__matched") | now)
-    mine = pl.Series(in_sorted(change.rows["__kh"].to_numpy(), hashes))
-    every = pl.concat([old, change.rows.filter(mine)]).sort("__kh", "__ts", "__id")
+    is_affected = pl.Series(in_sorted(change.rows["__kh"].to_numpy(), hashes))
+    every = pl.concat([old, change.rows.filter(is_affected)]).sort("__kh", "__ts", "__id")
     rank = pl.int_range(pl.len()).over("__kh")
     over = every.filter(rank < pl.len().over("__kh") - logic.max_rows_per_key)
     tally.evicted = over.height

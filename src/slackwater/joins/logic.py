@@ -141,5 +141,7 @@ def build_side(
 ) -> JoinSide:
     """A side of a join whose rows match where `lower_us <= right.ts - left.ts <= upper_us`."""
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
-    kept = list(dict.fromkeys([*keys, *fields]))
-    return JoinSide(which, source, tuple(keys), tuple(kept), tuple(output), low, high, max(high, 0) + allowed_us, outer)
+    columns = list(dict.fromkeys([*keys, *fields]))
+    return JoinSide(
+        which, source, tuple(keys), tuple(columns), tuple(output), low, high, max(high, 0) + allowed_us, outer
+    )

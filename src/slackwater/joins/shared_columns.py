@@ -25,10 +25,10 @@ class SharedColumns:
     @classmethod
     def between(cls, logic: JoinLogic) -> SharedColumns:
         columns: list[Field] = []
-        of = []
+        by_side = []
         for side in logic.sides:
             free = list(columns)
-            mine = []
+            side_columns = []
             for field in side.fields:
                 slot = next((s for s in free if s.type == field.type), None)
                 if slot is None:
@@ -36,13 +36,16 @@ class SharedColumns:
                     columns.append(slot)
                 else:
                     free.remove(slot)
-                mine.append((slot.name, field))
-            of.append(tuple(mine))
-        return cls(tuple(columns), tuple(of))
+                side_columns.append((slot.name, field))
+            by_side.append(tuple(side_columns))
+        return cls(tuple(columns), tuple(by_side))
 
     def apart(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
         """The rows of one side (`__side`), with its own columns and `more`."""
-        mine = rows.filter(rows["__side"] == which)
+        side_rows = rows.filter(rows["__side"] == which)
         return pl.DataFrame(
-            [*(mine[c] for c in more), *(mine[slot].cast(f.polars).alias(f.name) for slot, f in self.of[which])]
+            [
+                *(side_rows[c] for c in more),
+                *(side_rows[slot].cast(f.polars).alias(f.name) for slot, f in self.of[which]),
+            ]
         )

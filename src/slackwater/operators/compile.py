@@ -53,11 +53,11 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
         where = f'aggregation "{spec.as_}"'
         column = find(spec.column, where) if spec.column else None
         more = [find(name, where) for name in spec.further_columns()]
-        found = tuple(m for m in more if m is not None)
-        if (column is None and spec.column is not None) or len(found) < len(more):
+        further = tuple(m for m in more if m is not None)
+        if (column is None and spec.column is not None) or len(further) < len(more):
             continue
         try:
-            aggs.append(Agg(spec, column, found, window.group_by))
+            aggs.append(Agg(spec, column, further, window.group_by))
         except StartError as error:
             problems.append(f"{pipeline}: {error}")
     held = {name: a.name for a in aggs for name in a.accumulators}
@@ -79,14 +79,14 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     where = f"{pipeline.name}: transform.join"
     problems: list[str] = []
     keys: tuple[list[Field], list[Field]] = ([], [])
-    for side, listed, known in zip(keys, (join.left_keys, join.right_keys), columns, strict=True):
+    for side, listed, available in zip(keys, (join.left_keys, join.right_keys), columns, strict=True):
         which = "left" if side is keys[0] else "right"
         for name in listed:
-            if name in known:
-                side.append(known[name])
+            if name in available:
+                side.append(available[name])
                 continue
             problems.append(
-                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggestion_or_list(name, known)}'
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggestion_or_list(name, available)}'
             )
     if not problems:
         for one, other in zip(*keys, strict=True):
@@ -96,12 +96,12 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     except StartError as error:
         problems += [f"{pipeline.name}: {line}" for line in str(error).splitlines()]
         chosen = ({}, {})
-    for word, names, known in zip(("left", "right"), chosen, columns, strict=True):
+    for word, names, available in zip(("left", "right"), chosen, columns, strict=True):
         problems += [
-            f'{where}: column "{name}" of the {word} side has type {known[name].type}, which a join cannot carry; cast it in '
+            f'{where}: column "{name}" of the {word} side has type {available[name].type}, which a join cannot carry; cast it in '
             f"{word}_sql, to_json() makes text of anything"
             for name in names
-            if name in known and not known[name].known
+            if name in available and not available[name].known
         ]
     if problems:
         raise StartError("\n".join(problems))
@@ -187,13 +187,13 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     """Per side: what its connector adds to the columns of its rows."""
     assert pipeline.transform.join is not None
-    found = {
+    connections = {
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
         for s in pipeline.sources
     }
     direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
     left, right = (
-        metadata_columns(c.kind if (c := found.get(direct.get(name, ""))) else None)
+        metadata_columns(c.kind if (c := connections.get(direct.get(name, ""))) else None)
         for name in pipeline.transform.join.sources
     )
     return left, right

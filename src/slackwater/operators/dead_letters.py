@@ -32,14 +32,14 @@ ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
-    found = {
+    sql_by_field = {
         **_place(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
         "pipeline": _text(pipeline),
         "epoch": f"{epoch}L",
         "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
     }
-    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
+    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
 def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
@@ -49,25 +49,25 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
-    found = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
+    sql_by_field = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
-        found = {f.name: f"{ORIGIN}.{quote_column(f.name)}" for f in ORIGIN_FIELDS}
-    found |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
+        sql_by_field = {f.name: f"{ORIGIN}.{quote_column(f.name)}" for f in ORIGIN_FIELDS}
+    sql_by_field |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
     if "_event_ts" in columns:
-        found["event_time"] = "_event_ts"
-    return [f"CAST({found.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
+        sql_by_field["event_time"] = "_event_ts"
+    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
 def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
     """The same of frames: `__unfit`, `__start` (event time, µs) and `_origin`."""
-    known = {
+    computed = {
         "reason": pl.col("__unfit"),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
         "event_time": _moment(pl.col("__start")),
     }
-    found = {**{f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}, **known}
-    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+    exprs = {**{f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}, **computed}
+    return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
@@ -88,8 +88,8 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
     """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
-    found = _place(columns, source, file)
-    return f"named_struct({', '.join(f'{_text(f.name)}, CAST({found[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
+    sql_by_field = _place(columns, source, file)
+    return f"named_struct({', '.join(f'{_text(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
@@ -100,19 +100,19 @@ def numbered_origin(number: str) -> str:
 
 def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
     """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
-    there = set(columns)
+    names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
-    text = f"coalesce({CORRUPT}, {row})" if CORRUPT in there else row
+    text = f"coalesce({CORRUPT}, {row})" if CORRUPT in names else row
     return {
         "source": _text(source),
-        "topic": "_topic" if "_topic" in there else "NULL",
-        "partition": "_partition" if "_partition" in there else "NULL",
-        "offset": "_offset" if "_offset" in there else "NULL",
-        "key": "_key" if "_key" in there else "NULL",
-        "value": "_value" if "_value" in there else f"CAST({text} AS BINARY)",
+        "topic": "_topic" if "_topic" in names else "NULL",
+        "partition": "_partition" if "_partition" in names else "NULL",
+        "offset": "_offset" if "_offset" in names else "NULL",
+        "key": "_key" if "_key" in names else "NULL",
+        "value": "_value" if "_value" in names else f"CAST({text} AS BINARY)",
         "headers": _headers(columns.get("_headers", "")),
-        "file": "NULL" if "_topic" in there else file,
+        "file": "NULL" if "_topic" in names else file,
     }
 
 
@@ -151,7 +151,7 @@ def late_letters(
     """
     assert task.late is not None
     idle = pl.col("__idle") if "__idle" in rows.columns else pl.lit(False)
-    known = {
+    computed = {
         "reason": pl.lit(LATE),
         "pipeline": pl.lit(task.late.pipeline),
         "epoch": pl.lit(task.state.epoch),
@@ -164,11 +164,11 @@ def late_letters(
         "windows": pl.lit(windows),
         "group_key": group_key(keys),
     }
-    found = rows.select(
+    letters = rows.select(
         *(pl.col(ORIGIN).struct.field(f.name).alias(f.name) for f in ORIGIN_FIELDS),
-        *(value.alias(name) for name, value in known.items()),
+        *(value.alias(name) for name, value in computed.items()),
     )
-    return found.select(pl.col(f.name).cast(f.polars) for f in LETTER)
+    return letters.select(pl.col(f.name).cast(f.polars) for f in LETTER)
 
 
 def group_key(keys: Sequence[Field]) -> pl.Expr:
@@ -181,15 +181,15 @@ def group_key(keys: Sequence[Field]) -> pl.Expr:
 
 def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
     """The letters of rows that brought no usable gap: `__ts` (event time, µs) and `_origin`."""
-    known = {
+    computed = {
         "reason": pl.lit(BAD_GAP),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
         "event_time": _moment(pl.col("__ts")),
     }
     origin = {f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}
-    found = {**origin, **known}
-    return rows.select(found.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
+    exprs = {**origin, **computed}
+    return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
 def _moment(us: pl.Expr) -> pl.Expr:

@@ -50,7 +50,7 @@ class DryRunShard:
     def write_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
-    def adopt(self, *given: object) -> NoReturn:
+    def adopt(self, *args: object) -> NoReturn:
         raise NotImplementedError("a rehearsal spreads no state over other shards")
 
     adopt_buffers = adopt

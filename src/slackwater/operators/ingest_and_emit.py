@@ -15,13 +15,13 @@ from slackwater.operators.reports import EmitReport, IngestReport
 
 def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
     """`Operator.ingest`, and behind it `Operator.emit` if the task says where the watermark goes."""
-    found = task.operator.ingest(task, rows, origins)
+    report = task.operator.ingest(task, rows, origins)
     if task.onward is None:
-        return found
-    onward, state = task.onward, task.state.at(found.segments)
-    out = EmitReport(shard=task.shard, segments=found.segments)
-    if task.operator.touched(found.segments, task.since, onward.watermark, onward.early):
-        holds = task.holds if found.holds is None else found.holds
+        return report
+    onward, state = task.onward, task.state.at(report.segments)
+    emitted = EmitReport(shard=task.shard, segments=report.segments)
+    if task.operator.touched(report.segments, task.since, onward.watermark, onward.early):
+        holds = task.holds if report.holds is None else report.holds
         due = ShardTask(task.operator, state, task.shard, onward.watermark, task.since, early=onward.early, holds=holds)
-        out = task.operator.emit(due)
-    return found.model_copy(update={"emitted": out})
+        emitted = task.operator.emit(due)
+    return report.model_copy(update={"emitted": emitted})

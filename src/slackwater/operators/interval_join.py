@@ -98,7 +98,9 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
             used=rows.height - late - missing,
             late=late,
             late_idle=sum(t.late_idle for t in tallies),
-            late_by=sum((Counter(late_by(self, found, task.watermark)) for found in done.late.values()), Counter()),
+            late_by=sum(
+                (Counter(late_by(self, side_rows, task.watermark)) for side_rows in done.late.values()), Counter()
+            ),
             late_sample=self._sample(done.late),
             outputs=outputs,
             reasons={k: n for k, n in reasons.items() if n},
@@ -123,15 +125,15 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
     def _sample(self, late: Mapping[int, pl.DataFrame]) -> tuple[dict[str, Any], ...]:
-        found: list[dict[str, Any]] = []
+        sample: list[dict[str, Any]] = []
         for which, rows in late.items():
             side = self.sides[which]
             names = {f"{side.source}.{k.name}": k.name for k in side.keys}
             some = rows.head(SAMPLE).select(
                 pl.col("__ts").alias("event_us"), *(pl.col(c).alias(n) for n, c in names.items())
             )
-            found += [{k: plain_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
-        return tuple(found[:SAMPLE])
+            sample += [{k: plain_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
+        return tuple(sample[:SAMPLE])
 
     def _stage_letters(
         self, task: ShardTask, late: Mapping[int, pl.DataFrame], origins: pl.Series | None
@@ -202,18 +204,18 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return cls(pipeline, left, right, allowed, "later", None, False)
 
     def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        sides = {name: Counter(found) for name, found in before.sides.items()}
+        sides = {name: Counter(counts) for name, counts in before.sides.items()}
         for r in reports:
             for name, side in zip(SIDES, r.sides, strict=False):
                 sides.setdefault(name, Counter()).update(side.model_dump(exclude={"hot_key"}))
-        return replace(before, sides={name: dict(found) for name, found in sides.items()})
+        return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
     def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         sides = {name: Counter(before.sides.get(name, {})) for name in SIDES}
         for r in reports:
             for name, count in zip(SIDES, r.unmatched, strict=True):
                 sides[name]["unmatched"] += count
-        return replace(before, sides={name: dict(found) for name, found in sides.items()})
+        return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
     def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Each is independent of the others."""

@@ -72,9 +72,9 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     def reasons(self) -> Sequence[str]:
         return (self.KIND,)
 
-    def slot(self, place: int) -> str:
+    def slot(self, position: int) -> str:
         """What a column is called on its way to a shard; keys, made alike where they are equal, go beside."""
-        return f"__c{place}"
+        return f"__c{position}"
 
     @property
     def slots(self) -> dict[str, Field]:
@@ -118,9 +118,9 @@ class KeyedOperator(KeyedState, ImmediateOperator):
             .with_row_index(KEY)
             .join(before.select(*by, "__start", "__last", *self.accumulators), on=by, how="left", nulls_equal=True)
         )
-        known = rows.join(keys.select(*by, KEY, *self.accumulators), on=by, how="left", nulls_equal=True)
+        rows_with_state = rows.join(keys.select(*by, KEY, *self.accumulators), on=by, how="left", nulls_equal=True)
         order = [KEY, "__ts", *(name for name, f in self.slots.items() if f.supported)]
-        chosen, now = self.advance(known.sort(order, nulls_last=False, maintain_order=True))
+        chosen, now = self.advance(rows_with_state.sort(order, nulls_last=False, maintain_order=True))
         after = self._units(keys, now, before)
         task.staging("before")
         segments = task.state.stage(self, after, before, task.since)

@@ -49,18 +49,18 @@ class PaneOperator(PaneLogic, WindowOperator):
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.bound is not None and self._may_exceed(task, rows):
-            there = self.forget(reader.scan(), task.watermark)
-            rows, refused = panes.admit_groups(self, rows, there, task.watermark, task.bound)
+            live_panes = self.forget(reader.scan(), task.watermark)
+            rows, refused = panes.admit_groups(self, rows, live_panes, task.watermark, task.bound)
         before = reader.units(distinct_values(rows["__h"].to_numpy()))
         done = panes.ingest_panes(self, rows, before, task.watermark)
         alone = None
         if self.window.late_data == "standalone":
             alone = pane_emission.standalone_windows(self, rows, task.watermark)
         task.staging("before")
-        found = self.ingest_report(task, done, before, alone)
+        report = self.ingest_report(task, done, before, alone)
         task.staging("after")
-        found |= {"rows": total, "panes": lifted, "refused": refused, "partly_late": behind - done.counts.late}
-        return IngestReport(**found)
+        report |= {"rows": total, "panes": lifted, "refused": refused, "partly_late": behind - done.counts.late}
+        return IngestReport(**report)
 
     def emit(self, task: ShardTask) -> EmitReport:
         due = self.due(task)

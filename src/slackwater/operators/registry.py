@@ -61,15 +61,15 @@ KNOWN: list[OperatorType] = [
 
 def of_kind(kind: object) -> OperatorType | None:
     """What has fingerprints of this kind."""
-    return next((known for known in KNOWN if kind in known.kinds), None)
+    return next((operator_type for operator_type in KNOWN if kind in operator_type.kinds), None)
 
 
 def of_step(step: StepSpec) -> OperatorType:
     """What a step of a config becomes."""
-    known = next((known for known in KNOWN if isinstance(step, known.step)), None)
-    if known is None:
+    operator_type = next((operator_type for operator_type in KNOWN if isinstance(step, operator_type.step)), None)
+    if operator_type is None:
         unregistered(step, "slackwater.operators.registry")
-    return known
+    return operator_type
 
 
 def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:

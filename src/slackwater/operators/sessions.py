@@ -63,11 +63,11 @@ class SessionOperator(SessionLogic, WindowOperator):
         if self.window.late_data == "standalone" and done.late.height:
             alone = session_emission.standalone_sessions(self, done.late)
         task.staging("before")
-        found = self.ingest_report(task, done, before, alone)
+        report = self.ingest_report(task, done, before, alone)
         letters = self._stage_letters(task, done.late, origins, bad)
         task.staging("after")
-        found |= {"rows": rows.height, "letters": letters}
-        return IngestReport(**found, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
+        report |= {"rows": rows.height, "letters": letters}
+        return IngestReport(**report, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
 
     def _with_gaps(
         self, rows: pl.DataFrame, origins: pl.Series | None
@@ -118,10 +118,10 @@ class SessionOperator(SessionLogic, WindowOperator):
 
     def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
         """Of the whole state, which is counted exactly."""
-        bound, found = self.fails_above, sum(figures.groups)
-        if bound is not None and found > bound:
+        bound, open_keys = self.fails_above, sum(figures.groups)
+        if bound is not None and open_keys > bound:
             raise CapExceededError(
-                f"{self.pipeline}: {plural(found, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
+                f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
                 'or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
             )
 

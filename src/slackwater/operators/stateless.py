@@ -43,9 +43,9 @@ class StatelessOperator(NoState, ImmediateOperator):
 
     # -- on a shard ----------------------------------------------------------------------------------------------
 
-    def slot(self, place: int) -> str:
+    def slot(self, position: int) -> str:
         """What a column is called on its way: a user's may have any name, one of ours too."""
-        return f"c{place}"
+        return f"c{position}"
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """`rows`: the columns of the output, each under its `slot`."""

@@ -59,30 +59,30 @@ def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, row
     tests = list(_tests(operator, which, capacity))
     if not tests:
         return None
-    found = pl.lit(None, pl.String)
+    reason = pl.lit(None, pl.String)
     for test in reversed(tests):
-        found = pl.when(test.frame).then(pl.lit(test.reason)).otherwise(found)
-    return rows.select(found.alias(UNFIT))[UNFIT]
+        reason = pl.when(test.frame).then(pl.lit(test.reason)).otherwise(reason)
+    return rows.select(reason.alias(UNFIT))[UNFIT]
 
 
 def _tests(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
-    kept = _kept(operator, which, capacity)
+    stored = _kept(operator, which, capacity)
     if not capacity.zero:
-        for field in kept.fields:
+        for field in stored.fields:
             if test := _zero(field):
                 yield test
     if capacity.times is not None:
         first, last = capacity.times
-        low, high = first + kept.reach_us, last - kept.reach_us
-        if kept.is_timed:
+        low, high = first + stored.reach_us, last - stored.reach_us
+        if stored.is_timed:
             sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
             yield StorabilityCheck(RANGE, sql, ~pl.col("ts").is_between(low, high))
-        for field in kept.fields:
+        for field in stored.fields:
             if test := _range(field, first, last):
                 yield test
     if capacity.key_bytes is not None:
-        sized = [f for f in kept.unique if f.type in ("string", "binary")]
-        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(kept.unique) - len(sized)) - _VARIABLE * len(sized)
+        sized = [f for f in stored.unique if f.type in ("string", "binary")]
+        room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(stored.unique) - len(sized)) - _VARIABLE * len(sized)
         if sized:
             length = " + ".join(f"coalesce(octet_length({quote_column(f.name)}), 0)" for f in sized)
             bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
@@ -110,15 +110,15 @@ def _kept(operator: Operator, which: int, capacity: ValueLimits) -> _StoredField
 
 @_kept.register
 def _(operator: WindowOperator, which: int, capacity: ValueLimits) -> _StoredFields:
-    found = {f.name: f for f in operator.keys}
+    fields = {f.name: f for f in operator.keys}
     for agg in operator.aggs:
         written = not agg.spec.builtin or _plain(agg.output.type)
-        kept = capacity.state and any(_textual(t) for t in agg.accumulators.values())
-        if written or kept:
-            found |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
+        is_stored = capacity.state and any(_textual(t) for t in agg.accumulators.values())
+        if written or is_stored:
+            fields |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
     window = operator.window
     lengths = (window.duration_ms, window.max_session_duration_ms, window.allowed_lateness_ms, window.lateness_ms)
-    return _StoredFields(list(found.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
+    return _StoredFields(list(fields.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
 
 
 @_kept.register

@@ -48,28 +48,30 @@ class AttemptLedger:
         done = _lines(commit.replayed if commit else (), read_list, "__done")
         tries = _lines(commit.tried if commit else (), read_list, "__tries")
         every = pl.concat([done, tries], how="diagonal").group_by(_PLACE)
-        found = every.agg(pl.col("__done", "__tries").sum())
-        return cls(found.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
+        sums = every.agg(pl.col("__done", "__tries").sum())
+        return cls(sums.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
 
     def judged(self, letters: pl.DataFrame) -> pl.DataFrame:
         """Letters with `__id`, `__applied` and `__tries`; their order stays.
 
         Equal letters of a file stand for as many equal rows; those of a topic's record were applied together.
         """
-        found = with_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
-        found = found.with_columns(pl.col("__done", "__tries").fill_null(0))
+        matched = with_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
+        matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))
         nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over(_PLACE)).otherwise(0)
-        return found.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
+        return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
 
     def counted(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
         """Letters that come in chunks, equal ones maybe in several: per reason and source `letters`, `applied`, the `tries`
         of open ones, `first` and `last` event time."""
-        alike = [*_GROUP, *_PLACE, "__once"]
-        parts = [_alike(with_ids(chunk), alike) for chunk in chunks]
+        identity = [*_GROUP, *_PLACE, "__once"]
+        parts = [_alike(with_ids(chunk), identity) for chunk in chunks]
         if not parts:
             return pl.DataFrame(schema=_COUNTED)
         sums = (
-            pl.concat(parts).group_by(alike).agg(pl.col("letters").sum(), pl.col("first").min(), pl.col("last").max())
+            pl.concat(parts)
+            .group_by(identity)
+            .agg(pl.col("letters").sum(), pl.col("first").min(), pl.col("last").max())
         )
         sums = sums.join(self.entries, on=_PLACE, how="left").with_columns(pl.col("__done", "__tries").fill_null(0))
         once = pl.when(pl.col("__done") > 0).then(pl.col("letters")).otherwise(0)
@@ -77,8 +79,8 @@ class AttemptLedger:
             pl.when(pl.col("__once")).then(once).otherwise(pl.min_horizontal("__done", "letters")).alias("applied")
         )
         tries = pl.when(pl.col("letters") > pl.col("applied")).then(pl.col("__tries")).otherwise(0)
-        found = sums.with_columns((tries * (pl.col("letters") - pl.col("applied"))).alias("tries")).group_by(_GROUP)
-        done = found.agg(pl.col("letters", "applied", "tries").sum(), pl.col("first").min(), pl.col("last").max())
+        groups = sums.with_columns((tries * (pl.col("letters") - pl.col("applied"))).alias("tries")).group_by(_GROUP)
+        done = groups.agg(pl.col("letters", "applied", "tries").sum(), pl.col("first").min(), pl.col("last").max())
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
     def with_tries(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
@@ -87,15 +89,15 @@ class AttemptLedger:
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
         for letters in applied:
             now = now.join(letters.select(_PLACE).unique(), on=_PLACE, how="anti")
-        kept = now.filter(pl.col("__tries") > 0).sort(_PLACE)
-        return [" ".join(map(str, row)) for row in kept.iter_rows()]
+        pending = now.filter(pl.col("__tries") > 0).sort(_PLACE)
+        return [" ".join(map(str, row)) for row in pending.iter_rows()]
 
 
-def _alike(letters: pl.DataFrame, alike: Sequence[str]) -> pl.DataFrame:
+def _alike(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
     """Equal letters counted together."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
-        .group_by(alike)
+        .group_by(identity)
         .agg(
             pl.len().cast(pl.Int64).alias("letters"),
             pl.col("event_time").min().alias("first"),

@@ -30,32 +30,32 @@ class Corrections:
     def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state
         self.logic, self.store = logic, driver.store
-        kept = stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
+        stored = stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
         lost = why_lost(self.logic)
-        owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, kept))
+        owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, stored))
         refused: list[pl.DataFrame] = []
         self.repairs: dict[int, tuple[windows.LateCorrection, pl.DataFrame]] = {}
         for shard, metas in enumerate(state.stages[0].segments):
-            mine = rows.filter(pl.Series(owner == shard))
-            if mine.is_empty():
+            shard_rows = rows.filter(pl.Series(owner == shard))
+            if shard_rows.is_empty():
                 continue
             reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
-            units = reader.units(windows.touched_units(self.logic, mine))
+            units = reader.units(windows.touched_units(self.logic, shard_rows))
             done = windows.correct_windows(
-                self.logic, mine, units, kept.filter(pl.Series(other == shard)), state.watermark_us, lost
+                self.logic, shard_rows, units, stored.filter(pl.Series(other == shard)), state.watermark_us, lost
             )
             self.repairs[shard] = (done, units)
-            refused.append(mine.select("__group", done.refused).filter(pl.col("refused").is_not_null()))
+            refused.append(shard_rows.select("__group", done.refused).filter(pl.col("refused").is_not_null()))
         empty = pl.DataFrame(schema={"__group": pl.Int64, "refused": pl.String})
         self.refused = pl.concat([empty, *refused])
 
     @property
     def reasons(self) -> Counter[str]:
         """How many windows are written, and taken back."""
-        found: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         for repair, _ in self.repairs.values():
-            found.update(_reasons(repair))
-        return found
+            totals.update(_reasons(repair))
+        return totals
 
     def staged(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
         """Stage the output and the state of each shard that changes."""
@@ -89,9 +89,9 @@ class Corrections:
 
 
 def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
-    found = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
-    found.update(supersede=repair.done.superseded.height)
-    return {why: n for why, n in found.items() if n}
+    counts = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
+    counts.update(supersede=repair.done.superseded.height)
+    return {why: n for why, n in counts.items() if n}
 
 
 @singledispatch
@@ -129,5 +129,5 @@ def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFr
         (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
     )
     parts = [rows.select(logic.key_names), times, from_results.restore_accumulators(logic.aggs, rows)]
-    found = pl.concat([p for p in parts if p.width], how="horizontal")
-    return found.select(key_hash(found, logic.keys), pl.all())
+    frame = pl.concat([p for p in parts if p.width], how="horizontal")
+    return frame.select(key_hash(frame, logic.keys), pl.all())

@@ -69,10 +69,10 @@ def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.Da
 
     Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
     """
-    found = ledger.judged(letters)
-    todo = found.filter(~pl.col("__applied")).drop("__applied")
+    judged = ledger.judged(letters)
+    todo = judged.filter(~pl.col("__applied")).drop("__applied")
     todo = todo.sort("__tries", "epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
-    return todo, found.height - todo.height
+    return todo, judged.height - todo.height
 
 
 def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
@@ -92,10 +92,10 @@ def _ledger(driver: Driver) -> AttemptLedger:
     return AttemptLedger.of(driver.state, driver.store.read_list)
 
 
-def _replayed(driver: Driver, applied: pl.DataFrame, left: pl.DataFrame, late: bool = False) -> ReplayRecord:
+def _replayed(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
     """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
     epoch, store = driver.state.epoch + 1, driver.store
-    tries = _ledger(driver).with_tries(left, [applied])
+    tries = _ledger(driver).with_tries(remaining, [applied])
     record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
     return ReplayRecord(
         record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
@@ -120,23 +120,25 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
     judged = _judged(driver, letters, payload)
     if judged.good.height and not _keeps(driver):
         judged = _without_late(driver, judged, payload)
-    found = ReplayResult(applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows())))
+    result = ReplayResult(
+        applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
+    )
     tried = judged.bad.drop("__why")
     if judged.good.is_empty():
         if not dry:
             driver.note(_replayed(driver, judged.good, tried))
-        return found
+        return result
     if dry:
         outcome = driver.rehearse(_batch(judged.good, payload))
-        found.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
-        found.refused = sum(r.refused for r in outcome.reports)
-        return found
+        result.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
+        result.refused = sum(r.refused for r in outcome.reports)
+        return result
     former = driver.state.stages[0].counters
     driver.run_batch(_batch(judged.good, payload, _replayed(driver, judged.good, tried)), 0)
     counters = driver.state.stages[0].counters
-    found.renewed = Counter(counters.get("letters", {})) - Counter(former.get("letters", {}))
-    found.refused = counters.get("rows_refused", 0) - former.get("rows_refused", 0)
-    return found
+    result.renewed = Counter(counters.get("letters", {})) - Counter(former.get("letters", {}))
+    result.refused = counters.get("rows_refused", 0) - former.get("rows_refused", 0)
+    return result
 
 
 def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | None = None) -> Batch:
@@ -168,8 +170,10 @@ def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
     )
     judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
     judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
-    found = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
-    return _Judged(found.filter(pl.col("__why").is_null()).drop("__why"), found.filter(pl.col("__why").is_not_null()))
+    with_reason = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
+    return _Judged(
+        with_reason.filter(pl.col("__why").is_null()).drop("__why"), with_reason.filter(pl.col("__why").is_not_null())
+    )
 
 
 def _keeps(driver: Driver) -> bool:
@@ -186,12 +190,12 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
     read, numbers = _numbered(judged.good)
     rows = driver.stage.engine.reread(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
-    late, place = late.select("epoch", "__id").unique(), ["epoch", "__id"]
-    left = judged.good.join(late, on=place, how="semi", maintain_order="left").with_columns(
+    late, identity = late.select("epoch", "__id").unique(), ["epoch", "__id"]
+    dropped = judged.good.join(late, on=identity, how="semi", maintain_order="left").with_columns(
         pl.lit(DROPPED).alias("__why")
     )
-    good = judged.good.join(late, on=place, how="anti", maintain_order="left")
-    return _Judged(good, pl.concat([judged.bad, left]))
+    good = judged.good.join(late, on=identity, how="anti", maintain_order="left")
+    return _Judged(good, pl.concat([judged.bad, dropped]))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
@@ -224,43 +228,43 @@ def _readable(target: TargetWriter) -> bool:
 
 def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Late rows, as corrections of windows; after `check_late`."""
-    found = ReplayResult()
+    result = ReplayResult()
     if letters.is_empty():
-        return found
+        return result
     target = next(t for t in driver.targets.values() if _readable(t))
     assert isinstance(target, ReadableTarget)
     every = letters
-    rows, letters = _rows(driver, letters, payload, found.left)
+    rows, letters = _rows(driver, letters, payload, result.left)
     while True:  # once more for each time that something is left: a letter is applied as a whole
         work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
         whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
         why = work.refused.unique("__group", keep="first")
-        found.left.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
+        result.left.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
         rows = rows.filter(~pl.col("__group").is_in(whole["__group"].implode()))
         letters = letters.filter(~pl.col("__group").is_in(whole["__group"].implode()))
-    found.applied = letters.height
-    found.reasons = work.reasons
+    result.applied = letters.height
+    result.reasons = work.reasons
     if letters.height and not dry:
-        left = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
-        driver.correct(work.staged, _replayed(driver, letters, left, late=True))
+        remaining = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
+        driver.correct(work.staged, _replayed(driver, letters, remaining, late=True))
     elif not dry:
         driver.note(_replayed(driver, letters, every))
-    return found
+    return result
 
 
 def _rows(
-    driver: Driver, letters: pl.DataFrame, payload: Payload, left: Counter[str]
+    driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows that letters stand for, and the letters that have any; `__group`: same origin and event time.
 
     One row of a source may be several late rows (the SQL may make several of it), and each has a letter: an origin goes
     through the SQL once, and the rows that come out are matched with the letters by event time.
     """
-    place = ["epoch", *_ORIGIN]
+    origin_columns = ["epoch", *_ORIGIN]
     letters = letters.with_columns(
-        _dense(letters, place),
+        _dense(letters, origin_columns),
         pl.col("event_time").dt.timestamp("us").alias("__ts"),
     )
     groups = letters.group_by("__letter", "__ts", maintain_order=True).agg(
@@ -278,7 +282,7 @@ def _rows(
     letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
     for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
         count = letters.filter(is_left).height
-        left.update({why: count} if count else {})
+        remaining.update({why: count} if count else {})
     rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
     return _repeated(rows), letters.filter(pl.col("__copies") > 0)
 
@@ -286,8 +290,10 @@ def _rows(
 def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     """Number the distinct rows 0, 1, …"""
     numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
-    found = frame.select(columns).join(numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left")
-    return found["__letter"].cast(pl.Int64)
+    numbered = frame.select(columns).join(
+        numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"
+    )
+    return numbered["__letter"].cast(pl.Int64)
 
 
 @singledispatch
@@ -322,15 +328,15 @@ def _(operator: ImmediateOperator) -> pl.Expr:
     )
 
 
-def _copies(alike: pl.Expr) -> pl.Expr:
-    """How often each row of a group was late, 0 where that is not known. `alike`: see `_alike`.
+def _copies(all_late: pl.Expr) -> pl.Expr:
+    """How often each row of a group was late, 0 where that is not known. `all_late`: see `_alike`.
 
     Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
     even = (rows > 0) & (letters % rows.clip(1) == 0)
     return (
-        pl.when((rows == 1) | (alike & even))
+        pl.when((rows == 1) | (all_late & even))
         .then(pl.when(once).then(1).otherwise(letters // rows.clip(1)))
         .when(once & (letters == rows))
         .then(1)
@@ -350,16 +356,21 @@ def replay_letters(
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending_letters(letters, _ledger(driver))
     todo = _first(todo, limit)
-    is_late, kept = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
+    is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
     if not todo.filter(is_late).is_empty():
         check_late(driver)
-    bad = bad_rows(driver, todo.filter(~is_late & kept.is_null()), payload, dry)
+    bad = bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
     late = late_rows(driver, todo.filter(is_late), payload, dry)
-    unclear = todo.filter(kept.is_not_null())
-    skipped = Counter(unclear.select(kept.alias("why"))["why"].to_list())
+    unclear = todo.filter(fixed_reason.is_not_null())
+    skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
     if unclear.height and not dry:
         driver.note(_replayed(driver, unclear.clear(), unclear))
-    left = bad.left + late.left + skipped
+    remaining = bad.left + late.left + skipped
     return replace(
-        late, applied=bad.applied + late.applied, left=left, before=before, renewed=bad.renewed, refused=bad.refused
+        late,
+        applied=bad.applied + late.applied,
+        left=remaining,
+        before=before,
+        renewed=bad.renewed,
+        refused=bad.refused,
     )
