@@ -68,7 +68,7 @@ class Pipeline:
         store = FilesStore(home, "watched")
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
         ((name, own),) = pipeline.alone.items()
-        stage = StageRunner(name, own, logic, store, engine, lambda epoch: None, far_dates=ClockSkewWarnings(own))
+        stage = StageRunner(name, own, logic, store, engine, lambda epoch: None, skew_warnings=ClockSkewWarnings(own))
         self.driver = Driver(
             pipeline,
             [stage],

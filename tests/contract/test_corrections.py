@@ -251,14 +251,14 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         epoch = run.state.epoch + 1
         output = run.store.shard(0, 1, epoch, ()).write_output(frame).model_copy(update={"stage": run.stage.name})
         made = run.state.model_copy(update={"epoch": epoch, "output": (output,), "emitted": len(staged)})
-        return run.publishing.addressed(made)
+        return run.publishing.with_targets(made)
 
     def content() -> list[tuple[Any, ...]]:
         with psycopg.connect(url) as db:
             return db.execute("SELECT session_id, n FROM out ORDER BY 1").fetchall()
 
     def stop(run: Driver) -> None:
-        for outlet in run.publishing.outlets.values():
+        for outlet in run.publishing.bindings.values():
             outlet.target.close()
         run.store.close()
 

@@ -177,7 +177,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     one_of_two = with_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
     tried = with_ids(letters).filter(pl.col("offset") == 19)
     record = store.write_list(0, applied_lines(pl.concat([applied, one_of_two])))
-    lines = AttemptLedger.of(None, lambda name: []).with_tries(tried, [])
+    lines = AttemptLedger.from_commit(None, lambda name: []).with_tries(tried, [])
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
     assert letter_summary(pipeline).drop("first", "last").rows() == [

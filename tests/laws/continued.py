@@ -96,7 +96,7 @@ class Start(LocalPipeline):
                     self._bound.engine(name, own),
                     self._faults.in_worker,
                     number,
-                    far_dates=ClockSkewWarnings(own),
+                    skew_warnings=ClockSkewWarnings(own),
                 )
                 for number, (name, own) in enumerate(pipeline.alone.items())
             ]

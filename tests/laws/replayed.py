@@ -110,7 +110,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
     assert told(table(result)) == told(oracle.batch_windows(spec, everything))
     last = result.replays[-1]
-    assert (last.applied, dict(last.left), last.before) == (0, {}, len(result.letters))
+    assert (last.applied, dict(last.remaining), last.before) == (0, {}, len(result.letters))
     assert result.counters.replayed == len(result.letters)
     if spec.kind == "session" and not spec.allowed_lateness_ms and spec.lateness_ms == 0:
         assert (result.open_sessions, result.open_keys) == (0, 0)

@@ -62,8 +62,8 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
         once = run_local(spec, [*items, Replay()], SCHEMA)
         twice = run_local(spec, [*items, Replay(), Replay()], SCHEMA)
         assert told(table(once)) == told(table(twice)), seed
-        left = sum(once.replays[-1].left.values())
-        assert set(once.replays[-1].left) <= {windows.CAPPED}
+        left = sum(once.replays[-1].remaining.values())
+        assert set(once.replays[-1].remaining) <= {windows.CAPPED}
         held: list[tuple[Any, int, int]] = []
         members = 0
         for row in table(once):
@@ -138,7 +138,7 @@ def test_what_reaches_the_cap_is_left(late: str) -> None:
     spec = sessions(max_session_duration_ms=8, late_data=late)
     script = [of(0, 3), of(7, 10), of(30, 33, 36, 37, 38, 40), of(200), of(5), of(35), of(60), Replay()]
     result = run_local(spec, script, SCHEMA)
-    assert result.replays[0].left == {windows.CAPPED: 2}
+    assert result.replays[0].remaining == {windows.CAPPED: 2}
     assert result.replays[0].applied == 1
     assert [c for c in counts(result) if c[0] == 60] == [(60, 63, 1)]
 
@@ -148,7 +148,7 @@ def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: st
     spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
     result = run_local(spec, [of(0), of(100), of(2), of(50), Replay(), Replay()], SCHEMA)
     why = f'its window left the state, and what it was aggregated from is not stored for "x" ({agg})'
-    assert [r.left for r in result.replays] == [{why: 1}, {why: 1}]
+    assert [r.remaining for r in result.replays] == [{why: 1}, {why: 1}]
     assert [r.applied for r in result.replays] == [1, 0]
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
 
@@ -160,7 +160,7 @@ def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -
     ]
     result = run_local(spec, [*script, Replay()], {"u": "string", "gap": "bigint"})
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
-    assert list(result.replays[0].left) == [
+    assert list(result.replays[0].remaining) == [
         "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
     ]
 
@@ -169,7 +169,7 @@ def test_rows_without_a_usable_gap_are_left() -> None:
     spec = sessions(gap_ms="gap")
     rows_ = RowsInput({"a": [{"ts": 0, "u": "a", "gap": -1}, {"ts": 0, "u": "a", "gap": 3}]})
     result = run_local(spec, [rows_, Replay()], {"u": "string", "gap": "bigint"}, on_error="dlq")
-    assert result.replays[0].left == {replay.NO_GAP: 1}
+    assert result.replays[0].remaining == {replay.NO_GAP: 1}
     assert counts(result) == [(0, 3, 1)]
 
 
@@ -196,7 +196,7 @@ def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allow
     run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
     letters = run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False).letters
     result = run_local(after, [Replay()], SCHEMA, flush=False, state_dir=str(tmp_path / "s"), letters=letters)
-    assert (result.replays[0].applied, result.replays[0].left) == (1, {})
+    assert (result.replays[0].applied, result.replays[0].remaining) == (1, {})
 
 
 def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
@@ -215,7 +215,7 @@ def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
 def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
     logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
     frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
-    return int(frame.select(replay._copies(replay._alike(logic))).item())
+    return int(frame.select(replay._count_copies(replay._all_late_together(logic))).item())
 
 
 def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
@@ -270,7 +270,7 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
     given = bad_letters(b"{broken", GOOD, b"{broken")
     script = [of(0), of(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
     result = run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq")
-    assert [(r.applied, dict(r.left), r.before) for r in result.replays] == [
+    assert [(r.applied, dict(r.remaining), r.before) for r in result.replays] == [
         (1, {"bad again: no event time": 2}, 0),
         (1, {"bad again: no event time": 2}, 0),
         (0, {"bad again: no event time": 2}, 1),
@@ -295,8 +295,8 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
     assert counts(result) == [(0, 3, 1), (30, 33, 1)]
     with store().peek() as seen:
         assert seen is not None
-        ledger = AttemptLedger.of(seen.commit, seen.read_list)
-    judged = ledger.judged(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
+        ledger = AttemptLedger.from_commit(seen.commit, seen.read_list)
+    judged = ledger.with_attempts(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
     committed = step in ("commit.after", "write.before", "write.after", "note.before", "note.after")
     assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
 
@@ -314,10 +314,10 @@ def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Pa
         sessions(), [Replay(), Replay(), Replay()], SCHEMA, flush=False, state_dir=str(tmp_path), letters=given,
         on_error="dlq",
     )  # fmt: skip
-    assert (tell.applied, tell.left, tell.renewed) == (2, {"bad again: no event time": 1}, {"late": 1})
-    assert (real.replays[0].applied, real.replays[0].left, real.replays[0].renewed) == (
+    assert (tell.applied, tell.remaining, tell.renewed) == (2, {"bad again: no event time": 1}, {"late": 1})
+    assert (real.replays[0].applied, real.replays[0].remaining, real.replays[0].renewed) == (
         tell.applied,
-        tell.left,
+        tell.remaining,
         tell.renewed,
     )
     assert [r.applied for r in real.replays] == [2, 1, 0], "the late letter corrects its window in the next replay"
@@ -337,7 +337,7 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
     given = bad_letters(LATE_NOW, GOOD)
     result = run_local(spec, [of(0), of(100), Replay(dry=True), Replay()], SCHEMA, letters=given, on_error="dlq")
     for told_ in result.replays:
-        assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
+        assert (told_.applied, dict(told_.remaining)) == (1, {replay.DROPPED: 1})
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
 
 
@@ -351,7 +351,7 @@ def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
     script = [both, Replay(dry=True), Replay()]
     result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=given, on_error="dlq", flush=False)
     for told_ in result.replays:
-        assert (told_.applied, dict(told_.left)) == (1, {replay.DROPPED: 1})
+        assert (told_.applied, dict(told_.remaining)) == (1, {replay.DROPPED: 1})
     assert sorted(r["left_id"] for r in result.rows) == [1, 1, 2], "the good one finds its partner"
 
 
@@ -375,11 +375,11 @@ def test_nothing_is_applied_where_the_late_ones_cannot_be() -> None:
 def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     script = [of(0, 3), of(7, 10), of(200), of(5), Replay(), Replay()]
     result = run_local(sessions(max_session_duration_ms=8), script, SCHEMA, state_dir=str(tmp_path), flush=False)
-    assert [r.left for r in result.replays] == [{windows.CAPPED: 1}] * 2
+    assert [r.remaining for r in result.replays] == [{windows.CAPPED: 1}] * 2
     with FilesStore(tmp_path, "law").peek() as seen:
         assert seen is not None
-        found = AttemptLedger.of(seen.commit, seen.read_list)
-    assert found.judged(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
+        found = AttemptLedger.from_commit(seen.commit, seen.read_list)
+    assert found.with_attempts(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
         "__tries"
     ].to_list() == [2]
 
@@ -395,7 +395,7 @@ def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
     def tries(of_store: FilesStore) -> list[int]:
         with of_store.peek() as seen:
             assert seen is not None
-            return AttemptLedger.of(seen.commit, seen.read_list).judged(frame)["__tries"].to_list()
+            return AttemptLedger.from_commit(seen.commit, seen.read_list).with_attempts(frame)["__tries"].to_list()
 
     assert tries(store) == [2]
     assert not verify_state(store).problems

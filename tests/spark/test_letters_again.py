@@ -85,7 +85,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert letters >= 7
     assert letters % 2 == 1, "two for each late record, and the broken one"
     dry = replayed(runner, given, dry=True)
-    assert (dry.applied, dry.left, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
+    assert (dry.applied, dry.remaining, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
     death = DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts a try of the broken record
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
@@ -94,7 +94,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     replayed(runner, given)
     assert table() == expected
     last = replayed(runner, given)
-    assert (last.applied, last.left, last.before) == (0, {"bad again: undecodable": 1}, letters - 1)
+    assert (last.applied, last.remaining, last.before) == (0, {"bad again: undecodable": 1}, letters - 1)
     assert table() == expected
     found = {
         r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
@@ -148,7 +148,7 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     letters = sorted((runner.home / "letters").glob("*.parquet"))
     dry = replayed(runner, given, dry=True)
     first = replayed(runner, given)
-    assert (dry.applied, dry.left) == (first.applied, first.left) == (5, {"bad again: undecodable": 1})
+    assert (dry.applied, dry.remaining) == (first.applied, first.remaining) == (5, {"bad again: undecodable": 1})
     assert sorted((runner.home / "letters").glob("*.parquet")) == letters, "none was doubled"
     nan = float("nan")
     expected = [
@@ -165,7 +165,7 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     second = replayed(runner, {**given, "source": read})
     assert (dry.applied, dry.renewed) == (second.applied, second.renewed) == (1, {"late": 1})
     third = replayed(runner, {**given, "source": read})
-    assert (third.applied, dict(third.left), third.before) == (1, {}, 6)
+    assert (third.applied, dict(third.remaining), third.before) == (1, {}, 6)
     expected.append(("b", 50 - 0.123457, 53 - 0.123457, 1, 1, 4.0, 4.0, 4.0))
     assert str(table()) == str(times(expected))
     assert replayed(runner, {**given, "source": read}).applied == 0
@@ -190,5 +190,5 @@ def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
         replayed(runner, {**given, "transform_sql": failing})
     shifted = "SELECT user, _event_ts + INTERVAL 1 DAY AS _event_ts FROM source"
     moved = replayed(runner, {**given, "transform_sql": shifted})
-    assert (moved.applied, moved.left) == (0, {GONE: 1})
+    assert (moved.applied, moved.remaining) == (0, {GONE: 1})
     assert replayed(runner, given).applied == 1

@@ -362,7 +362,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     from slackwater.runner import replay as running
 
     left = running.replay_dead_letters(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
-    assert (left.applied, sum(left.left.values())) == (0, 1)
+    assert (left.applied, sum(left.remaining.values())) == (0, 1)
     assert in_files(runner.home) == before
 
 

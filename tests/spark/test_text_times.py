@@ -159,7 +159,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         "T10:15:00Z",
     ]
     again = replay_dead_letters(pipeline, lambda letters: letters, spark=runner.spark)
-    assert sum(again.left.values()) == 3
+    assert sum(again.remaining.values()) == 3
     assert runner.output()["n"].sum() == 3
 
 

@@ -18,7 +18,7 @@ from slackwater.config.value_parsers import Kind, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed
 from slackwater.operators.keyed import KEY, KeyedOperator
-from slackwater.operators.registry import KNOWN, Columns, OperatorType
+from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 from slackwater.state.commit import StageState
 
 
@@ -84,15 +84,15 @@ class NthOfKey(KeyedOperator):
         )
 
     @classmethod
-    def of_state(cls, pipeline: str, state: StageState) -> Self:
-        return cls(pipeline, *cls.columns_of(state), int(state.described["step"]["every"]))
+    def from_state(cls, pipeline: str, state: StageState) -> Self:
+        return cls(pipeline, *cls.columns_from_state(state), int(state.described["step"]["every"]))
 
 
 @contextmanager
 def known() -> Iterator[None]:
     """As if it were one of those that slackwater has."""
-    KNOWN.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.of_state))
+    OPERATOR_TYPES.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.from_state))
     try:
         yield
     finally:
-        KNOWN.pop()
+        OPERATOR_TYPES.pop()

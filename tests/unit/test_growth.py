@@ -69,7 +69,7 @@ def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None
 
 def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> None:
     assert added_columns.targets_accepting_columns(pipeline) == {"one"}
-    assert added_columns.of_targets(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
+    assert added_columns.added_target_columns(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
     (change,) = added_columns.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
     assert change.line.startswith(
         'target "one" columns: state has none, the result has new: "c" (bigint): a table that lacks it'
@@ -88,7 +88,7 @@ def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> 
     ids=["no state", "nothing written", "unknown", "written before", "another place"],
 )
 def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipeline, commit: object) -> None:
-    assert added_columns.of_targets(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
+    assert added_columns.added_target_columns(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipel
     ids=["one more", "in another order", "the same", "one is gone", "another type"],
 )
 def test_a_join_goes_on_with_columns_that_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
-    assert added_columns.of_sides([["k string"], ["x int"]], now) == new
+    assert added_columns.added_side_columns([["k string"], ["x int"]], now) == new

@@ -37,7 +37,7 @@ def told() -> Told:
 
 def test_a_run_is_ready_while_it_asks_its_sources(told: Told) -> None:
     assert told.codes() == (200, 503, "starting")
-    with ObserverGroup([told.health]).of(loads(GOOD, "p.toml", {})):
+    with ObserverGroup([told.health]).observe_run(loads(GOOD, "p.toml", {})):
         assert told.codes() == (200, 503, "starting")
         told.health.waiting(PendingPublish(3, 0))
         assert told.codes() == (200, 503, "publishing")
@@ -54,7 +54,7 @@ def test_a_run_is_ready_while_it_asks_its_sources(told: Told) -> None:
 
 
 def test_a_run_that_fails_is_over(told: Told) -> None:
-    with pytest.raises(ValueError, match=r"^no$"), ObserverGroup([told.health]).of(loads(GOOD, "p.toml", {})):
+    with pytest.raises(ValueError, match=r"^no$"), ObserverGroup([told.health]).observe_run(loads(GOOD, "p.toml", {})):
         raise ValueError("no")
     assert told.codes() == (503, 503, "ended")
 

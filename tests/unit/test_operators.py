@@ -30,7 +30,7 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
-from slackwater.operators.registry import KNOWN, of_kind
+from slackwater.operators.registry import OPERATOR_TYPES, find_type_by_kind
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
@@ -239,7 +239,7 @@ def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
         if is_about_systems(question):
             continue
         bare = question.dispatch(object)
-        every = [cls for one in KNOWN for cls in one.operators if not issubclass(cls, KeyedOperator)]
+        every = [cls for one in OPERATOR_TYPES for cls in one.operators if not issubclass(cls, KeyedOperator)]
         answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
         known[name] = answered
         windows, stateful = (
@@ -280,7 +280,7 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
 
 def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
     """So a new one registers nowhere. Where it has none, the question is about late rows, windows or sides, which it has not."""
-    every = [cls for one in KNOWN for cls in one.operators]
+    every = [cls for one in OPERATOR_TYPES for cls in one.operators]
     for name, question in questions():
         bare = question.dispatch(object)
         if not is_about_systems(question) and all(question.dispatch(cls) is not bare for cls in every):
@@ -304,10 +304,10 @@ def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> None:
     operator = EVERY[kind][0]()
-    found = of_kind(operator.fingerprint["kind"])
+    found = find_type_by_kind(operator.fingerprint["kind"])
     assert found is not None
     assert type(operator) in found.operators
-    if found.of_state is None or isinstance(
+    if found.from_state is None or isinstance(
         operator, KeyedOperator
     ):  # these are told by their steps, too: see test_keyed_state
         return
@@ -315,14 +315,14 @@ def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> Non
     state = StageState.model_validate_json(
         StageState(name="s", segments=(), groups=(), windows=(), **told).model_dump_json()
     )
-    again = found.of_state("p", state)
+    again = found.from_state("p", state)
     assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
 
 
 def test_a_list_here_has_every_operator() -> None:
-    assert {cls for one in KNOWN for cls in one.operators} == {cls for _, cls in EVERY.values()}
-    assert {one.step for one in KNOWN} == {*Transform.STEPS.values(), type(ROWS)}
-    kinds = [kind for one in KNOWN for kind in one.kinds]
+    assert {cls for one in OPERATOR_TYPES for cls in one.operators} == {cls for _, cls in EVERY.values()}
+    assert {one.step for one in OPERATOR_TYPES} == {*Transform.STEPS.values(), type(ROWS)}
+    kinds = [kind for one in OPERATOR_TYPES for kind in one.kinds]
     assert len(kinds) == len(set(kinds))
 
 

@@ -69,5 +69,5 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
         yield f"  {plural(count, 'row')} {why} by now: {again}"
     if outcome.refused:
         yield f"  {plural(outcome.refused, 'row')} refused: max_groups_per_window is reached"
-    for why, count in sorted(outcome.left.items(), key=lambda item: -item[1]):
+    for why, count in sorted(outcome.remaining.items(), key=lambda item: -item[1]):
         yield f"  {plural(count, 'letter')} left: {why}"

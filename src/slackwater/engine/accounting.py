@@ -37,10 +37,10 @@ def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch,
     _log_units(pipeline, epoch, outcome)
     _log_late(pipeline, before, epoch, outcome)
     _log_join(pipeline, epoch, outcome)
-    tell_overflows(pipeline, epoch, outcome.reports)
+    log_overflows(pipeline, epoch, outcome.reports)
 
 
-def tell_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
+def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
     """Log what came out as NULL since it did not fit its type."""
     count = sum(r.overflows.count for r in reports)
     if count:

@@ -31,10 +31,12 @@ class ClockSkewWarnings:
     watermark_us: int | None = None
     rows: int = 0
     late: int = 0
-    told: dict[str, int] = field(default_factory=dict)
+    reported: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
 
-    def judged(self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+    def check_late_rows(
+        self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
+    ) -> None:
         """After an epoch's rows were held against the watermark that was committed before: are most of them late?"""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
@@ -45,9 +47,9 @@ class ClockSkewWarnings:
         newest_times = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
         name = holder(clocks) or max(newest_times, key=lambda n: newest_times[n], default=None)
         newest = newest_times.get(name or "")
-        if name is None or newest is None or abs(newest - self.told.get(name, newest - APART_US)) < APART_US:
+        if name is None or newest is None or abs(newest - self.reported.get(name, newest - APART_US)) < APART_US:
             return
-        self.told[name] = newest
+        self.reported[name] = newest
         record = before.clocks.get(name)
         location = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
         log.warning(
@@ -64,7 +66,7 @@ class ClockSkewWarnings:
             ADVICE,
         )
 
-    def followed(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
+    def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
         """After the clocks heard an epoch: what do they hold back beyond a jump?"""
         for source, clock in clocks.items():
             for name, part in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():

@@ -20,7 +20,7 @@ from slackwater.engine import idle_stages, next_commit
 from slackwater.engine.callbacks import Callbacks as Callbacks
 from slackwater.engine.idle_tick import IdleTick
 from slackwater.engine.protocol import IngestOutcome
-from slackwater.engine.publishing import Publisher, outlets_of
+from slackwater.engine.publishing import Publisher, bind_targets
 from slackwater.engine.stage import NO_ROWS, EpochContext, StageResult, StageRunner
 from slackwater.engine.startup import Startup
 from slackwater.engine.status import Status
@@ -55,8 +55,8 @@ class Driver:
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
-        outlets = outlets_of(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publisher(pipeline, outlets, store, letters, hooks, away or {}, found_marks or {})
+        bindings = bind_targets(pipeline, {s.name: s.operator for s in stages}, targets)
+        self.publishing = Publisher(pipeline, bindings, store, letters, hooks, away or {}, found_marks or {})
         held = capacity_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [
@@ -65,7 +65,9 @@ class Driver:
         # not checkpointed: quiet times of ticks that were not worth a commit
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
-        self._behind: dict[str, float] = {}  # seconds per phase of the latest epoch that its commit cannot tell of
+        self._unreported_seconds: dict[
+            str, float
+        ] = {}  # seconds per phase of the latest epoch that its commit cannot tell of
         # checkpointed
         self.state: Commit
 
@@ -90,10 +92,10 @@ class Driver:
         state that begins here. `branches`: `latest` is the first of a branch, which becomes a commit of its own.
         """
         startup = Startup(self.pipeline, self.store, self.publishing, self.hooks)
-        self.stages, self.state = startup.of(self.stages, latest, shards, schemas, state_id, branches)
+        self.stages, self.state = startup.run(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
-    def recovered(self) -> Status:
+    def status_at_start(self) -> Status:
         """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
         return replace(self._status({}, {}, 0.0, self.hooks.clock_us(), None), emitted=0, written={})
 
@@ -120,7 +122,7 @@ class Driver:
         stages = zip(self.stages, self.state.stages, strict=True)
         return {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
 
-    def anchor(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
+    def commit_start_offsets(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
         """Commit where sources begin that were never read: what "latest" means is decided once.
 
         Or what they say about files that changed after they were read, and how many these are.
@@ -128,8 +130,8 @@ class Driver:
         counters = dict(self.state.counters)
         if files_changed:
             counters["files_changed"] = counters.get("files_changed", 0) + files_changed
-        self.publishing.settle(self.state)
-        sources = next_commit.read_on(self.state, Batch(None, offsets, {}))
+        self.publishing.publish_pending(self.state)
+        sources = next_commit.advance_offsets(self.state, Batch(None, offsets, {}))
         self._commit(next_commit.next_commit(self.state, sources=sources, counters=counters))
         self._load_clocks()
 
@@ -139,8 +141,8 @@ class Driver:
         """One data epoch: everything in `batch` becomes part of the state, or nothing. Skips a batch already committed."""
         if batch.id is not None and self.state.batch is not None and _covers(self.state, batch):
             return
-        self.publishing.settle(self.state)
-        self._epoch(self._moment(batch, quiet_us if batch.replayed is None else None))
+        self.publishing.publish_pending(self.state)
+        self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
         """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed.
@@ -148,7 +150,7 @@ class Driver:
         A watermark that only runs on with the silence (`idle_close_ms`) is committed when something becomes due, else once
         per checkpoint interval; rows are judged by committed watermarks alone, so a step that was not committed never was.
         """
-        self.publishing.settle(self.state)
+        self.publishing.publish_pending(self.state)
         sources = {s.name for s in self.pipeline.sources}
         for clocks in self._clocks.values():
             clocks.update(
@@ -158,17 +160,17 @@ class Driver:
         idle_tick = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
         if not idle_tick.is_worth_a_commit(self.pipeline, self.stages, self.state):
             return False
-        self._epoch(self._moment())
+        self._epoch(self._context())
         return True
 
     def flush(self) -> None:
         """Move the watermark of all stages just past the latest close of the windows that are open in any of them, and commit that."""
-        self.publishing.settle(self.state)
+        self.publishing.publish_pending(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
-            self._epoch(replace(self._moment(), flush=True))
+            self._epoch(replace(self._context(), flush=True))
 
-    def _moment(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
-        carried = idle_stages.carried_to(self.stages, self._committed_clocks(), self.state.promised)
+    def _context(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
+        carried = idle_stages.carry_limits(self.stages, self._committed_clocks(), self.state.promised)
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
@@ -191,13 +193,13 @@ class Driver:
             done[stage.name] = stage.advance(before, self._clocks[stage.name], context, upstream, timer)
         if context.flush:
             points = self._flush_points(max(d.state.watermark_us for d in done.values()))
-            done = {s.name: s.raised(done[s.name], points[s.name], context) for s in self.stages}
+            done = {s.name: s.raise_watermark(done[s.name], points[s.name], context) for s in self.stages}
         published = [(name, d) for name, d in done.items() if name in self.publishing.stages]
         output = tuple(o.model_copy(update={"stage": name}) for name, d in published for o in d.output)
         commit = next_commit.next_commit(
             self.state,
             stages=tuple(d.state for d in done.values()),
-            sources=next_commit.read_on(self.state, context.batch),
+            sources=next_commit.advance_offsets(self.state, context.batch),
             batch=context.batch.id or self.state.batch,
             output=output,
             letters=tuple(o for d in done.values() for o in d.letters),
@@ -224,11 +226,11 @@ class Driver:
     def _stage(self, name: str) -> StageRunner:
         return next(s for s in self.stages if s.name == name)
 
-    def correct(
+    def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
         """An epoch without rows of the sources: windows are corrected by dead letters (see `replay.replay`)."""
-        context, stage, (before, *others) = self._moment(), self.stage, self.state.stages
+        context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = Timer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):
             reports = corrections(stage.tasks(before, self._clocks[stage.name], context.epoch))
@@ -242,14 +244,14 @@ class Driver:
         )
         self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, context.clock_us)
 
-    def note(self, replayed: ReplayRecord) -> None:
+    def record_attempts(self, replayed: ReplayRecord) -> None:
         """An epoch that says of dead letters that they were tried, and nothing else."""
         clock, timer = self.hooks.clock_us(), Timer(self.hooks.faults, self.state.epoch + 1)
         self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
 
-    def rehearse(self, batch: Batch) -> IngestOutcome:
+    def dry_run(self, batch: Batch) -> IngestOutcome:
         """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
-        context, before, clocks = self._moment(batch), self.state.stages[0], self._clocks[self.stage.name]
+        context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
         tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         return self.stage.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
@@ -264,16 +266,16 @@ class Driver:
     ) -> None:
         """Commit, publish, tell."""
         commit = next_commit.with_phase_times(
-            next_commit.for_targets(self.publishing.addressed(commit)),
-            {p: self._behind.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
+            next_commit.with_target_counts(self.publishing.with_targets(commit)),
+            {p: self._unreported_seconds.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
         )
         before = set(timer.seconds)
         with timer.phase("commit"):
             self._commit(commit)
         commit = self.state
         self._load_clocks()
-        self.publishing.after(commit, timer)
-        self._behind = {p: s for p, s in timer.seconds.items() if p not in before}
+        self.publishing.publish(commit, timer)
+        self._unreported_seconds = {p: s for p, s in timer.seconds.items() if p not in before}
         if commit.epoch % GARBAGE_EVERY == 0:
             self.store.collect_garbage()
         ends = [r.last_end_us for r in reports if r.last_end_us is not None]
@@ -281,7 +283,7 @@ class Driver:
 
     def _commit(self, commit: Commit) -> None:
         commit = commit.model_copy(update={"committed_us": self.hooks.clock_us()})  # not the epoch's beginning
-        self.state = self.store.commit(*self.publishing.within(commit))
+        self.state = self.store.commit(*self.publishing.in_transaction(commit))
 
 
 def _covers(state: Commit, batch: Batch) -> bool:

@@ -35,7 +35,7 @@ def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]
     return idle
 
 
-def carried_to(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
+def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
     """Return how far the idle stages may be carried: to the least of what is awake among the inputs of their readers.
 
     All of it as of one commit. `promised`: the output watermarks. A stage that is not carried is left out.
@@ -64,4 +64,4 @@ def _awake(
     return min(of_stages + of_sources)
 
 
-__all__ = ["Clocks", "carried_to", "idle_stages"]
+__all__ = ["Clocks", "carry_limits", "idle_stages"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.idle_stages import Clocks, carried_to, idle_stages
+from slackwater.engine.idle_stages import Clocks, carry_limits, idle_stages
 from slackwater.engine.stage import StageOutput, StageRunner
 from slackwater.state.commit import Commit
 from slackwater.watermark import global_watermark
@@ -29,14 +29,14 @@ class IdleTick:
         be emitted by now, and windows that become due. What only counts on: once per checkpoint interval.
         """
         reached, results = dict[str, int](), dict[str, StageOutput]()
-        idle, carried = idle_stages(stages, self.clocks), carried_to(stages, self.committed, state.promised)
+        idle, carried = idle_stages(stages, self.clocks), carry_limits(stages, self.committed, state.promised)
         counts_on = False
         for stage, before in zip(stages, state.stages, strict=True):
             clocks, committed = self.clocks[stage.name], self.committed[stage.name]
             upstream = {n: results[n] for n in stage.inputs if n in results}
             watermark = stage.watermark(before.watermark_us, clocks, upstream, carried.get(stage.name))
             reached[stage.name] = watermark
-            results[stage.name] = StageOutput(None, stage.promised(before, watermark), idle[stage.name])
+            results[stage.name] = StageOutput(None, stage.output_watermark_at(before, watermark), idle[stage.name])
             settled = global_watermark(before.watermark_us, [c for n, c in clocks.items() if n not in upstream])
             moved = not upstream and max(settled, carried.get(stage.name, settled)) != before.watermark_us
             if moved or (before.waiting and stage.may_emit_early(before, self.clock_us)):

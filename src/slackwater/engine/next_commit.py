@@ -50,7 +50,7 @@ def total_counters(commit: Commit) -> Counters:
     """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
     totals: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.of_sources), commit.counters):
-        totals = _added(totals, counted)
+        totals = _add_counters(totals, counted)
     for name in ("overflows", "late_between_stages"):
         totals[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
     if commit.sources:
@@ -58,7 +58,7 @@ def total_counters(commit: Commit) -> Counters:
         totals["late_between_stages"] += sum(sum(s.counters.get("late", {}).values()) for s in of_stages)
     totals["emitted"] = {}
     for stage in commit.published_stages:
-        totals["emitted"] = _added(totals["emitted"], stage.counters.get("emitted", {}))
+        totals["emitted"] = _add_counters(totals["emitted"], stage.counters.get("emitted", {}))
     return _counters(commit, totals)
 
 
@@ -77,18 +77,18 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
     return Counters(**values)
 
 
-def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Counters and tables of counters, added up."""
     total = dict(one)
     for name, value in other.items():
         if isinstance(value, Mapping):
-            total[name] = _added(total.get(name, {}), value)
+            total[name] = _add_counters(total.get(name, {}), value)
         else:
             total[name] = total.get(name, 0) + value
     return total
 
 
-def waits_us(pipeline: Pipeline) -> int:
+def final_wait_us(pipeline: Pipeline) -> int:
     """What is to be final when it is emitted waits for its late rows: the watermark does."""
     window = pipeline.transform.window
     return 1000 * allowed_ms(window) if window and window.emit == "final" else 0
@@ -96,7 +96,7 @@ def waits_us(pipeline: Pipeline) -> int:
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
     """The inputs of a stage with their clocks as committed; `pipeline` describes this stage alone."""
-    step, waits = pipeline.transform.step, waits_us(pipeline)
+    step, waits = pipeline.transform.step, final_wait_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(
             waits + 1000 * (step.lateness_ms if s.lateness_ms is None else s.lateness_ms),
@@ -107,7 +107,7 @@ def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock
     }
 
 
-def cause_of(state: StageState) -> str:
+def late_cause(state: StageState) -> str:
     """Why rows are late for a stage whose source was not idle."""
     return "flush" if state.is_flushed else "lateness"
 
@@ -128,7 +128,7 @@ def after_ingest(
 ) -> StageState:
     """A stage with an epoch's rows folded in, before emission. `late_results`: of other stages, that came late."""
     segments, after = list(before.segments), operator.ingested(stage_counts(before), outcome.reports)
-    cause, holds = cause_of(before), list(before.holds or ())
+    cause, holds = late_cause(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
     totals: Counter[str] = Counter({k: v for k, v in before.counters.items() if isinstance(v, int)})
@@ -208,7 +208,7 @@ def next_commit(before: Commit, **changed: Any) -> Commit:
     return before.model_copy(update={**nothing, **changed})
 
 
-def for_targets(commit: Commit) -> Commit:
+def with_target_counts(commit: Commit) -> Commit:
     """With the rows of the epoch added to what each target got so far; of those that are there."""
     before = commit.counters.get("targets", {})
     counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
@@ -222,7 +222,7 @@ def with_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
-def read_on(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
+def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
     """Where each source goes on after a batch."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})

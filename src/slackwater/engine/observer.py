@@ -38,7 +38,7 @@ class PendingPublish:
     failed: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
+    def from_commit(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
         return cls(
             commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.parts}, tuple(missing), failed
         )
@@ -99,7 +99,7 @@ class ObserverGroup(Observer):
             one.ended(error)
 
     @contextmanager
-    def of(self, pipeline: Pipeline) -> Iterator[None]:
+    def observe_run(self, pipeline: Pipeline) -> Iterator[None]:
         """From the beginning to the end of a run."""
         self.begun(pipeline)
         try:

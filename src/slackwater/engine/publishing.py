@@ -48,7 +48,7 @@ class TargetBinding:
         )
 
 
-def outlets_of(
+def bind_targets(
     pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, TargetWriter]
 ) -> dict[str, TargetBinding]:
     """The targets of a pipeline, by name, with what each gets."""
@@ -68,7 +68,7 @@ class Publisher:
     """
 
     pipeline: Pipeline
-    outlets: Mapping[str, TargetBinding]
+    bindings: Mapping[str, TargetBinding]
     store: StateStore
     letters: TargetWriter | None
     hooks: Callbacks
@@ -78,19 +78,19 @@ class Publisher:
     @property
     def stages(self) -> set[str]:
         """The stages whose results are published."""
-        return {outlet.stage for outlet in self.outlets.values()}
+        return {binding.stage for binding in self.bindings.values()}
 
     def capacity(self, stage: str) -> ValueLimits:
         """What all targets can hold that get the results of a stage."""
         limits = ANYTHING
-        for outlet in self.outlets.values():
-            if outlet.stage == stage:
-                limits &= capacity_of(outlet.target)
+        for binding in self.bindings.values():
+            if binding.stage == stage:
+                limits &= capacity_of(binding.target)
         return limits
 
-    def addressed(self, commit: Commit) -> Commit:
+    def with_targets(self, commit: Commit) -> Commit:
         """The commit with where its output goes and how it looks: it can only be published there."""
-        targets = {name: outlet.destination for name, outlet in self.outlets.items()}
+        targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = destinations.letters_of(self.pipeline)
         return destinations.with_targets(commit, targets, letters, self.found_marks)
 
@@ -98,17 +98,21 @@ class Publisher:
 
     def roll_forward(self, latest: Commit) -> None:
         """Publish what the latest commit of a former run left. Raises StartError if this config would publish it elsewhere."""
-        if not self.waits(latest):
+        if not self.is_pending(latest):
             self.check_here()
             return
-        stages, now, missing = self.pipeline.former_names, self.addressed(latest), latest.missing(self.store.reached())
+        stages, now, missing = (
+            self.pipeline.former_names,
+            self.with_targets(latest),
+            latest.missing(self.store.reached()),
+        )
         growing = added_columns.targets_accepting_columns(self.pipeline)
         changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
             raise StartError(f"{self.pipeline.name}: {destinations.waiting_text(latest.epoch, changed)}")
-        latest = destinations.with_current_names(latest, stages, list(self.outlets))
+        latest = destinations.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
-        self.settle(latest)
+        self.publish_pending(latest)
         self.check_here()
 
     def check_here(self) -> None:
@@ -116,31 +120,31 @@ class Publisher:
         if self.away:
             raise next(iter(self.away.values()))
 
-    def waits(self, commit: Commit) -> bool:
+    def is_pending(self, commit: Commit) -> bool:
         """Whether something of a commit has not reached its target."""
         return commit.staged and self.store.published() < commit.epoch
 
-    def settle(self, commit: Commit) -> None:
+    def publish_pending(self, commit: Commit) -> None:
         """Publish a commit if that failed before: an epoch must never be overtaken by the next."""
-        if self.waits(commit):
+        if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
-    def after(self, commit: Commit, timer: Timer) -> None:
+    def publish(self, commit: Commit, timer: Timer) -> None:
         """Publish a commit of this epoch, as far as the commit itself has not."""
-        if self.waits(commit):
+        if self.is_pending(commit):
             self._publish(commit, timer.phase)
         elif commit.staged:
             with timer.phase("note"):
                 self._note(commit)
 
-    def within(self, commit: Commit) -> tuple[Commit, Publish | None]:
+    def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
         """Write within the commit: what is a step of its own elsewhere is a step within the transaction here.
 
         Gives the commit as it says so; None where the store cannot, or nothing waits.
         """
-        joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.outlets[n].target)]
+        joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)]
         if not joined:
             return commit, None
         outputs, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
@@ -148,7 +152,7 @@ class Publisher:
         def publish(connection: object) -> None:
             for name, (rows, gone) in outputs.items():
                 hit("write.before", commit.epoch)
-                cast(TransactionalTarget, self.outlets[name].target).publish_within(
+                cast(TransactionalTarget, self.bindings[name].target).publish_within(
                     connection, commit.epoch, rows, gone, commit.commit_id
                 )
                 hit("write.after", commit.epoch)
@@ -160,18 +164,18 @@ class Publisher:
         failed: list[str] = []
         missing = commit.missing(self.store.reached())
         remaining = list(missing)
-        self.hooks.on_waiting(PendingPublish.of(commit, remaining))
+        self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
         for name in missing:
             try:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
                 failed.append(str(error) if name in self.away else self._named(name, error))
-                self.hooks.on_waiting(PendingPublish.of(commit, remaining, name))
+                self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining, name))
                 continue
             remaining.remove(name)
             if remaining:
-                self.hooks.on_waiting(PendingPublish.of(commit, remaining))
+                self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
             if name != missing[-1] or failed:  # the last note is that of all
                 with phase("note"):
                     self.store.note_reached(commit.epoch, name)
@@ -182,7 +186,7 @@ class Publisher:
 
     def _named(self, name: str, error: PublishError) -> str:
         """What failed; by its name, where there are others."""
-        return str(error) if name == LETTERS or len(self.outlets) < 2 else f'target "{name}": {error}'
+        return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
     def _note(self, commit: Commit) -> None:
         self.store.note_published(commit.epoch)
@@ -192,7 +196,7 @@ class Publisher:
         if name in self.away:
             raise PublishError(str(self.away[name]))
         if name != LETTERS:
-            self.outlets[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
+            self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self._staged(commit.letters))
             rows = storable_letters(letters, capacity_of(self.letters).times)
@@ -200,8 +204,10 @@ class Publisher:
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows to write to a target and those that are gone."""
-        outlet = self.outlets[name]
-        return outbox.split_output(outlet.operator, self._staged(commit.output_of(outlet.stage)), outlet.target.upserts)
+        binding = self.bindings[name]
+        return outbox.split_output(
+            binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts
+        )
 
     def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         return self.store.outputs(output)

@@ -99,7 +99,7 @@ class StageRunner:
     is_read: bool = False
     capacity: ValueLimits = ANYTHING  # of the state, and of the target where its results go
     # not checkpointed
-    far_dates: ClockSkewWarnings | None = None
+    skew_warnings: ClockSkewWarnings | None = None
 
     @property
     def inputs(self) -> list[str]:
@@ -124,11 +124,11 @@ class StageRunner:
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                onward = self._onward(before, clocks, context, batch, upstream)
+                onward = self._watermark_before_read(before, clocks, context, batch, upstream)
                 tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, context.epoch)]
             with timer.phase("ingest"):
                 outcome = self._read(before, clocks, context, batch, tasks)
-        clocks, outcome = self._heard(clocks, context, upstream, outcome)
+        clocks, outcome = self._advance_clocks(clocks, context, upstream, outcome)
         watermark = self._watermark(before, clocks, context, upstream)
         state = next_commit.after_ingest(
             self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
@@ -142,7 +142,7 @@ class StageRunner:
             done = self._emit(before, state, context, outcome)
         return replace(done, idle=self._is_idle(clocks, upstream))
 
-    def raised(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
+    def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
         """What an epoch made of the stage, with the watermark at the point to which --flush brings all stages."""
         before = done.state
         if before.watermark_us < watermark:
@@ -182,11 +182,11 @@ class StageRunner:
         outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
         accounting.enforce_rules(self.pipeline, before, context.epoch, outcome)
         accounting.log_losses(self.pipeline, before, context.epoch, batch, outcome)
-        if self.far_dates is not None:
-            self.far_dates.judged(before, clocks, context.epoch, outcome)
+        if self.skew_warnings is not None:
+            self.skew_warnings.check_late_rows(before, clocks, context.epoch, outcome)
         return outcome
 
-    def _heard(
+    def _advance_clocks(
         self,
         clocks: Mapping[str, SourceClock],
         context: EpochContext,
@@ -195,14 +195,14 @@ class StageRunner:
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
         """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
         if outcome is None or not context.moves_clocks:
-            return self._listened(clocks, context, upstream, None), outcome
+            return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.with_spans(outcome, clocks)
-        heard = self._listened(clocks, context, upstream, outcome.sources)
-        if self.far_dates is not None:
-            self.far_dates.followed(heard, context.epoch, outcome)
+        heard = self._clocks_after(clocks, context, upstream, outcome.sources)
+        if self.skew_warnings is not None:
+            self.skew_warnings.check_jumps(heard, context.epoch, outcome)
         return heard, outcome
 
-    def _listened(
+    def _clocks_after(
         self,
         clocks: Mapping[str, SourceClock],
         context: EpochContext,
@@ -255,12 +255,12 @@ class StageRunner:
         """Whether all sources are idle that its rows can come from."""
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
-    def promised(self, before: StageState, watermark: int, since: int | None = None) -> int:
+    def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
         """The output watermark at a watermark that no row moved; `since`: the one before, else that of the commit."""
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
-    def _onward(
+    def _watermark_before_read(
         self,
         before: StageState,
         clocks: Mapping[str, SourceClock],
@@ -279,7 +279,7 @@ class StageRunner:
         ):
             return None
         early = self.operator.updates and self.may_emit_early(before, context.clock_us)
-        heard = self._listened(clocks, context, upstream, stats)
+        heard = self._clocks_after(clocks, context, upstream, stats)
         return KnownWatermark(self._watermark(before, heard, context, upstream), early)
 
     def _emit(
@@ -293,7 +293,7 @@ class StageRunner:
         due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
         if remaining := [task for task in due if task.shard not in passed]:
             reports += self.engine.emit(remaining)
-        accounting.tell_overflows(self.pipeline, context.epoch, reports)
+        accounting.log_overflows(self.pipeline, context.epoch, reports)
         after = next_commit.after_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)
@@ -319,7 +319,7 @@ class StageRunner:
         idle = (*overtaken, *range(count, 2 * count))
         committed, late = next_commit.input_clocks(self.pipeline, state), None
         if self.pipeline.keeps_late:
-            late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.cause_of(state))
+            late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.late_cause(state))
         cap = self.operator.admits
         return [
             ShardTask(

@@ -31,7 +31,7 @@ class Startup:
     publishing: Publisher
     hooks: Callbacks
 
-    def of(
+    def run(
         self,
         stages: Sequence[StageRunner],
         latest: Commit | None,
@@ -58,13 +58,13 @@ class Startup:
         names, clock = [s.name for s in stages], self.hooks.clock_us()
         state = latest or commit_from_config.first_commit(names, operators, shards, clock, state_id)
         pairs = match_stages(self.pipeline.former_names, state)
-        state = commit_from_config.with_stages(state, names, operators, pairs.kept)
+        state = commit_from_config.with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
         with_memory = migrate.migrated if migrates else migrate.with_history
         stages = [
             replace(s, operator=with_memory(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
         ]
-        for stage, before in zip(stages, pairs.kept, strict=True):
+        for stage, before in zip(stages, pairs.matched, strict=True):
             self.store.prepare(stage.operator, stage.number, begins=before is None)
         if migrates:
             state = self._migrated(stages, state, pairs, shards)
@@ -101,12 +101,12 @@ class Startup:
         with timer.phase("stage"):
             after = tuple(one.spread(self.store, shards) for one in migrations)
         with timer.phase("commit"):
-            commit = next_commit.next_commit(state, shards=shards, stages=_only_read(stages, after))
+            commit = next_commit.next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
             commit = _described(stages, _caught_up(stages, commit, pairs))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 
 
-def _only_read(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
+def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
     """States of stages without the holds of those that no stage reads."""
     stages_and_states = zip(stages, after, strict=True)
     return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in stages_and_states)
@@ -117,17 +117,19 @@ def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) 
 
     What a stage promises that nobody has read so far follows from what it holds now.
     """
-    began = {s.name for s, before in zip(stages, pairs.kept, strict=True) if before is None or before.holds is None}
+    began = {s.name for s, before in zip(stages, pairs.matched, strict=True) if before is None or before.holds is None}
     results: dict[str, StageOutput] = {}
     clocks, caught_up = state.clocks, []
-    for stage, now, before in zip(stages, state.stages, pairs.kept, strict=True):
+    for stage, now, before in zip(stages, state.stages, pairs.matched, strict=True):
         if before is None:
             now = now.model_copy(update={"clocks": {n: clocks[n] for n in stage.inputs if n in clocks}})
             upstream = {n: results[n] for n in stage.inputs if n in results}
             watermark = stage.watermark(now.watermark_us, next_commit.input_clocks(stage.pipeline, now), upstream)
             now = now.model_copy(update={"watermark_us": watermark})
         if stage.name in began:
-            now = now.model_copy(update={"output_watermark_us": stage.promised(now, now.watermark_us, NO_WATERMARK)})
+            now = now.model_copy(
+                update={"output_watermark_us": stage.output_watermark_at(now, now.watermark_us, NO_WATERMARK)}
+            )
         results[stage.name] = StageOutput(None, now.promised_us)
         caught_up.append(now)
     return state.model_copy(update={"stages": tuple(caught_up)})

@@ -30,7 +30,7 @@ def _shown(columns: Types) -> str:
 # -- state ---------------------------------------------------------------------------------------------------------------
 
 
-def of_sides(before: Any, now: Any) -> list[list[str]] | None:
+def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
     """The columns that are new on each side of a join, as a fingerprint has them; None where one is gone, or of another type."""
     if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
         return None
@@ -57,7 +57,7 @@ def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
     return {name for name, sub_pipeline in pipeline.by_target.items() if sub_pipeline.target.from_ in adding}
 
 
-def of_targets(
+def added_target_columns(
     pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
 ) -> dict[str, dict[str, str | None]]:
     """The columns that a start gives to targets, by name. `results`: the columns of stages, as far as they are known."""
@@ -74,7 +74,7 @@ def of_targets(
 
 def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
     """The same, in words."""
-    for name, new in of_targets(pipeline, commit, results).items():
+    for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.by_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
         how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"

@@ -70,7 +70,7 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
         )
 
 
-def with_kept_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
+def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
     """The operator with the accumulators that a state holds, where an earlier version kept them in another form."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
     return replace(operator, aggs=tuple(a.as_written(fingerprints.get(a.name)) for a in operator.aggs))

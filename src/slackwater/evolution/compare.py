@@ -34,15 +34,15 @@ def compare_config(
     sub_pipelines = list(pipeline.alone.values())
     kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
     pairs = match_stages(pipeline.former_names, commit)
-    changes = list(_stages(pipeline, commit, pairs))
-    for n, (sub_pipeline, state) in enumerate(zip(sub_pipelines, pairs.kept, strict=True)):
+    changes = list(_compare_stages(pipeline, commit, pairs))
+    for n, (sub_pipeline, state) in enumerate(zip(sub_pipelines, pairs.matched, strict=True)):
         if state is not None:
             operator = None if steps is None else steps[n]
             prefix = f"stages[{n}]." if sub_pipelines[1:] else ""
             changes += StageComparison(sub_pipeline.transform.step, commit, state, operator, prefix).changes()
-            changes += _texts(sub_pipeline, state, prefix)
-            changes += _inputs(sub_pipeline, commit, state, prefix)
-    changes += _around(pipeline, commit, shards)
+            changes += _compare_texts(sub_pipeline, state, prefix)
+            changes += _compare_inputs(sub_pipeline, commit, state, prefix)
+    changes += _compare_surroundings(pipeline, commit, shards)
     if steps is not None:
         results = {
             name: {f.name: f.type for f in step.output} for name, step in zip(pipeline.alone, steps, strict=True)
@@ -56,11 +56,11 @@ def compare_config(
 # -- what is around the steps ------------------------------------------------------------------------------------------
 
 
-def _stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
+def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
     """Stages that begin, that are renamed, and that are gone."""
-    moved = _moved(pipeline, commit, pairs)
+    moved = _reorder_problem(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
-    for number, ((name, sub_pipeline), state) in enumerate(zip(pipeline.alone.items(), pairs.kept, strict=True)):
+    for number, ((name, sub_pipeline), state) in enumerate(zip(pipeline.alone.items(), pairs.matched, strict=True)):
         kind = "stage without state" if sub_pipeline.transform.is_rows else sub_pipeline.transform.step.kind
         if name in pairs.problems:
             yield KeyChange(f'stage "{name}"', ", ".join(before), kind, REBUILD, pairs.problems[name])
@@ -87,7 +87,7 @@ def _stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[K
         yield KeyChange(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
 
 
-def _inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
+def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """What a stage of several reads: sources, and stages under their names of today."""
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
@@ -102,13 +102,13 @@ def _inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: s
     yield KeyChange(f"{prefix}from", ", ".join(before), ", ".join(now), COMPATIBLE, how, level)
 
 
-def _moved(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
+def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
     """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
         return None
     before = [s.name for s in commit.stages]
-    places = [None if s is None else before.index(s.name) for s in pairs.kept]
+    places = [None if s is None else before.index(s.name) for s in pairs.matched]
     stay = all(place in (None, n) for n, place in enumerate(places))
     behind = all(n >= len(before) for n, place in enumerate(places) if place is None)
     if stay and behind:
@@ -119,7 +119,7 @@ def _moved(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
     )
 
 
-def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
+def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
     """Sources, shards, targets."""
     sources = commit.sources
     for source in pipeline.sources:
@@ -140,7 +140,7 @@ def _around(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[
         yield KeyChange(label, before, after, COMPATIBLE, how)
 
 
-def _texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
+def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
     hashes = state.texts
 

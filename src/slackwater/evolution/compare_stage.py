@@ -26,7 +26,7 @@ from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyCh
 from slackwater.joins.logic import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
-from slackwater.operators.registry import of_kind, of_step
+from slackwater.operators.registry import find_type_by_kind, find_type_by_step
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
@@ -41,7 +41,7 @@ class StageComparison:
     step: Spec
     commit: Commit
     state: StageState
-    made: Operator | None
+    operator: Operator | None
     prefix: str
 
     @property
@@ -57,9 +57,9 @@ class StageComparison:
 
     def changes(self) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
-        was, now = kind_name(wrote.get("kind")), of_step(self.step).name
+        was, now = kind_name(wrote.get("kind")), find_type_by_step(self.step).name
         if was != now:
-            has_rows = of_step(ROWS).name != was
+            has_rows = find_type_by_step(ROWS).name != was
             how = f"{self.rows:,} state rows are of a {was}" if has_rows else "the rows that were read so far are gone"
             yield self.change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
@@ -89,8 +89,8 @@ class StageComparison:
 
     def _columns(self) -> Mapping[str, Field]:
         """The columns whose types are known."""
-        if self.made is not None:
-            return _read_by(self.made)
+        if self.operator is not None:
+            return _read_by(self.operator)
         assert isinstance(self.step, Window)
         return commit_from_config.columns_of(self.state, self.step)
 
@@ -156,7 +156,7 @@ class StageComparison:
             yield self._if_described(f'aggregation "{name}"', was[name], None, is_described, how)
 
     def _added(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
-        problem = _without_beginning(spec)
+        problem = _neutral_problem(spec)
         if problem is not None:
             how = f"{problem}: the {self.open:,} open windows could not begin with it"
             return self.change(label, None, now or spec.call, REBUILD, how)
@@ -189,7 +189,7 @@ class StageComparison:
 
     def _join(self, new: Join) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
-        now = _of_join(new, wrote) if self.made is None else self.made.fingerprint
+        now = _of_join(new, wrote) if self.operator is None else self.operator.fingerprint
         why = {
             "outer": "whether a row found a partner was not kept of the other side",
             "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
@@ -197,7 +197,7 @@ class StageComparison:
             "columns": "rows in the state have the former columns",
         }
         for key, how in why.items():
-            if key == "columns" and (came := added_columns.of_sides(wrote.get(key), now[key])) is not None:
+            if key == "columns" and (came := added_columns.added_side_columns(wrote.get(key), now[key])) is not None:
                 yield from self._more_columns(came)
             elif wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
@@ -207,8 +207,8 @@ class StageComparison:
 
     def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
         """Columns that came; a config alone does not tell which."""
-        if self.made is not None and any(new):
-            sides = zip(_sides(self.made), new, strict=True)
+        if self.operator is not None and any(new):
+            sides = zip(_sides(self.operator), new, strict=True)
             columns = {
                 name: f.type
                 for side, new_columns in sides
@@ -234,7 +234,7 @@ class StageComparison:
             else:
                 how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it holds from the next start on"
                 yield self.change(key, before, after, COMPATIBLE, how)
-        now = {} if self.made is None else self.made.fingerprint
+        now = {} if self.operator is None else self.operator.fingerprint
         for key in now if not changed_keys & {*new.LASTING} else ():
             if now[key] != self.state.fingerprint.get(key):
                 why = f"{rows} cannot be read as any of the new one"
@@ -243,7 +243,7 @@ class StageComparison:
 
 def kind_name(kind: object) -> str:
     """What people call a step whose fingerprint has this kind; older states have none."""
-    operator_type = of_kind(kind)
+    operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
 
 
@@ -298,7 +298,7 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
     return Agg(spec, first, more, is_former=is_former).fingerprint()
 
 
-def _without_beginning(spec: Aggregation) -> str | None:
+def _neutral_problem(spec: Aggregation) -> str | None:
     """Why an aggregation has no accumulators of no rows; None if it has."""
     if spec.builtin:
         return None

@@ -101,7 +101,7 @@ def described_window(state: StageState) -> Window | None:
 def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
     """The former window with those aggregations only that are in the state and in the config, as the state holds them."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
-    aggs = commit_from_config.with_kept_accumulators(former, state).aggs
+    aggs = commit_from_config.with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
 
 
@@ -120,16 +120,16 @@ class StageMigration:
     def spread(self, store: StateStore, shards: int) -> StageState:
         """Stage the rows for these shards; the stage to commit, without its description."""
         description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
-        return self.state.model_copy(update=description | _spread(self.operator, self, store, shards))
+        return self.state.model_copy(update=description | _write_rows(self.operator, self, store, shards))
 
 
 @singledispatch
-def _spread(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
+def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     """Stage the rows for these shards; what the commit says of them."""
     unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
-@_spread.register(WindowOperator)
+@_write_rows.register(WindowOperator)
 def _(operator: WindowOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     epoch = migration.epoch
     owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
@@ -139,9 +139,9 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
         before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
         metas.append(store.shard(shard, shards, epoch, (), migration.number).adopt(operator, rows, before))
         parts.append(rows)
-    figures = _figures(operator, parts, migration.state.watermark_us)
+    figures = _count_rows(operator, parts, migration.state.watermark_us)
     return {
-        "waiting": _waits(operator, migration),
+        "waiting": _has_pending_output(operator, migration),
         "segments": tuple(metas),
         "groups": figures.groups,
         "windows": figures.windows,
@@ -151,18 +151,18 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
     }
 
 
-@_spread.register
+@_write_rows.register
 def _(operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {
-        "segments": _buffered(operator, migration, store, shards),
+        "segments": _write_buffers(operator, migration, store, shards),
         "groups": none,
         "windows": none,
         "holds": ((),) * shards,
     }
 
 
-@_spread.register
+@_write_rows.register
 def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     owner, metas, groups = shard_of(migration.rows["__kh"].to_numpy(), shards), [], []
     for shard in range(shards):
@@ -172,19 +172,19 @@ def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, sha
     return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards, "holds": ((),) * shards}
 
 
-@_spread.register
+@_write_rows.register
 def _(operator: StatelessOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     none = (0,) * shards
     return {"segments": ((),) * shards, "groups": none, "windows": none, "holds": ((),) * shards}
 
 
 @singledispatch
-def _figures(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
+def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     """What the commit counts of the rows of each shard."""
     unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
-@_figures.register
+@_count_rows.register
 def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     none, panes = (0,) * len(parts), dict[int, list[int]]()
     for shard, rows in enumerate(parts):
@@ -193,13 +193,13 @@ def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> 
     return StageCounts(none, none, {p: tuple(groups) for p, groups in panes.items()})
 
 
-@_figures.register
+@_count_rows.register
 def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     counts = [sessions.open_groups(operator, rows, watermark) for rows in parts]
     return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 
-def _waits(operator: WindowOperator, migration: StageMigration) -> bool:
+def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> bool:
     """Whether something is to be emitted though neither a row comes nor the watermark moves."""
     if operator.updates:
         return migration.state.waiting or (migration.rewritten and migration.rows.height > 0)
@@ -207,7 +207,7 @@ def _waits(operator: WindowOperator, migration: StageMigration) -> bool:
     return bool((fragments & (migration.rows["__due"] <= migration.state.watermark_us)).any())
 
 
-def _buffered(
+def _write_buffers(
     operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The segments per shard of the same buffers, spread over another number of shards.

@@ -9,7 +9,7 @@ from slackwater.errors import StateError
 from slackwater.evolution import commit_from_config, migrate
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
-from slackwater.operators.registry import of_kind
+from slackwater.operators.registry import find_type_by_kind
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 
@@ -20,18 +20,18 @@ def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Opera
     Of a join only what its buffers depend on: it can be read and rewritten by it, not run. `trusting`: contradictions pass.
     """
     stage = commit.stages[number]
-    operator_type = of_kind(stage.fingerprint.get("kind"))
-    if operator_type is None or operator_type.of_state is None:
+    operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
+    if operator_type is None or operator_type.from_state is None:
         return logic_in(commit, number, trusting=trusting)
     try:
-        return operator_type.of_state(commit.pipeline, stage)
+        return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which {operator_type.name} it is of"
         ) from None
 
 
-def as_emitted(logic: Operator, stage: StageState) -> bool:
+def matches_description(logic: Operator, stage: StageState) -> bool:
     """Whether the rows of a stage are as its description has them: not in the commit that rewrote them for another."""
     return bool(commit_from_config.emission_of(stage) == logic.emission)
 
@@ -50,8 +50,8 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
     """
     stage = commit.stages[number]
     if "window" not in stage.described:
-        operator_type = of_kind(stage.fingerprint.get("kind"))
-        description = None if operator_type is None or operator_type.of_state is None else f"a {operator_type.name}"
+        operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
+        description = None if operator_type is None or operator_type.from_state is None else f"a {operator_type.name}"
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is of {description or 'a window that the state does not describe'}; "
             + ("only windows can be looked into" if description else "name the config's file instead")
@@ -59,7 +59,7 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
         bound = bind_window(commit.pipeline, window, commit_from_config.columns_of(stage, window))
-    logic = commit_from_config.with_kept_accumulators(bound, stage)
+    logic = commit_from_config.with_stored_accumulators(bound, stage)
     if not trusting and (wrong := find_contradiction(logic, stage)):
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"

@@ -20,12 +20,12 @@ from slackwater.state.migrations import UNNAMED
 
 @dataclass(frozen=True)
 class StageMatch:
-    """`kept`: per stage of the config the one that it goes on with, None for one that begins; `removed`: those that nobody does.
+    """`matched`: per stage of the config the one that it goes on with, None for one that begins; `removed`: those that nobody does.
 
     `renamed`: former names, by the name of today. `problems`: per stage, why a start cannot tell what it goes on with.
     """
 
-    kept: tuple[StageState | None, ...]
+    matched: tuple[StageState | None, ...]
     removed: tuple[StageState, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class NewRows:
     side: JoinSide
     rows: pl.DataFrame
     run: SortedRows
-    found: NDArray[np.bool_]
+    matched: NDArray[np.bool_]
 
 
 class RowsPerKeyExceededError(Exception):
@@ -84,13 +84,13 @@ def ingest(
     late: dict[int, pl.DataFrame] = {}
     fresh: dict[int, NewRows] = {}
     for which, rows in new.items():
-        late[which], usable = _judged(logic, rows, watermark, tallies[which])
-        keyless, usable = _without_key(logic.sides[which], usable)
+        late[which], usable = _split_late(logic, rows, watermark, tallies[which])
+        keyless, usable = _split_keyless(logic.sides[which], usable)
         tallies[which].null_keys = keyless.height
         if keyless.height and logic.sides[which].outer:
             tallies[which].unmatched += keyless.height
-            sink(logic.alone(which, keyless))
-        fresh[which] = _sorted(logic.sides[which], usable, epoch * NUMBERS)
+            sink(logic.unmatched_rows(which, keyless))
+        fresh[which] = _sort_new_rows(logic.sides[which], usable, epoch * NUMBERS)
     firsts: dict[int, list[pl.DataFrame]] = {LEFT: [], RIGHT: []}
     matches = 0
     for own_side, other_side in ((LEFT, RIGHT), (RIGHT, LEFT)):
@@ -104,19 +104,19 @@ def ingest(
             matches += _match(logic, query, run, low, high, buffers, watermark, sink, firsts[other_side])
         if own_side == LEFT and other is not None and other.rows.height:
             matches += _match(
-                logic, query, other.run, low, high, None, watermark, sink, firsts[other_side], other.found
+                logic, query, other.run, low, high, None, watermark, sink, firsts[other_side], other.matched
             )
     changes: dict[int, BufferChange] = {}
     hot_key: dict[int, tuple[int, str]] = {}
     for which, side in enumerate(logic.sides):
         f = fresh.get(which)
-        rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.found))
+        rows = pl.DataFrame(schema=side.schema) if f is None else f.rows.with_columns(pl.Series("__matched", f.matched))
         change = BufferChange(rows.select(list(side.schema)), _first_matches(side, firsts[which], buffers))
         tally = tallies.setdefault(which, SideCounts())
         tally.buffered = change.rows.height
         tally.matched = change.matched.height + int(rows["__matched"].sum() or 0)
         if logic.max_rows_per_key is not None and rows.height:
-            change = _bounded(logic, side, change, buffers, watermark, sink, tally, hot_key)
+            change = _enforce_limit(logic, side, change, buffers, watermark, sink, tally, hot_key)
         changes[which] = change
     return JoinResult(changes, tallies, late, matches, hot_key)
 
@@ -129,14 +129,14 @@ def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: S
             rows = buffers.due(side.which, since, watermark)
             if rows.height:
                 counts[side.which] = rows.height
-                sink(logic.alone(side.which, rows))
+                sink(logic.unmatched_rows(side.which, rows))
     return counts
 
 
 # -- rows in -----------------------------------------------------------------------------------------------------------
 
 
-def _judged(
+def _split_late(
     logic: JoinLogic, rows: pl.DataFrame, watermark: int, tally: SideCounts
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     is_late = rows["__ts"].to_numpy() < watermark - logic.allowed_us
@@ -148,7 +148,7 @@ def _judged(
     return late, rows.filter(pl.Series(~is_late))
 
 
-def _without_key(side: JoinSide, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _split_keyless(side: JoinSide, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     names = [k.name for k in side.keys]
     if not any(rows[n].null_count() for n in names):
         return rows.clear(), rows
@@ -156,10 +156,10 @@ def _without_key(side: JoinSide, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.D
     return rows.filter(missing), rows.filter(~missing)
 
 
-def _sorted(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows:
+def _sort_new_rows(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows:
     rows = rows[sort_order(rows["__kh"].to_numpy(), rows["__ts"].to_numpy())]
     rows = rows.with_columns(pl.int_range(first_id, first_id + pl.len(), dtype=pl.Int64).alias("__id"))
-    return NewRows(side, rows, SortedRows.of(rows), np.zeros(rows.height, dtype=bool))
+    return NewRows(side, rows, SortedRows.from_frame(rows), np.zeros(rows.height, dtype=bool))
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def _match(
         if not rows.height:
             continue
         count += rows.height
-        sink(logic.paired(rows, partners) if query.side.which == LEFT else logic.paired(partners, rows))
-        query.found[which] = True
+        sink(logic.join_rows(rows, partners) if query.side.which == LEFT else logic.join_rows(partners, rows))
+        query.matched[which] = True
         if matched is not None:
             matched[positions] = True
         elif other.outer:
@@ -222,7 +222,7 @@ def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers)
 # -- bounds ------------------------------------------------------------------------------------------------------------
 
 
-def _bounded(
+def _enforce_limit(
     logic: JoinLogic,
     side: JoinSide,
     change: BufferChange,
@@ -242,19 +242,19 @@ def _bounded(
     counts = new_counts + buffers.counts(side.which, hashes, watermark)
     largest = int(counts.argmax())
     if 2 * counts[largest] > most:
-        hot_key[side.which] = (int(counts[largest]), _words(side, change.rows, int(begins[largest])))
+        hot_key[side.which] = (int(counts[largest]), _describe_key(side, change.rows, int(begins[largest])))
     if counts[largest] <= most:
         return change
     if not logic.drop_oldest:
         raise RowsPerKeyExceededError(side, *hot_key[side.which])
-    return _evicted(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
+    return _evict_oldest(logic, side, change, buffers, watermark, hashes[counts > most], sink, tally)
 
 
-def _words(side: JoinSide, rows: pl.DataFrame, row: int) -> str:
+def _describe_key(side: JoinSide, rows: pl.DataFrame, row: int) -> str:
     return ", ".join(f"{k.name} = {rows[k.name][row]!r}" for k in side.keys)
 
 
-def _evicted(
+def _evict_oldest(
     logic: JoinLogic,
     side: JoinSide,
     change: BufferChange,
@@ -285,7 +285,7 @@ def _evicted(
         lonely = over.filter(~pl.col("__matched"))
         tally.unmatched += lonely.height
         if lonely.height:
-            sink(logic.alone(side.which, lonely))
+            sink(logic.unmatched_rows(side.which, lonely))
     ids = np.sort(over["__id"].to_numpy())
     rows = change.rows.filter(pl.Series(~in_sorted(change.rows["__id"].to_numpy(), ids)))
     buffered = over.filter(pl.Series(in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))

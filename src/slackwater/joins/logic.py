@@ -97,7 +97,7 @@ class JoinLogic:
         by = list(dict.fromkeys([EVENT_TIME, *keys, *plain]))
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
-    def paired(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+    def join_rows(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
         """Rows of both sides beside each other, as output with `__reason`."""
         later = {
             "left": left["__ts"],
@@ -111,7 +111,7 @@ class JoinLogic:
         ]
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
-    def alone(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
+    def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
         """Rows of one side that found no partner, as output with `__reason`."""
         columns: list[pl.Series] = []
         for side in self.sides:

@@ -26,7 +26,7 @@ class SortedRows:
     take: Callable[[Int64s], pl.DataFrame]
 
     @classmethod
-    def of(cls, frame: pl.DataFrame) -> SortedRows:
+    def from_frame(cls, frame: pl.DataFrame) -> SortedRows:
         """A sorted frame with `__kh`, `__ts`, `__id`."""
         kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
         return cls(kh, ts, id_, frame.__getitem__)

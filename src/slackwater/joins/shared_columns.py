@@ -20,10 +20,10 @@ class SharedColumns:
     """`columns`: the shared columns. `of`: per side, which of its columns is where."""
 
     columns: tuple[Field, ...]
-    of: tuple[tuple[tuple[str, Field], ...], ...]
+    by_side: tuple[tuple[tuple[str, Field], ...], ...]
 
     @classmethod
-    def between(cls, logic: JoinLogic) -> SharedColumns:
+    def from_logic(cls, logic: JoinLogic) -> SharedColumns:
         columns: list[Field] = []
         by_side = []
         for side in logic.sides:
@@ -40,12 +40,12 @@ class SharedColumns:
             by_side.append(tuple(side_columns))
         return cls(tuple(columns), tuple(by_side))
 
-    def apart(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
+    def select_side(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
         """The rows of one side (`__side`), with its own columns and `more`."""
         side_rows = rows.filter(rows["__side"] == which)
         return pl.DataFrame(
             [
                 *(side_rows[c] for c in more),
-                *(side_rows[slot].cast(f.polars).alias(f.name) for slot, f in self.of[which]),
+                *(side_rows[slot].cast(f.polars).alias(f.name) for slot, f in self.by_side[which]),
             ]
         )

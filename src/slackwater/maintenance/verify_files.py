@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.evolution.operator_from_state import as_emitted, find_contradiction, step_in
+from slackwater.evolution.operator_from_state import find_contradiction, matches_description, step_in
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport, advice_text
 from slackwater.operators.base import Operator
@@ -169,7 +169,7 @@ class _FilesCheck:
                 return
             if step is None:
                 return
-            frame, exact = frame_of(table), as_emitted(step, state)
+            frame, exact = frame_of(table), matches_description(step, state)
             wrong = list(row_checks.of_segment(step, meta.kind, frame, *place, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
             if exact and not wrong and frame.height:
@@ -185,7 +185,7 @@ class _FilesCheck:
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
             step = self.step(epoch, number)
-            if step is None or not as_emitted(step, stage):
+            if step is None or not matches_description(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
                 if self.path(epoch) in damaged or any(self.place.shown(m.file) in damaged for m in metas):

@@ -21,7 +21,7 @@ import pyarrow as pa
 from slackwater.core.dispatch import unregistered
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
-from slackwater.evolution.operator_from_state import as_emitted, find_contradiction, step_in
+from slackwater.evolution.operator_from_state import find_contradiction, matches_description, step_in
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport
 from slackwater.operators.base import Operator
@@ -174,7 +174,7 @@ class _TablesCheck:
                 yield what
 
     def _rows(self, table: TableNames, operator: Operator, of: StageState, epoch: int) -> Iterator[str]:
-        exact = as_emitted(operator, of)
+        exact = matches_description(operator, of)
         yield from self._numbered(operator, table)
         for shard, metas in enumerate(of.segments):
             state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot, trusts_copies=False)

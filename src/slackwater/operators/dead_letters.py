@@ -33,9 +33,9 @@ ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
     sql_by_field = {
-        **_place(columns, source, "nullif(input_file_name(), '')"),
+        **_origin_sql(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
-        "pipeline": _text(pipeline),
+        "pipeline": _sql_literal(pipeline),
         "epoch": f"{epoch}L",
         "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
     }
@@ -49,10 +49,10 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
-    sql_by_field = {"source": _text(source), "value": f"CAST({row} AS BINARY)"}
+    sql_by_field = {"source": _sql_literal(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
         sql_by_field = {f.name: f"{ORIGIN}.{quote_column(f.name)}" for f in ORIGIN_FIELDS}
-    sql_by_field |= {"reason": "__unfit", "pipeline": _text(pipeline), "epoch": f"{epoch}L"}
+    sql_by_field |= {"reason": "__unfit", "pipeline": _sql_literal(pipeline), "epoch": f"{epoch}L"}
     if "_event_ts" in columns:
         sql_by_field["event_time"] = "_event_ts"
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
@@ -64,7 +64,7 @@ def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame
         "reason": pl.col("__unfit"),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
-        "event_time": _moment(pl.col("__start")),
+        "event_time": _utc_time(pl.col("__start")),
     }
     exprs = {**{f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}, **computed}
     return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
@@ -88,24 +88,26 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
     """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
-    sql_by_field = _place(columns, source, file)
-    return f"named_struct({', '.join(f'{_text(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
+    sql_by_field = _origin_sql(columns, source, file)
+    return f"named_struct({', '.join(f'{_sql_literal(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
     """Spark SQL: an `_origin` of its type that holds nothing but a number, a column, in the place of an offset."""
-    held = (f"{_text(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS)
+    held = (
+        f"{_sql_literal(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
+    )
     return f"named_struct({', '.join(held)}) AS {ORIGIN}"
 
 
-def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
+def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
     """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in names else row
     return {
-        "source": _text(source),
+        "source": _sql_literal(source),
         "topic": "_topic" if "_topic" in names else "NULL",
         "partition": "_partition" if "_partition" in names else "NULL",
         "offset": "_offset" if "_offset" in names else "NULL",
@@ -119,7 +121,7 @@ def _place(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]
 def _times() -> str:
     """Spark SQL: the options by which JSON holds times to the microsecond; Spark's own format ends at the millisecond."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-    return f"map('timestampFormat', {_text(f'{pattern}XXX')}, 'timestampNTZFormat', {_text(pattern)})"
+    return f"map('timestampFormat', {_sql_literal(f'{pattern}XXX')}, 'timestampNTZFormat', {_sql_literal(pattern)})"
 
 
 def _headers(kind: str) -> str:
@@ -155,9 +157,9 @@ def late_letters(
         "reason": pl.lit(LATE),
         "pipeline": pl.lit(task.late.pipeline),
         "epoch": pl.lit(task.state.epoch),
-        "event_time": _moment(pl.col("__start")),
+        "event_time": _utc_time(pl.col("__start")),
         "cause": pl.when(idle).then(pl.lit("idle")).otherwise(pl.lit(task.late.cause)),
-        "watermark": _moment(pl.lit(task.watermark)),
+        "watermark": _utc_time(pl.lit(task.watermark)),
         "watermark_source": pl.lit(task.late.held_by),
         "late_us": task.watermark - pl.col("__start"),
         "windows_missed": pl.lit(missed),
@@ -185,14 +187,14 @@ def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFra
         "reason": pl.lit(BAD_GAP),
         "pipeline": pl.lit(pipeline),
         "epoch": pl.lit(epoch),
-        "event_time": _moment(pl.col("__ts")),
+        "event_time": _utc_time(pl.col("__ts")),
     }
     origin = {f.name: pl.col(ORIGIN).struct.field(f.name) for f in ORIGIN_FIELDS}
     exprs = {**origin, **computed}
     return rows.select(exprs.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _moment(us: pl.Expr) -> pl.Expr:
+def _utc_time(us: pl.Expr) -> pl.Expr:
     return us.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
 
 
@@ -200,6 +202,6 @@ def _is_meta(column: str) -> bool:
     return column in ("_topic", "_partition", "_offset", "_key", "_value", "_headers")
 
 
-def _text(value: str) -> str:
+def _sql_literal(value: str) -> str:
     """A string as a Spark SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -72,8 +72,8 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         rows = with_idle(task, rows)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
-        slots, more = SharedColumns.between(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
-        new = {side.which: slots.apart(rows, side.which, more) for side in self.sides}
+        slots, more = SharedColumns.from_logic(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
+        new = {side.which: slots.select_side(rows, side.which, more) for side in self.sides}
         outbox, epoch = _JoinOutput(task), task.state.epoch
         try:
             done = interval_join.ingest(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
@@ -197,7 +197,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
 
     @classmethod
-    def of_state(cls, pipeline: str, state: StageState) -> Self:
+    def from_state(cls, pipeline: str, state: StageState) -> Self:
         """Only what its buffers depend on: they can be read and rewritten by it, it cannot be run."""
         allowed = int(state.emission.get("retain_us", 0))
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))

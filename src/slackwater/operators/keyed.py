@@ -5,7 +5,7 @@ rows of a shard, by key and time ─┐                    ┌─▶ rows that c
 what is kept of these keys ───────┘                    └─▶ what is kept of them now: the keys' units
 
 Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` know `KeyedOperator`: one of these is its `advance`,
-what it keeps, and what a commit says of it (`of_state`). A key is kept for ever.
+what it keeps, and what a commit says of it (`from_state`). A key is kept for ever.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
     @staticmethod
-    def columns_of(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """Keys and columns as a state tells them, for an `of_state`."""
+    def columns_from_state(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        """Keys and columns as a state tells them, for an `from_state`."""
         fields = (Field(n, t) for n, t in state.described["columns"].items())
         return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
 

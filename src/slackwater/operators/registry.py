@@ -27,7 +27,7 @@ Columns = Mapping[str, Mapping[str, Field]]  # what comes out of the SQL of each
 class OperatorType:
     """What a step of a config becomes.
 
-    `of_state`: the operator as far as a state tells it, from a pipeline's name and a stage; it may raise KeyError, TypeError,
+    `from_state`: the operator as far as a state tells it, from a pipeline's name and a stage; it may raise KeyError, TypeError,
     ValueError or IndexError. None for windows, which take more (`evolution.description`).
     """
 
@@ -36,7 +36,7 @@ class OperatorType:
     step: type[StepSpec]
     operators: tuple[type[Operator], ...]
     compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, one line per misfit
-    of_state: Callable[[str, StageState], Operator] | None = None
+    from_state: Callable[[str, StageState], Operator] | None = None
 
 
 def _window(pipeline: Pipeline, columns: Columns) -> Operator:
@@ -52,21 +52,23 @@ def _rows(pipeline: Pipeline, columns: Columns) -> Operator:
     return compile_rows(pipeline, list(next(iter(columns.values())).values()))
 
 
-KNOWN: list[OperatorType] = [
+OPERATOR_TYPES: list[OperatorType] = [
     OperatorType("window", KINDS_OF_WINDOW, Window, (PaneOperator, SessionOperator), _window),
-    OperatorType("join", ("join",), Join, (IntervalJoinOperator,), _join, IntervalJoinOperator.of_state),
-    OperatorType("stage without state", ("rows",), RowsSpec, (StatelessOperator,), _rows, StatelessOperator.of_state),
+    OperatorType("join", ("join",), Join, (IntervalJoinOperator,), _join, IntervalJoinOperator.from_state),
+    OperatorType("stage without state", ("rows",), RowsSpec, (StatelessOperator,), _rows, StatelessOperator.from_state),
 ]
 
 
-def of_kind(kind: object) -> OperatorType | None:
+def find_type_by_kind(kind: object) -> OperatorType | None:
     """What has fingerprints of this kind."""
-    return next((operator_type for operator_type in KNOWN if kind in operator_type.kinds), None)
+    return next((operator_type for operator_type in OPERATOR_TYPES if kind in operator_type.kinds), None)
 
 
-def of_step(step: StepSpec) -> OperatorType:
+def find_type_by_step(step: StepSpec) -> OperatorType:
     """What a step of a config becomes."""
-    operator_type = next((operator_type for operator_type in KNOWN if isinstance(step, operator_type.step)), None)
+    operator_type = next(
+        (operator_type for operator_type in OPERATOR_TYPES if isinstance(step, operator_type.step)), None
+    )
     if operator_type is None:
         unregistered(step, "slackwater.operators.registry")
     return operator_type
@@ -74,4 +76,4 @@ def of_step(step: StepSpec) -> OperatorType:
 
 def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
     """What the step of a pipeline is over these columns. Raises StartError, one line per misfit."""
-    return of_step(pipeline.transform.step).compile(pipeline, columns)
+    return find_type_by_step(pipeline.transform.step).compile(pipeline, columns)

@@ -82,7 +82,7 @@ class StatelessOperator(NoState, ImmediateOperator):
         return {"columns": {f.name: f.type for f in self.fields}}
 
     @classmethod
-    def of_state(cls, pipeline: str, state: StageState) -> Self:
+    def from_state(cls, pipeline: str, state: StageState) -> Self:
         return cls(pipeline, tuple(Field(n, t) for n, t in state.described.get("columns", {}).items()))
 
     def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:

@@ -49,14 +49,14 @@ class StorabilityCheck(NamedTuple):
 
 def unfit_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
     """Spark SQL: why a row does not fit; None if all do. `which`: the side of a join."""
-    tests = list(_tests(operator, which, capacity))
+    tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
     return f"CASE {cases} END" if tests else None
 
 
 def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
     """The same over a frame of rows with `ts`."""
-    tests = list(_tests(operator, which, capacity))
+    tests = list(_checks(operator, which, capacity))
     if not tests:
         return None
     reason = pl.lit(None, pl.String)
@@ -65,11 +65,11 @@ def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, row
     return rows.select(reason.alias(UNFIT))[UNFIT]
 
 
-def _tests(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
-    stored = _kept(operator, which, capacity)
+def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
+    stored = _stored_fields(operator, which, capacity)
     if not capacity.zero:
         for field in stored.fields:
-            if test := _zero(field):
+            if test := _nul_check(field):
                 yield test
     if capacity.times is not None:
         first, last = capacity.times
@@ -78,7 +78,7 @@ def _tests(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[St
             sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
             yield StorabilityCheck(RANGE, sql, ~pl.col("ts").is_between(low, high))
         for field in stored.fields:
-            if test := _range(field, first, last):
+            if test := _time_range_check(field, first, last):
                 yield test
     if capacity.key_bytes is not None:
         sized = [f for f in stored.unique if f.type in ("string", "binary")]
@@ -104,16 +104,16 @@ class _StoredFields(NamedTuple):
 
 
 @singledispatch
-def _kept(operator: Operator, which: int, capacity: ValueLimits) -> _StoredFields:
+def _stored_fields(operator: Operator, which: int, capacity: ValueLimits) -> _StoredFields:
     unregistered(operator, "slackwater.operators.storability.unstorable_reason")
 
 
-@_kept.register
+@_stored_fields.register
 def _(operator: WindowOperator, which: int, capacity: ValueLimits) -> _StoredFields:
     fields = {f.name: f for f in operator.keys}
     for agg in operator.aggs:
-        written = not agg.spec.builtin or _plain(agg.output.type)
-        is_stored = capacity.state and any(_textual(t) for t in agg.accumulators.values())
+        written = not agg.spec.builtin or _may_hold_input_values(agg.output.type)
+        is_stored = capacity.state and any(_holds_text_or_time(t) for t in agg.accumulators.values())
         if written or is_stored:
             fields |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
     window = operator.window
@@ -121,17 +121,17 @@ def _(operator: WindowOperator, which: int, capacity: ValueLimits) -> _StoredFie
     return _StoredFields(list(fields.values()), operator.keys, 2000 * sum(length or 0 for length in lengths))
 
 
-@_kept.register
+@_stored_fields.register
 def _(operator: IntervalJoinOperator, which: int, capacity: ValueLimits) -> _StoredFields:
     return _StoredFields(operator.sides[which].fields, (), max(side.keep_us for side in operator.sides))
 
 
-@_kept.register
+@_stored_fields.register
 def _(operator: KeyedOperator, which: int, capacity: ValueLimits) -> _StoredFields:
     return _StoredFields(operator.fields, (), 0)
 
 
-@_kept.register
+@_stored_fields.register
 def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _StoredFields:
     return _StoredFields(operator.fields, (), 0, is_timed=False)  # if it selects its time, that is one of its fields
 
@@ -160,20 +160,20 @@ def _(operator: Operator) -> tuple[int, int]:
 # -- one column --------------------------------------------------------------------------------------------------------
 
 
-def _plain(type_: str) -> bool:
+def _may_hold_input_values(type_: str) -> bool:
     """Whether a result may hold values of its input: text and times do, numbers are worked out."""
     return any(name in type_ for name in ("string", "timestamp", "date"))
 
 
-def _textual(kind: pl.DataType) -> bool:
+def _holds_text_or_time(kind: pl.DataType) -> bool:
     if isinstance(kind, pl.List):
-        return _textual(kind.inner)  # type: ignore[arg-type]
+        return _holds_text_or_time(kind.inner)  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):
-        return any(_textual(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
+        return any(_holds_text_or_time(f.dtype) for f in kind.fields)  # type: ignore[arg-type]
     return kind == pl.String or kind.is_temporal()
 
 
-def _zero(field: Field) -> StorabilityCheck | None:
+def _nul_check(field: Field) -> StorabilityCheck | None:
     name, column = quote_column(field.name), pl.col(field.name)
     if field.type == "string":
         sql = f"(contains({name}, chr(0)) OR NOT is_valid_utf8({name}))"
@@ -185,7 +185,7 @@ def _zero(field: Field) -> StorabilityCheck | None:
     return StorabilityCheck(ZERO, sql, text.str.contains(r"(^|[^\\])(\\\\)*\\u0000").fill_null(False))
 
 
-def _range(field: Field, first: int, last: int) -> StorabilityCheck | None:
+def _time_range_check(field: Field, first: int, last: int) -> StorabilityCheck | None:
     name, column = quote_column(field.name), pl.col(field.name)
     if field.type == "timestamp":
         sql = f"unix_micros({name}) NOT BETWEEN {first}L AND {last}L"

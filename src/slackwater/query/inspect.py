@@ -51,7 +51,7 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
             f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not know the columns "
             f"{', '.join(unknown)}; change the config back, or start the pipeline once"
         )
-    return commit_from_config.with_kept_accumulators(compile_window(pipeline, columns), state)
+    return commit_from_config.with_stored_accumulators(compile_window(pipeline, columns), state)
 
 
 # -- one key ---------------------------------------------------------------------------------------------------------

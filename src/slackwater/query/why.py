@@ -113,7 +113,7 @@ def _looks(pipeline: Pipeline, snapshot: Snapshot) -> list[_StageInspector]:
     compare.compare_config(pipeline, commit).check()
     names, inspectors = [s.name for s in commit.stages], dict[str, _StageInspector]()
     alone = pipeline.alone
-    matched = match_stages(pipeline.former_names, commit).kept
+    matched = match_stages(pipeline.former_names, commit).matched
     for (name, stage_pipeline), state in zip(alone.items(), matched, strict=True):
         if state is not None:
             read = {s.name: inspectors[s.name] for s in stage_pipeline.sources if s.of_stage and s.name in inspectors}
@@ -194,7 +194,7 @@ class _StageInspector:
             key=None,
             sides=waits.sides,
             kept=waits.kept,
-            lateness=lateness_stats(counted, next_commit.waits_us(self.pipeline)),
+            lateness=lateness_stats(counted, next_commit.final_wait_us(self.pipeline)),
         )
 
     # -- who holds it --------------------------------------------------------------------------------------------

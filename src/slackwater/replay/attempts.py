@@ -43,7 +43,7 @@ class AttemptLedger:
     entries: pl.DataFrame
 
     @classmethod
-    def of(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> AttemptLedger:
+    def from_commit(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> AttemptLedger:
         """What a commit knows; None: no state yet, and so nothing."""
         done = _lines(commit.replayed if commit else (), read_list, "__done")
         tries = _lines(commit.tried if commit else (), read_list, "__tries")
@@ -51,7 +51,7 @@ class AttemptLedger:
         sums = every.agg(pl.col("__done", "__tries").sum())
         return cls(sums.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
 
-    def judged(self, letters: pl.DataFrame) -> pl.DataFrame:
+    def with_attempts(self, letters: pl.DataFrame) -> pl.DataFrame:
         """Letters with `__id`, `__applied` and `__tries`; their order stays.
 
         Equal letters of a file stand for as many equal rows; those of a topic's record were applied together.
@@ -61,11 +61,11 @@ class AttemptLedger:
         nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over(_PLACE)).otherwise(0)
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
 
-    def counted(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
+    def count_by_reason(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
         """Letters that come in chunks, equal ones maybe in several: per reason and source `letters`, `applied`, the `tries`
         of open ones, `first` and `last` event time."""
         identity = [*_GROUP, *_PLACE, "__once"]
-        parts = [_alike(with_ids(chunk), identity) for chunk in chunks]
+        parts = [_count_equal(with_ids(chunk), identity) for chunk in chunks]
         if not parts:
             return pl.DataFrame(schema=_COUNTED)
         sums = (
@@ -93,7 +93,7 @@ class AttemptLedger:
         return [" ".join(map(str, row)) for row in pending.iter_rows()]
 
 
-def _alike(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
+def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
     """Equal letters counted together."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))

@@ -45,7 +45,7 @@ DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_dat
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
 UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
 RESULT = "results that their target did not take, set aside by outbox set-aside; they are no rows of a source"
-_LEFT = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
+_NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 
 
@@ -54,7 +54,7 @@ class ReplayResult:
     """What a replay did, in letters: applied, and left with the reason; windows written and taken back."""
 
     applied: int = 0
-    left: Counter[str] = field(default_factory=Counter)
+    remaining: Counter[str] = field(default_factory=Counter)
     before: int = 0  # replayed earlier
     reasons: Counter[str] = field(default_factory=Counter)  # of what was emitted: late, supersede, …
     renewed: Counter[str] = field(default_factory=Counter)  # new letters in the place of applied ones, by reason
@@ -69,13 +69,13 @@ def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.Da
 
     Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
     """
-    judged = ledger.judged(letters)
+    judged = ledger.with_attempts(letters)
     todo = judged.filter(~pl.col("__applied")).drop("__applied")
     todo = todo.sort("__tries", "epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
     return todo, judged.height - todo.height
 
 
-def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
+def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     """About so many of the pending letters, the oldest; equal ones stay together."""
     if limit is None:
         return letters
@@ -85,14 +85,14 @@ def _first(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
 
 def late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
     """How many letters of late rows a replay would take on."""
-    return _first(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
+    return _take_oldest(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
 def _ledger(driver: Driver) -> AttemptLedger:
-    return AttemptLedger.of(driver.state, driver.store.read_list)
+    return AttemptLedger.from_commit(driver.state, driver.store.read_list)
 
 
-def _replayed(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
+def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
     """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).with_tries(remaining, [applied])
@@ -106,7 +106,7 @@ def _replayed(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, la
 
 
 @dataclass
-class _Judged:
+class _SplitLetters:
     """Letters of bad rows that can be used now, and those that cannot, with `__why`."""
 
     good: pl.DataFrame
@@ -117,24 +117,24 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
     """Rows that could not be used, as an ordinary epoch. What is bad again stays the letter that it is, tried once more."""
     if letters.is_empty():
         return ReplayResult()
-    judged = _judged(driver, letters, payload)
-    if judged.good.height and not _keeps(driver):
-        judged = _without_late(driver, judged, payload)
+    judged = _split_letters(driver, letters, payload)
+    if judged.good.height and not _keeps_late_rows(driver):
+        judged = _separate_late(driver, judged, payload)
     result = ReplayResult(
-        applied=judged.good.height, left=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
+        applied=judged.good.height, remaining=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
     )
     tried = judged.bad.drop("__why")
     if judged.good.is_empty():
         if not dry:
-            driver.note(_replayed(driver, judged.good, tried))
+            driver.record_attempts(_write_attempts(driver, judged.good, tried))
         return result
     if dry:
-        outcome = driver.rehearse(_batch(judged.good, payload))
+        outcome = driver.dry_run(_batch(judged.good, payload))
         result.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
         result.refused = sum(r.refused for r in outcome.reports)
         return result
     former = driver.state.stages[0].counters
-    driver.run_batch(_batch(judged.good, payload, _replayed(driver, judged.good, tried)), 0)
+    driver.run_batch(_batch(judged.good, payload, _write_attempts(driver, judged.good, tried)), 0)
     counters = driver.state.stages[0].counters
     result.renewed = Counter(counters.get("letters", {})) - Counter(former.get("letters", {}))
     result.refused = counters.get("rows_refused", 0) - former.get("rows_refused", 0)
@@ -154,7 +154,7 @@ def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return read, read.select("epoch", "__id", "__letter")
 
 
-def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
+def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
     """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
     read, numbers = _numbered(letters)
     rows = driver.stage.engine.decoded(payload(read), driver.hooks.clock_us())
@@ -171,20 +171,20 @@ def _judged(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _Judged:
     judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
     judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
     with_reason = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
-    return _Judged(
+    return _SplitLetters(
         with_reason.filter(pl.col("__why").is_null()).drop("__why"), with_reason.filter(pl.col("__why").is_not_null())
     )
 
 
-def _keeps(driver: Driver) -> bool:
+def _keeps_late_rows(driver: Driver) -> bool:
     """Whether a row that is late leaves something behind: a letter, or a result of its own."""
     return driver.pipeline.keeps_late or driver.pipeline.transform.step.late_data == "standalone"
 
 
-def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
+def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
     """`late_data = "drop"`: what would be dropped as late stays a letter. Of sessions, which a row may still reach, all from
     before the watermark stay, if any of them would be dropped."""
-    if not sum(r.late for r in driver.rehearse(_batch(judged.good, payload)).reports):
+    if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
     before = driver.stage.operator.late_before(driver.state.watermark_us)
     read, numbers = _numbered(judged.good)
@@ -195,7 +195,7 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
         pl.lit(DROPPED).alias("__why")
     )
     good = judged.good.join(late, on=identity, how="anti", maintain_order="left")
-    return _Judged(good, pl.concat([judged.bad, dropped]))
+    return _SplitLetters(good, pl.concat([judged.bad, dropped]))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _without_late(driver: Driver, judged: _Judged, payload: Payload) -> _Judged:
 
 def check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied: before anything is."""
-    _alike(driver.stage.operator)
+    _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late:
         raise StartError(
             f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
@@ -212,7 +212,7 @@ def check_late(driver: Driver) -> None:
     targets, window = driver.targets.values(), driver.pipeline.transform.window
     marked = window is not None and window.emit_metadata  # what is written again says so
     adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
-    if adds or not any(_readable(t) for t in targets):
+    if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
         raise StartError(
             f"{driver.pipeline.name}: late rows correct windows that the target holds, and {first.description} "
@@ -221,7 +221,7 @@ def check_late(driver: Driver) -> None:
         )
 
 
-def _readable(target: TargetWriter) -> bool:
+def _is_readable(target: TargetWriter) -> bool:
     """Whether windows that have left the state can be read back from it."""
     return target.upserts and isinstance(target, ReadableTarget)
 
@@ -231,30 +231,30 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     result = ReplayResult()
     if letters.is_empty():
         return result
-    target = next(t for t in driver.targets.values() if _readable(t))
+    target = next(t for t in driver.targets.values() if _is_readable(t))
     assert isinstance(target, ReadableTarget)
     every = letters
-    rows, letters = _rows(driver, letters, payload, result.left)
+    rows, letters = _match_rows(driver, letters, payload, result.remaining)
     while True:  # once more for each time that something is left: a letter is applied as a whole
         work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
         whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
         why = work.refused.unique("__group", keep="first")
-        result.left.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
+        result.remaining.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
         rows = rows.filter(~pl.col("__group").is_in(whole["__group"].implode()))
         letters = letters.filter(~pl.col("__group").is_in(whole["__group"].implode()))
     result.applied = letters.height
     result.reasons = work.reasons
     if letters.height and not dry:
         remaining = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
-        driver.correct(work.staged, _replayed(driver, letters, remaining, late=True))
+        driver.commit_corrections(work.staged, _write_attempts(driver, letters, remaining, late=True))
     elif not dry:
-        driver.note(_replayed(driver, letters, every))
+        driver.record_attempts(_write_attempts(driver, letters, every))
     return result
 
 
-def _rows(
+def _match_rows(
     driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows that letters stand for, and the letters that have any; `__group`: same origin and event time.
@@ -264,7 +264,7 @@ def _rows(
     """
     origin_columns = ["epoch", *_ORIGIN]
     letters = letters.with_columns(
-        _dense(letters, origin_columns),
+        _number_distinct(letters, origin_columns),
         pl.col("event_time").dt.timestamp("us").alias("__ts"),
     )
     groups = letters.group_by("__letter", "__ts", maintain_order=True).agg(
@@ -278,16 +278,16 @@ def _rows(
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
-    groups = groups.with_columns(_copies(_alike(driver.stage.operator)).alias("__copies"))
+    groups = groups.with_columns(_count_copies(_all_late_together(driver.stage.operator)).alias("__copies"))
     letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
     for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
         count = letters.filter(is_left).height
         remaining.update({why: count} if count else {})
     rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
-    return _repeated(rows), letters.filter(pl.col("__copies") > 0)
+    return _repeat_rows(rows), letters.filter(pl.col("__copies") > 0)
 
 
-def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     """Number the distinct rows 0, 1, …"""
     numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
     numbered = frame.select(columns).join(
@@ -297,22 +297,22 @@ def _dense(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 
 @singledispatch
-def _alike(operator: Operator) -> pl.Expr:
+def _all_late_together(operator: Operator) -> pl.Expr:
     """Whether all rows of a group were late, or none. Raises StartError if no late row can ever be applied."""
     unregistered(operator, "slackwater.replay.replay.late_rows")
 
 
-@_alike.register
+@_all_late_together.register
 def _(operator: PaneOperator) -> pl.Expr:
     return pl.lit(True)  # they have one time
 
 
-@_alike.register
+@_all_late_together.register
 def _(operator: SessionOperator) -> pl.Expr:
     return pl.col("__keys") == 1
 
 
-@_alike.register
+@_all_late_together.register
 def _(operator: IntervalJoinOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
@@ -320,7 +320,7 @@ def _(operator: IntervalJoinOperator) -> pl.Expr:
     )
 
 
-@_alike.register
+@_all_late_together.register
 def _(operator: ImmediateOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
@@ -328,8 +328,8 @@ def _(operator: ImmediateOperator) -> pl.Expr:
     )
 
 
-def _copies(all_late: pl.Expr) -> pl.Expr:
-    """How often each row of a group was late, 0 where that is not known. `all_late`: see `_alike`.
+def _count_copies(all_late: pl.Expr) -> pl.Expr:
+    """How often each row of a group was late, 0 where that is not known. `all_late`: see `_all_late_together`.
 
     Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
     """
@@ -345,7 +345,7 @@ def _copies(all_late: pl.Expr) -> pl.Expr:
     )
 
 
-def _repeated(rows: pl.DataFrame) -> pl.DataFrame:
+def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
     times = rows["__copies"].to_numpy()
     return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
 
@@ -355,8 +355,8 @@ def replay_letters(
 ) -> ReplayResult:
     """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
     todo, before = pending_letters(letters, _ledger(driver))
-    todo = _first(todo, limit)
-    is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_LEFT, default=None)
+    todo = _take_oldest(todo, limit)
+    is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)
     if not todo.filter(is_late).is_empty():
         check_late(driver)
     bad = bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
@@ -364,12 +364,12 @@ def replay_letters(
     unclear = todo.filter(fixed_reason.is_not_null())
     skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
     if unclear.height and not dry:
-        driver.note(_replayed(driver, unclear.clear(), unclear))
-    remaining = bad.left + late.left + skipped
+        driver.record_attempts(_write_attempts(driver, unclear.clear(), unclear))
+    remaining = bad.remaining + late.remaining + skipped
     return replace(
         late,
         applied=bad.applied + late.applied,
-        left=remaining,
+        remaining=remaining,
         before=before,
         renewed=bad.renewed,
         refused=bad.refused,

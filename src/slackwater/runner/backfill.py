@@ -115,7 +115,7 @@ def _finish(runner: Runner, parts: RunComponents) -> Status | None:
     if runner.stop.is_set():
         return None
     parts.driver.flush()
-    last = runner.reporter.last or parts.driver.recovered()
+    last = runner.reporter.last or parts.driver.status_at_start()
     runner.store.remove()
     return last
 

@@ -52,8 +52,8 @@ class WatchedFiles:
                 state, count = driver.state, count + len(changed_entries)
                 offsets[name] = files.note_changes(self._store, state.epoch + 1, self._offsets(name), changed_entries)
         if offsets:
-            driver.anchor(offsets, count)
-            self._reporter.status(driver.recovered())
+            driver.commit_start_offsets(offsets, count)
+            self._reporter.status(driver.status_at_start())
 
     def count_unread_files(self) -> int:
         """How many files are there and not read yet, as far as can be seen."""

@@ -74,7 +74,7 @@ def targets_of(
 ) -> dict[str, TargetWriter]:
     """The targets a config names, by name, for the epochs of a state, which go on after `latest`; `operators`: of its stages."""
     targets = {}
-    new = added_columns.of_targets(
+    new = added_columns.added_target_columns(
         pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
     )
     for name, target_pipeline in pipeline.by_target.items():

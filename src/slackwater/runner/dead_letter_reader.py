@@ -33,7 +33,7 @@ def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
 
     Equal letters of a file stand for as many rows; which of them were applied cannot be told, and does not matter.
     """
-    return attempt_ledger(pipeline).judged(letters)
+    return attempt_ledger(pipeline).with_attempts(letters)
 
 
 def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
@@ -41,16 +41,16 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
     from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return AttemptLedger.of(None, lambda name: [])  # in memory: no replay can have found it
+        return AttemptLedger.from_commit(None, lambda name: [])  # in memory: no replay can have found it
     with store_of(pipeline).peek() as seen:
-        return AttemptLedger.of(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
+        return AttemptLedger.from_commit(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
 
 
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
     """How many letters there are per reason and source: all, `open` ones, `applied` ones, how often those that are open were
     tried; and their first and last event time. Reads a chunk at a time."""
     letter_filter = LetterFilter(COLUMNS)
-    counts = attempt_ledger(pipeline).counted(
+    counts = attempt_ledger(pipeline).count_by_reason(
         letter_filter.apply(frame, pipeline.name) for frame in _frames(pipeline, letter_filter)
     )
     still_open = (pl.col("letters") - pl.col("applied")).alias("open")

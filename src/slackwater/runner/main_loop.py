@@ -51,7 +51,7 @@ def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
         if (offsets := source.latest() if latest else source.stated() if stated else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
-        parts.driver.anchor(start_offsets)
+        parts.driver.commit_start_offsets(start_offsets)
 
 
 def _forget_checkpoints(parts: RunComponents) -> None:

@@ -137,7 +137,7 @@ def _run(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
     pipeline, reporter = runner.pipeline, runner.reporter
-    with reporter.observers.of(pipeline):
+    with reporter.observers.observe_run(pipeline):
         with runner.error_boundary():
             for line in explain.plan_warnings(pipeline):
                 reporter.notice("warning", line)
@@ -186,7 +186,7 @@ def _with_state(
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
     if latest is not None and latest.staged and runner.store.published() < latest.epoch:
-        reporter.observers.waiting(PendingPublish.of(latest, latest.missing(runner.store.reached())))
+        reporter.observers.waiting(PendingPublish.from_commit(latest, latest.missing(runner.store.reached())))
     if latest is None:
         if rebuild is None:
             refusal = (

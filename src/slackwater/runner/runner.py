@@ -154,7 +154,7 @@ class Runner:
             return None
         driver.start(latest, shards, schemas, state_id, branches=latest is not stored)
         if latest is not None:
-            self.reporter.status(driver.recovered())
+            self.reporter.status(driver.status_at_start())
         for target in targets.values():
             if target.guarantee != "exactly once":
                 notice("warning", f"delivery to {target.description} is {target.guarantee}")

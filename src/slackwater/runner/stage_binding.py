@@ -115,7 +115,7 @@ def stages_of(
             engines[name],
             faults.in_worker,
             number,
-            far_dates=ClockSkewWarnings(one.pipeline),
+            skew_warnings=ClockSkewWarnings(one.pipeline),
         )
         for number, (name, one) in enumerate(steps.items())
     ]

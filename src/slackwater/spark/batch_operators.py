@@ -92,13 +92,13 @@ def _(operator: IntervalJoinOperator) -> Fold:
     def fold(rows: pl.DataFrame) -> pl.DataFrame:
         import polars as pl
 
-        slots, output = SharedColumns.between(logic), list[pl.DataFrame]()
-        new = {side.which: slots.apart(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
+        slots, output = SharedColumns.from_logic(logic), list[pl.DataFrame]()
+        new = {side.which: slots.select_side(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
         done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
         for side in logic.sides:
             lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
             if side.outer and lonely.height:
-                output.append(logic.alone(side.which, lonely))
+                output.append(logic.unmatched_rows(side.which, lonely))
         schema = {f.name: f.polars for f in logic.output}
         return (
             logic.sorted_output(pl.concat([f.select(list(schema)) for f in output]))

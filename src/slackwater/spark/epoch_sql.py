@@ -88,12 +88,12 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
 
     Equal keys get one hash whatever the width of their integers. `before`: as in `row_columns`.
     """
-    side, other, slots = logic.sides[which], logic.sides[1 - which], SharedColumns.between(logic)
+    side, other, slots = logic.sides[which], logic.sides[1 - which], SharedColumns.from_logic(logic)
     keys = [
         normalised_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
     ]
-    side_slots = {slot: quote_column(f.name) for slot, f in slots.of[which]}
+    side_slots = {slot: quote_column(f.name) for slot, f in slots.by_side[which]}
     columns = {
         "__kh": f"xxhash64({', '.join(keys)})",
         "__ts": "unix_micros(_event_ts)",

@@ -281,14 +281,14 @@ def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @prepare_rows.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    which, slots = operator.input_of(source), SharedColumns.between(operator)
+    which, slots = operator.input_of(source), SharedColumns.from_logic(operator)
     side = operator.sides[which]
     keys = normalize_columns(rows, list(side.keys))
     shared = [
         Field(k.name, "bigint") if k.type != other.type else k
         for k, other in zip(side.keys, operator.sides[1 - which].keys, strict=True)
     ]
-    slot_values = {slot: rows[f.name].cast(f.polars) for slot, f in slots.of[which]}
+    slot_values = {slot: rows[f.name].cast(f.polars) for slot, f in slots.by_side[which]}
     empty = pl.Series([None]).new_from_index(0, rows.height)
     columns = {
         "__kh": key_hash(keys, shared),

@@ -346,7 +346,7 @@ class LocalPipeline:
                 self._bound.engine(name, stage_pipeline),
                 faults.in_worker,
                 number,
-                far_dates=ClockSkewWarnings(stage_pipeline),
+                skew_warnings=ClockSkewWarnings(stage_pipeline),
             )
             for number, (name, stage_pipeline) in enumerate(pipeline.alone.items())
         ]

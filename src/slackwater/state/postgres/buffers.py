@@ -155,7 +155,7 @@ class PostgresBuffers:
             return []
         within = f"event_time BETWEEN {_moment(low)} AND {_moment(high)}"
         frame = self._fetch(side, f"key_hash = ANY({_array(hashes)}) AND {within}")
-        return [SortedRows.of(frame.sort("__kh", "__ts", "__id"))]
+        return [SortedRows.from_frame(frame.sort("__kh", "__ts", "__id"))]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
