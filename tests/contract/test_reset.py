@@ -74,7 +74,7 @@ def begun(make: Callable[[], Any], **more: Any) -> None:
 
 def sources(make: Callable[[], Any]) -> dict[str, Any]:
     with make().peek() as snapshot:
-        return {n: s.offsets and s.offsets.stored() for n, s in snapshot.commit.sources.items()}
+        return {n: s.offsets and s.offsets.to_json() for n, s in snapshot.commit.sources.items()}
 
 
 def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:

@@ -227,8 +227,8 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
     fields = (Field("k", "string"), Field("at", "timestamp"))
     into = TargetTable("law", fields, ("k",), "s")
     assert FilesTarget(tmp_path / "p", "parquet", into).capacity == ValueLimits()
-    assert FilesTarget(tmp_path / "c", "csv", into).capacity == ValueLimits(times=YEARS)
-    assert DeltaTarget(str(tmp_path / "d"), "merge", into).capacity.zero
+    assert FilesTarget(tmp_path / "c", "csv", into).capacity == ValueLimits(time_range=YEARS)
+    assert DeltaTarget(str(tmp_path / "d"), "merge", into).capacity.allows_nul
     # the edges of what is said to fit, written and read back
     edges = pl.DataFrame({"k": ["a\0b", "c"], "at": YEARS}, schema_overrides={"at": pl.Datetime("us", "UTC")})
     delta = DeltaTarget(str(tmp_path / "d"), "merge", into)
@@ -262,7 +262,7 @@ def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
     )
     far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
     given = given.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
-    letters.publish(3, storable_letters(given, letters.capacity.times))
+    letters.publish(3, storable_letters(given, letters.capacity.time_range))
     with psycopg.connect(url) as db:
         assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
     letters.close()

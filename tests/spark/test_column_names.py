@@ -17,7 +17,7 @@ from tests.support.parquet_rows import table
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.reserved import OF_ROWS
+from slackwater.core.reserved import ROW_COLUMNS
 from slackwater.errors import SlackwaterError
 from slackwater.spark import origin
 from slackwater.testing import LocalPipeline
@@ -161,4 +161,4 @@ def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
         SOURCES / "testing/given_sources.py",
     ]
     written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}
-    assert written - {"__all__"} <= OF_ROWS
+    assert written - {"__all__"} <= ROW_COLUMNS

@@ -41,7 +41,7 @@ def recreated(kafka: Any, former: Topic) -> Topic:
 def stored(home: Path, pipeline: str = "test") -> KafkaOffsets:
     with FilesStore(home / "state", pipeline).peek() as snapshot:
         assert snapshot is not None
-        return KafkaOffsets.known(snapshot.commit.sources["events"].offsets)
+        return KafkaOffsets.coerce(snapshot.commit.sources["events"].offsets)
 
 
 @pytest.mark.parametrize("records", [3, 5, 1])  # as many as were read, more, fewer
@@ -107,7 +107,7 @@ def test_an_epoch_stops_for_another_topic_of_the_name(
     with pytest.raises(sw.SlackwaterError, match=r"deleted and created again|it was made anew"):
         runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
     replacing.join()
-    assert stored(runner.home).of(events.name, 0) == 3
+    assert stored(runner.home).next_offset(events.name, 0) == 3
     found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
     assert counted(found) == [("new", 7, 7), ("old", 3, 3)]
 

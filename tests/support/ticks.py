@@ -15,7 +15,7 @@ from slackwater.config.connector_info import CONNECTORS, ConnectorInfo, StartPos
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import Kind, choice_parser, integer_parser
 from slackwater.core import offsets
-from slackwater.core.offsets import Ask, OffsetChange, Offsets
+from slackwater.core.offsets import OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
 from slackwater.runner.connectors import CONNECTOR_TYPES
 from slackwater.runner.connectors.base import Connector
@@ -44,26 +44,26 @@ class TicksRead(Offsets):
     next: int = 0
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> TicksRead | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> TicksRead | None:
         return cls(int(stored["ticks"])) if stored.keys() == {"ticks"} and isinstance(stored["ticks"], int) else None
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"ticks": self.next}
 
-    def rows(self) -> dict[str, str]:
+    def positions(self) -> dict[str, str]:
         return {"next": str(self.next)}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return f"from tick {self.next}"
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
-        was = TicksRead.known(before).next
+        was = TicksRead.coerce(before).next
         return [OffsetChange("ticks", str(was), str(self.next), again=self.next < was, skips=self.next > was)]
 
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
-        if not isinstance(wanted, str) or ask is None:
-            raise StartError(f"{where}: no tick")
-        return ask(wanted)
+    def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
+        if not isinstance(start, str) or lookup is None:
+            raise StartError(f"{prefix}: no tick")
+        return lookup(start)
 
 
 # -- config/connector_info.py ----------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class TicksSource(SelfPlannedSource):
         return TicksRead()
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
-        return TicksPlanner(self, TicksRead.known(record.offsets).next)
+        return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
     def reread(self, found: Any, letter: str, file: str) -> Any:
         return dead_letter_rows.decoded_rows(found, self.schema, [letter])

@@ -29,7 +29,7 @@ from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
 from slackwater.scaffold import propose
 from slackwater.scaffold.sample import read_sample
-from slackwater.scaffold.times import measure_disorder, unit_of
+from slackwater.scaffold.times import measure_disorder, time_unit_of
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.build_schema())
@@ -511,10 +511,10 @@ def test_texts_that_are_times(text: str, expected: int | None) -> None:
 
 
 def test_numbers_that_are_no_times() -> None:
-    assert unit_of([]) is None
-    assert unit_of([1, 2, 3]) is None
-    assert unit_of([1709283600, 5]) is None
-    assert unit_of([1709283600] * 200 + [5]) == "s"
+    assert time_unit_of([]) is None
+    assert time_unit_of([1, 2, 3]) is None
+    assert time_unit_of([1709283600, 5]) is None
+    assert time_unit_of([1709283600] * 200 + [5]) == "s"
 
 
 def test_disorder_is_measured_against_the_newest_row_before() -> None:

@@ -69,18 +69,23 @@ def test_what_no_commit_holds_is_refused(stored: Any, message: str) -> None:
 
 def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
     known = KafkaOffsets({"clicks": {"0": 0, "1": 7}})
-    assert (known.of("clicks", 0), known.of("clicks", "1"), known.of("clicks", 2), known.of("x", 0)) == (
+    assert (
+        known.next_offset("clicks", 0),
+        known.next_offset("clicks", "1"),
+        known.next_offset("clicks", 2),
+        known.next_offset("x", 0),
+    ) == (
         0,
         7,
         None,
         None,
     )
-    assert list(known.each()) == [("clicks", "0", 0), ("clicks", "1", 7)]
+    assert list(known.entries()) == [("clicks", "0", 0), ("clicks", "1", 7)]
     assert known.lists == ()
-    assert known.renamed(str.upper) == known
-    assert FileOffsets(("a", "b"), 2).renamed(str.upper) == FileOffsets(("A", "B"), 2)
-    assert known.rows() == {"clicks-0": "0", "clicks-1": "7"}
-    assert FileOffsets(("a",), 2).rows() == {"files": "2"}
+    assert known.with_list_names(str.upper) == known
+    assert FileOffsets(("a", "b"), 2).with_list_names(str.upper) == FileOffsets(("A", "B"), 2)
+    assert known.positions() == {"clicks-0": "0", "clicks-1": "7"}
+    assert FileOffsets(("a",), 2).positions() == {"files": "2"}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
     ],
 )
 def test_people_are_told_where_reading_goes_on(at: Offsets, told: str) -> None:
-    assert at.told().endswith(told)
+    assert at.describe().endswith(told)
 
 
 TABLE = TableOffsets("id", 12)

@@ -354,7 +354,7 @@ def test_a_position_survives_its_commit() -> None:
         TableOffsets(files=0, content=True),
         TableOffsets("t"),
     ):
-        assert parse_offsets(at.stored()) == at
+        assert parse_offsets(at.to_json()) == at
 
 
 @pytest.mark.parametrize(

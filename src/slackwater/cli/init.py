@@ -16,7 +16,7 @@ from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import propose, render_config
-from slackwater.scaffold.sample import Sample, read_sample, shown
+from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 from slackwater.scaffold.times import OutOfOrderness, TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
@@ -157,11 +157,11 @@ def _time(options: InitOptions, sample: Sample) -> TimeColumn | None:
 
 def _no_time(sample: Sample, name: str | None = None) -> str:
     """A value of a column that is no time, and where it is."""
-    example = propose.least_wrong(sample, name)
+    example = propose.closest_time_column(sample, name)
     if example is None:
         return ""
     column, row, value = example
-    return f": found {shown(value)} in {format_value(column)}, {sample.place(row)}"
+    return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.place(row)}"
 
 
 def _found(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
@@ -197,7 +197,7 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
     if time.first_bad is None:
         return ""
     row, location = sample.rows[time.first_bad], sample.place(time.first_bad)
-    return f"; {location} has {shown(row[time.name]) if row.get(time.name) is not None else 'none'}"
+    return f"; {location} has {abbreviate_value(row[time.name]) if row.get(time.name) is not None else 'none'}"
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:

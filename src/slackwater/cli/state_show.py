@@ -128,7 +128,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     for name, s in m.sources.items():
         clock = m.clocks[name]
         newest = "none yet" if clock.max_event_us is None else format_iso(clock.max_event_us)
-        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.stored())
+        offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.to_json())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])
     print("\n".join(align_rows(sources)))
 

@@ -156,12 +156,12 @@ def check_aggregator(aggregator: Aggregator) -> None:
         for part, kind in declared.items():
             field = Field(part, str(kind))
             scalar = field.element if field.element is not None and what == "accumulator" else field
-            if not scalar.supported:
+            if not scalar.is_scalar:
                 arrays = " or an array of scalars; a struct is several accumulators" if what == "accumulator" else ""
                 raise wrong(f'{what} "{part}" has type "{kind}", expected a scalar type of Spark{arrays}')
     if not aggregator.accumulators:
         raise wrong('declares no accumulators; expected at least one, as in {"total": "double"}')
-    if not Field(name, str(aggregator.output)).known:
+    if not Field(name, str(aggregator.output)).is_result_type:
         raise wrong(f'output is "{aggregator.output}", expected a type of Spark, as in "double" or "array<string>"')
     kinds = {n: Field(n, t).polars for n, t in aggregator.inputs.items()}
     parts = {n: Field(n, t).polars for n, t in aggregator.accumulators.items()}

@@ -23,11 +23,11 @@ def run_starts(values: Int64s) -> Int64s:
     return np.flatnonzero(first)
 
 
-def in_sorted(values: Int64s, pool: Int64s) -> NDArray[np.bool_]:
-    """Which values are in `pool`, which is sorted."""
-    if not len(pool):
+def in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
+    """Which values are in `sorted_values`, which is sorted."""
+    if not len(sorted_values):
         return np.zeros(len(values), dtype=bool)
-    at = np.searchsorted(pool, values)
-    at[at == len(pool)] = 0
-    result: NDArray[np.bool_] = pool[at] == values
+    positions = np.searchsorted(sorted_values, values)
+    positions[positions == len(sorted_values)] = 0
+    result: NDArray[np.bool_] = sorted_values[positions] == values
     return result

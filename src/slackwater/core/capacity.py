@@ -16,27 +16,27 @@ class ValueLimits:
     results, and not written itself, must be held.
     """
 
-    zero: bool = True
-    times: tuple[int, int] | None = None
+    allows_nul: bool = True
+    time_range: tuple[int, int] | None = None
     key_bytes: int | None = None
-    state: bool = False
+    covers_state: bool = False
 
     def __and__(self, other: ValueLimits) -> ValueLimits:
         """What both can hold."""
-        times = [t for t in (self.times, other.times) if t is not None]
+        times = [t for t in (self.time_range, other.time_range) if t is not None]
         sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
         return ValueLimits(
-            self.zero and other.zero,
+            self.allows_nul and other.allows_nul,
             (max(t[0] for t in times), min(t[1] for t in times)) if times else None,
             min(sizes, default=None),
-            self.state or other.state,
+            self.covers_state or other.covers_state,
         )
 
 
 ANYTHING = ValueLimits()
 
 
-def capacity_of(place: object) -> ValueLimits:
+def value_limits_of(holder: object) -> ValueLimits:
     """What a target or store says that it can hold; one that says nothing can hold anything."""
-    found = getattr(place, "capacity", ANYTHING)
-    return found if isinstance(found, ValueLimits) else ANYTHING
+    limits = getattr(holder, "capacity", ANYTHING)
+    return limits if isinstance(limits, ValueLimits) else ANYTHING

@@ -53,15 +53,15 @@ def two_product(a: float, b: float) -> tuple[float, float]:
 @compiled
 def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
     """Add value * 2^exponent, |value| < 2^63."""
-    place = exponent - LOWEST
-    at, shift = place >> 5, place & 31
+    bit = exponent - LOWEST
+    limb, shift = bit >> 5, bit & 31
     sign = 1
     if value < 0:
         sign, value = -1, -value
     low, high = (value & _MASK) << shift, (value >> 32) << shift  # 32 and 31 bits before, 63 and 62 after
-    limbs[at] += sign * (low & _MASK)
-    limbs[at + 1] += sign * ((low >> 32) + (high & _MASK))
-    limbs[at + 2] += sign * (high >> 32)
+    limbs[limb] += sign * (low & _MASK)
+    limbs[limb + 1] += sign * ((low >> 32) + (high & _MASK))
+    limbs[limb + 2] += sign * (high >> 32)
 
 
 @compiled
@@ -111,13 +111,13 @@ def round_limbs(limbs: Int64s) -> float:
     while bits < 32 and (work[top] >> bits) != 0:
         bits += 1
     lowest = max(32 * top + bits - 53 + LOWEST, -1074)  # exponent of the last bit that is kept
-    place = lowest - LOWEST
-    at, shift = place >> 5, place & 31
+    bit = lowest - LOWEST
+    limb, shift = bit >> 5, bit & 31
     whole = 0
-    for i in range(min(top, at + 2), at - 1, -1):
-        part = work[i] >> shift if i == at else work[i]
-        whole += part << (0 if i == at else 32 * (i - at) - shift)
-    half_at, half_shift = (place - 1) >> 5, (place - 1) & 31
+    for i in range(min(top, limb + 2), limb - 1, -1):
+        part = work[i] >> shift if i == limb else work[i]
+        whole += part << (0 if i == limb else 32 * (i - limb) - shift)
+    half_at, half_shift = (bit - 1) >> 5, (bit - 1) & 31
     half = (work[half_at] >> half_shift) & 1
     if half:
         sticky = (work[half_at] & ((1 << half_shift) - 1)) != 0
@@ -125,8 +125,8 @@ def round_limbs(limbs: Int64s) -> float:
             sticky = sticky or work[i] != 0
         if sticky or (whole & 1):
             whole += 1
-    found = math.ldexp(float(whole), lowest)
-    return -found if negative else found
+    rounded = math.ldexp(float(whole), lowest)
+    return -rounded if negative else rounded
 
 
 @compiled
@@ -173,7 +173,7 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 
 
 @compiled
-def fold_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
+def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
     """Return sum and rest of each group of totals, and the groups whose total two doubles did not hold on the way.
 
     Groups stand together and begin at `heads`; `wide`: the totals that have limbs, or none of its elements where no total has.
@@ -202,7 +202,7 @@ def fold_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple
 
 
 @compiled
-def fold_limbs(
+def sum_limbs(
     groups: Int64s,
     sums: Floats,
     rests: Floats,
@@ -220,8 +220,8 @@ def fold_limbs(
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(groups), np.int64)
     work = np.zeros(LIMBS, np.int64)
-    for at in range(len(groups)):
-        group = groups[at]
+    for index in range(len(groups)):
+        group = groups[index]
         end = heads[group + 1] if group + 1 < len(heads) else len(sums)
         work[:] = 0
         added, upward, downward, undefined = 0, False, False, False
@@ -245,7 +245,7 @@ def fold_limbs(
             total_of[group] = math.nan if undefined or (upward and downward) else math.inf if upward else -math.inf
         else:
             values, used = _take(work, total_of, rest_of, group, values, used)
-        ends[at] = used
+        ends[index] = used
     return values[:used], ends
 
 
@@ -262,7 +262,7 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
         else:
             count += 1
     extreme, ends = np.empty(count, np.int64), np.empty(count, np.int64)
-    kept, used, count = np.empty(LIMBS, np.int64), 0, 0
+    stored_limbs, used, count = np.empty(LIMBS, np.int64), 0, 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(values) if len(ends) else 0):
         size = abs(values[i])
@@ -270,10 +270,10 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
             continue
         work[:] = 0
         add_square(work, values[i])
-        kept, used = _take(work, sums, rests, i, kept, used)
+        stored_limbs, used = _take(work, sums, rests, i, stored_limbs, used)
         extreme[count], ends[count] = i, used
         count += 1
-    return extreme, kept[:used], ends
+    return extreme, stored_limbs[:used], ends
 
 
 @compiled
@@ -315,23 +315,23 @@ def grid_totals(
 
 @compiled
 def write_variances(
-    n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, found: Floats
+    n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, variances: Floats
 ) -> Int64s:
-    """Put the sample variance of each group into `found`: (n * squares - sum^2) / (n * (n - 1)), the difference without loss.
+    """Put the sample variance of each group into `variances`: (n * squares - sum^2) / (n * (n - 1)), the difference without loss.
 
     Returns the groups for which that is not possible in doubles: of values, or distances between them, that are extreme.
     """
-    left, count = np.empty(len(n), np.int64), 0
+    undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     terms = np.empty(10)
     for i in range(len(n)):
         if n[i] < 2:
-            found[i] = math.nan
+            variances[i] = math.nan
             continue
         if not (math.isfinite(sums[i]) and math.isfinite(squares_of[i])):
-            found[i] = math.nan
+            variances[i] = math.nan
             if not math.isnan(sums[i]):
-                left[count] = i
+                undecided[count] = i
                 count += 1
             continue
         size, half, square_half = abs(sums[i]), abs(rests[i]), abs(square_rests[i])
@@ -340,12 +340,12 @@ def write_variances(
             usual and (squares_of[i] == 0.0 or squares_of[i] > SMALL) and (square_half == 0.0 or square_half > SMALL)
         )
         if not usual or n[i] > 1 << 26:
-            left[count] = i
+            undecided[count] = i
             count += 1
             continue
-        many = float(n[i])
-        terms[0], terms[1] = two_product(many, squares_of[i])
-        terms[2], terms[3] = two_product(many, square_rests[i])
+        count_of = float(n[i])
+        terms[0], terms[1] = two_product(count_of, squares_of[i])
+        terms[2], terms[3] = two_product(count_of, square_rests[i])
         terms[4], terms[5] = two_product(-sums[i], sums[i])
         terms[6], terms[7] = two_product(-2.0 * sums[i], rests[i])
         terms[8], terms[9] = two_product(-rests[i], rests[i])
@@ -361,26 +361,26 @@ def write_variances(
                 add_double(work, terms[j])
             carry_limbs(work)
             total = round_limbs(work)
-        found[i] = total / (many * (many - 1.0))
-    return left[:count]
+        variances[i] = total / (count_of * (count_of - 1.0))
+    return undecided[:count]
 
 
 @compiled
 def wide_variances(
-    groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, found: Floats
+    groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
     """Do the same for groups whose squares have limbs, those of the i-th from `offsets[i]` on; returns the groups that are left."""
-    left, count = np.empty(len(groups), np.int64), 0
+    undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):
         group = groups[i]
-        size, half, many = abs(sums[group]), abs(rests[group]), n[group]
+        size, half, rows = abs(sums[group]), abs(rests[group]), n[group]
         variance = math.inf
-        if (size == 0.0 or SMALL < size < LARGE) and (half == 0.0 or half > SMALL) and many <= 1 << 26:
+        if (size == 0.0 or SMALL < size < LARGE) and (half == 0.0 or half > SMALL) and rows <= 1 << 26:
             work[:] = 0
             low = limbs[offsets[i]]
             for j in range(offsets[i] + 1, offsets[i + 1]):
-                work[low + j - offsets[i] - 1] = limbs[j] * many
+                work[low + j - offsets[i] - 1] = limbs[j] * rows
             for a, b in (
                 (-sums[group], sums[group]),
                 (-2.0 * sums[group], rests[group]),
@@ -390,9 +390,9 @@ def wide_variances(
                 add_double(work, product)
                 add_double(work, lost)
             carry_limbs(work)
-            variance = round_limbs(work) / (float(many) * float(many - 1))
-        found[group] = variance
+            variance = round_limbs(work) / (float(rows) * float(rows - 1))
+        variances[group] = variance
         if not (variance == 0.0 or SMALL < variance < LARGE):
-            left[count] = group
+            undecided[count] = group
             count += 1
-    return left[:count]
+    return undecided[:count]

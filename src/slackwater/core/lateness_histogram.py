@@ -42,8 +42,8 @@ def update_histogram(
     """
     same = before.get("of_us") == of_us
     totals: Counter[str] = Counter(before.get("late", {}) if same else {})
-    for found in late:
-        totals.update(found)
+    for histogram in late:
+        totals.update(histogram)
     return {"rows": judged + (before.get("rows", 0) if same else 0), "late": dict(totals), "of_us": dict(of_us)}
 
 
@@ -75,16 +75,16 @@ class LatenessStats:
 NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
-def lateness_stats(found: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
+def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
     """What the counts of a commit say, as `folded` makes them; of nothing where there are none yet.
 
     `waits_us`: of the lateness of each source, what is not `lateness_ms` (see `next_commit.input_clocks`).
     """
-    by_step = found.get("late", {})
+    by_step = counters.get("late", {})
     counts = {int(step): n for step, n in by_step.items() if step != NEVER}
     late = sum(by_step.values())
-    rows = max(int(found.get("rows", 0)), late)
-    chances = tuple(_chances(counts, late, rows, {us - waits_us for us in found.get("of_us", {}).values()}))
+    rows = max(int(counters.get("rows", 0)), late)
+    chances = tuple(_chances(counts, late, rows, {us - waits_us for us in counters.get("of_us", {}).values()}))
     enough = ENOUGH * sum(counts.values())
     advice = next((c for c in chances if late - c.late >= enough), None)
     return LatenessStats(rows, late, 1 - late / rows if rows else 1.0, chances, advice)
@@ -97,18 +97,18 @@ def _chances(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
         yield LatenessOption(more, next(iter(of_us)) + more if len(of_us) == 1 else None, late, 1 - late / rows)
 
 
-def advice_text(found: LatenessStats) -> str | None:
+def advice_text(stats: LatenessStats) -> str | None:
     """The advice in words; None where no row was late, or none that any lateness would have kept."""
-    chance = found.advice
-    if chance is None:
+    option = stats.advice
+    if option is None:
         return None
-    if chance.lateness_us is None:
-        way = f"with {duration_text(chance.more_us // 1000)} more of lateness on each source"
+    if option.lateness_us is None:
+        advice = f"with {duration_text(option.more_us // 1000)} more of lateness on each source"
     else:
-        way = f'with lateness = "{duration_text(chance.lateness_us // 1000)}"'
+        advice = f'with lateness = "{duration_text(option.lateness_us // 1000)}"'
     return (
-        f"{way} you would have kept at least {format_percent(chance.share)} of the rows, not {format_percent(found.share)} "
-        f"({plural(found.late, 'late row')} of {found.rows:,}); results come out that much later"
+        f"{advice} you would have kept at least {format_percent(option.share)} of the rows, not {format_percent(stats.share)} "
+        f"({plural(stats.late, 'late row')} of {stats.rows:,}); results come out that much later"
     )
 
 

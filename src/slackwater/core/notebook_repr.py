@@ -9,13 +9,13 @@ class NotebookRepr:
     """Has a picture: see `slackwater.ui.notebook`, which has one for each class that derives from this."""
 
     def _repr_html_(self) -> str:
-        made: str = import_module("slackwater.ui.notebook").to_html(self)
-        return made
+        html: str = import_module("slackwater.ui.notebook").to_html(self)
+        return html
 
 
 class TerminalRepr:
     """Prints what the command of the same name prints: see `slackwater.cli.printed`. Its repr shows the fields."""
 
     def __str__(self) -> str:
-        made: str = import_module("slackwater.cli.printed").text(self)
-        return made
+        text: str = import_module("slackwater.cli.printed").text(self)
+        return text

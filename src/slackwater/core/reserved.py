@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 EVENT_TIME = "_event_ts"
 CORRUPT = "_corrupt_record"
-OF_ROWS = frozenset(
+ROW_COLUMNS = frozenset(
     {
         "__bad",
         "__batch",
@@ -43,6 +43,6 @@ def reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[
         folded = name.casefold()
         if folded == CORRUPT:
             return declared or name != CORRUPT
-        return folded in OF_ROWS or (folded == EVENT_TIME and name != EVENT_TIME)
+        return folded in ROW_COLUMNS or (folded == EVENT_TIME and name != EVENT_TIME)
 
     return [c for c in columns if is_taken(c)]

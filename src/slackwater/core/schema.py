@@ -51,20 +51,20 @@ class Field:
         return self.type.partition("(")[0].partition("<")[0]
 
     @property
-    def supported(self) -> bool:
+    def is_scalar(self) -> bool:
         """Whether it is a scalar type, which can be a key and an input."""
         return self.type in _SIMPLE or _DECIMAL.fullmatch(self.type) is not None
 
     @property
-    def known(self) -> bool:
+    def is_result_type(self) -> bool:
         """Whether it can be the type of a result: a scalar, or an array, map or struct of known types."""
         if self.element is not None:
-            return self.element.known
+            return self.element.is_result_type
         if self.entry is not None:
-            return all(part.known for part in self.entry)
+            return all(part.is_result_type for part in self.entry)
         if self.members is not None:
-            return len(self.members) > 0 and all(m.known for m in self.members)
-        return self.supported
+            return len(self.members) > 0 and all(m.is_result_type for m in self.members)
+        return self.is_scalar
 
     @property
     def element(self) -> Field | None:
@@ -87,8 +87,8 @@ class Field:
         match = _STRUCT.fullmatch(self.type)
         if match is None:
             return None
-        found = [_MEMBER.fullmatch(part) for part in _parts(match[1])]
-        return tuple(Field(m[1], m[2]) for m in found if m) if all(found) else ()
+        matches = [_MEMBER.fullmatch(part) for part in _parts(match[1])]
+        return tuple(Field(m[1], m[2]) for m in matches if m) if all(matches) else ()
 
     @property
     def decimal(self) -> tuple[int, int]:
@@ -125,9 +125,9 @@ def field_of(text: object) -> Field:
     Names and struct types may hold spaces: the column splits at the first one with a known type behind it.
     """
     if isinstance(text, str) and len(text) <= MAX_TEXT:
-        for at in range(1, len(text)):
-            if text[at] == " " and is_type(text[at + 1 :]):
-                return Field(text[:at], text[at + 1 :])
+        for index in range(1, len(text)):
+            if text[index] == " " and is_type(text[index + 1 :]):
+                return Field(text[:index], text[index + 1 :])
     raise TypeError("not a column")
 
 
@@ -136,7 +136,7 @@ def is_type(text: str) -> bool:
     try:
         field = Field("", text)
         # long runs of spaces make the expression for struct members slow
-        return len(text) <= MAX_TEXT and "  " not in text and field.known and field.polars is not None
+        return len(text) <= MAX_TEXT and "  " not in text and field.is_result_type and field.polars is not None
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, pl.exceptions.PolarsError):
         return False
 
@@ -156,13 +156,13 @@ def sql_type(kind: pl.DataType) -> str:
 
 def _parts(text: str) -> Iterator[str]:
     """The text cut at the commas that are not inside brackets."""
-    depth = begin = 0
-    for at, character in enumerate(text):
+    depth = start = 0
+    for index, character in enumerate(text):
         depth += (character in "<(") - (character in ">)")
         if character == "," and depth == 0:
-            yield text[begin:at]
-            begin = at + 1
-    yield text[begin:]
+            yield text[start:index]
+            start = index + 1
+    yield text[start:]
 
 
 def decimal_type(precision: int, scale: int) -> str:

@@ -38,13 +38,15 @@ def text_time_us(text: str) -> int | None:
     *numbers, fraction, zone = match.groups()
     year, month, day, hour, minute, second = (int(n or 0) for n in numbers)
     try:
-        at = dt.datetime(year, month, day, hour, minute, second, int(f"{fraction or 0:0<6}"[:6]))
+        local_time = dt.datetime(year, month, day, hour, minute, second, int(f"{fraction or 0:0<6}"[:6]))
     except ValueError:
         return None
-    of = dt.UTC if zone is None else _zone(zone)
-    if of is None:
+    zone_info = dt.UTC if zone is None else _zone(zone)
+    if zone_info is None:
         return None
     try:
-        return (at.replace(tzinfo=of) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+        return (local_time.replace(tzinfo=zone_info) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
+            microseconds=1
+        )
     except OverflowError:
         return None

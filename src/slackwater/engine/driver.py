@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import capacity_of
+from slackwater.core.capacity import value_limits_of
 from slackwater.core.offsets import Offsets
 from slackwater.engine import idle_stages, next_commit
 from slackwater.engine.callbacks import Callbacks as Callbacks
@@ -57,7 +57,7 @@ class Driver:
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         bindings = bind_targets(pipeline, {s.name: s.operator for s in stages}, targets)
         self.publishing = Publisher(pipeline, bindings, store, letters, hooks, away or {}, found_marks or {})
-        held = capacity_of(store)
+        held = value_limits_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [
             replace(s, capacity=held & self.publishing.capacity(s.name), is_read=s.name in read) for s in stages

@@ -14,7 +14,7 @@ from typing import cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, ValueLimits, capacity_of
+from slackwater.core.capacity import ANYTHING, ValueLimits, value_limits_of
 from slackwater.engine import outbox
 from slackwater.engine.callbacks import Callbacks
 from slackwater.engine.observer import PendingPublish
@@ -85,7 +85,7 @@ class Publisher:
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
-                limits &= capacity_of(binding.target)
+                limits &= value_limits_of(binding.target)
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
@@ -199,7 +199,7 @@ class Publisher:
             self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self._staged(commit.letters))
-            rows = storable_letters(letters, capacity_of(self.letters).times)
+            rows = storable_letters(letters, value_limits_of(self.letters).time_range)
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -93,7 +93,7 @@ class JoinLogic:
         if frame.height < 2:
             return frame
         keys = [name for side in self.sides for name, f in side.output if f in side.keys]
-        plain = [f.name for f in self.output if f.supported]
+        plain = [f.name for f in self.output if f.is_scalar]
         by = list(dict.fromkeys([EVENT_TIME, *keys, *plain]))
         return frame.sort(by, nulls_last=False, maintain_order=True)
 

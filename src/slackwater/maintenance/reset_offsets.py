@@ -20,7 +20,7 @@ from typing import Any
 from slackwater.config.connector_info import CONNECTORS
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.offsets import NEEDS_FILE, Ask, KafkaOffsets, Offsets
+from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import Commit, SourceRecord
 
@@ -105,7 +105,7 @@ def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | Non
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None
     kind = None if connection is None else CONNECTORS[connection.kind].offsets
-    known = (kind or (KafkaOffsets if before is None else type(before))).known(before)
+    known = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
 
     def ask(word: str | int) -> Offsets:
         from slackwater.runner.connectors import system_of  # only here: it knows all targets
@@ -117,14 +117,16 @@ def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | Non
     asked = None if kind is None else ask
     if isinstance(wanted, Mapping) and isinstance(known, KafkaOffsets):
         return _of_partitions(known, where, wanted, asked)
-    return known.moved(where, wanted, asked)
+    return known.resolve_reset(where, wanted, asked)
 
 
-def _of_partitions(known: KafkaOffsets, where: str, wanted: Mapping[str, Any], ask: Ask | None) -> KafkaOffsets:
+def _of_partitions(
+    known: KafkaOffsets, where: str, wanted: Mapping[str, Any], ask: OffsetLookup | None
+) -> KafkaOffsets:
     if not known.topics and ask is None:
         raise StartError(f"{where}: it was never read, so the state does not know its partitions; {NEEDS_FILE}")
     given = _checked(where, wanted)
-    there = known if known.topics or ask is None else KafkaOffsets.known(ask("latest"))
+    there = known if known.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
     _check_known(where, given, there.topics)
     moved = {t: {**parts, **given.get(t, {})} for t, parts in known.topics.items()}
     return KafkaOffsets(moved or given)  # one that was never read begins with what it is given

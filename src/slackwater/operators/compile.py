@@ -11,7 +11,7 @@ from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.step_spec import allowed_ms
 from slackwater.config.window import Window
-from slackwater.core.reserved import OF_ROWS
+from slackwater.core.reserved import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import logic as joins
@@ -39,7 +39,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
             problems.append(
                 f'{pipeline}: {where}: column "{name}" does not come out of the SQL{suggestion_or_list(name, columns)}'
             )
-        elif not field.supported:
+        elif not field.is_scalar:
             problems.append(
                 f'{pipeline}: {where}: column "{name}" has type {field.type}; expected a scalar type, cast it in the SQL'
             )
@@ -101,7 +101,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
             f'{where}: column "{name}" of the {word} side has type {available[name].type}, which a join cannot carry; cast it in '
             f"{word}_sql, to_json() makes text of anything"
             for name in names
-            if name in available and not available[name].known
+            if name in available and not available[name].is_result_type
         ]
     if problems:
         raise StartError("\n".join(problems))
@@ -138,7 +138,7 @@ def bind_keyed(
             problems.append(
                 f'{where}.key: column "{name}" does not come out of the SQL{suggestion_or_list(name, first)}'
             )
-        elif not first[name].supported:
+        elif not first[name].is_scalar:
             problems.append(
                 f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type, cast it in the SQL'
             )
@@ -148,7 +148,7 @@ def bind_keyed(
             problems.append(
                 f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
             )
-        elif not field.known:
+        elif not field.is_result_type:
             problems.append(
                 f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes '
                 "text of anything"
@@ -168,13 +168,13 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
     where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
-        if field.name.casefold() in OF_ROWS:
+        if field.name.casefold() in ROW_COLUMNS:
             problems.append(
                 f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
             )
         elif (other := seen.setdefault(field.name.casefold(), field.name)) != field.name or columns.count(field) > 1:
             problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
-        elif not field.known:
+        elif not field.is_result_type:
             problems.append(
                 f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes text '
                 "of anything"
@@ -202,7 +202,7 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 def _misfits(where: str, left: Field, right: Field) -> list[str]:
     """Keys are compared as they are, so that equal ones have one hash; integers of all widths are."""
     pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
-    if not (left.supported and right.supported):
+    if not (left.is_scalar and right.is_scalar):
         return [f"{where}: keys: {pair}; expected scalar types, cast them in left_sql and right_sql"]
     if left.type == right.type or (left.base in INTEGERS and right.base in INTEGERS):
         return []

@@ -82,7 +82,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """By event time, then by the values that can be compared; NULL first, NaN last."""
-        by = [EVENT_TIME, *(f.name for f in self.fields if f.supported)]
+        by = [EVENT_TIME, *(f.name for f in self.fields if f.is_scalar)]
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
     # -- what is kept: one row per key ---------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
             .join(before.select(*by, "__start", "__last", *self.accumulators), on=by, how="left", nulls_equal=True)
         )
         rows_with_state = rows.join(keys.select(*by, KEY, *self.accumulators), on=by, how="left", nulls_equal=True)
-        order = [KEY, "__ts", *(name for name, f in self.slots.items() if f.supported)]
+        order = [KEY, "__ts", *(name for name, f in self.slots.items() if f.is_scalar)]
         chosen, now = self.advance(rows_with_state.sort(order, nulls_last=False, maintain_order=True))
         after = self._units(keys, now, before)
         task.staging("before")

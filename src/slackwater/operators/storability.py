@@ -67,12 +67,12 @@ def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, row
 
 def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[StorabilityCheck]:
     stored = _stored_fields(operator, which, capacity)
-    if not capacity.zero:
+    if not capacity.allows_nul:
         for field in stored.fields:
             if test := _nul_check(field):
                 yield test
-    if capacity.times is not None:
-        first, last = capacity.times
+    if capacity.time_range is not None:
+        first, last = capacity.time_range
         low, high = first + stored.reach_us, last - stored.reach_us
         if stored.is_timed:
             sql = f"unix_micros(_event_ts) NOT BETWEEN {low}L AND {high}L"
@@ -113,7 +113,7 @@ def _(operator: WindowOperator, which: int, capacity: ValueLimits) -> _StoredFie
     fields = {f.name: f for f in operator.keys}
     for agg in operator.aggs:
         written = not agg.spec.builtin or _may_hold_input_values(agg.output.type)
-        is_stored = capacity.state and any(_holds_text_or_time(t) for t in agg.accumulators.values())
+        is_stored = capacity.covers_state and any(_holds_text_or_time(t) for t in agg.accumulators.values())
         if written or is_stored:
             fields |= {i.source.name: i.source for i in agg.inputs if not i.hashed}
     window = operator.window

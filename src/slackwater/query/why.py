@@ -99,7 +99,7 @@ def why_of(
         committed_us=m.committed_us,
         is_published=not m.staged or snapshot.published >= m.epoch,
         changed_files={
-            n: s.offsets.changed.stored()
+            n: s.offsets.changed.to_json()
             for n, s in m.sources.items()
             if s.offsets is not None and s.offsets.changed is not None
         },

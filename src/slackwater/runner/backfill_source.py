@@ -28,12 +28,12 @@ class FilesRangeReader:
         self._every = source.listed(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.known(record.offsets))}
+        read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
         remaining = [e for e in self._every if e.path not in read_paths]
         some = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
         if not some:
             return None
-        offsets = files.store_file_list(self._store, epoch, FileOffsets.known(record.offsets), some)
+        offsets = files.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), some)
         return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
 
 
@@ -70,9 +70,9 @@ class KafkaRangeReader:
         ]
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        committed = KafkaOffsets.known(record.offsets)
+        committed = KafkaOffsets.coerce(record.offsets)
         start = {
-            key: offset if (next_offset := committed.of(*key)) is None else next_offset
+            key: offset if (next_offset := committed.next_offset(*key)) is None else next_offset
             for key, offset in self._start.items()
         }
         remaining = {key: max(self._end[key] - offset, 0) for key, offset in start.items()}

@@ -68,4 +68,4 @@ class WatchedFiles:
         return total
 
     def _offsets(self, name: str) -> FileOffsets:
-        return FileOffsets.known(self._parts.driver.state.sources[name].offsets)
+        return FileOffsets.coerce(self._parts.driver.state.sources[name].offsets)

@@ -66,7 +66,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
                 record = snapshot.commit.sources.get(spec.name) if snapshot else None
-                read = FileOffsets.known(record.offsets if record else None)
+                read = FileOffsets.coerce(record.offsets if record else None)
                 changes = read.changed or ChangedFiles()
                 names, count = list(changes.last), changes.count
                 if pipeline.state_store.kind == "files" and read.lists:

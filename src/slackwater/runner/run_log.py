@@ -72,7 +72,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
         return starting_offsets.source_start(pipeline, source)
     if record.offsets is None:
         return f"after {plural(rows, 'row')}"
-    return record.offsets.told()
+    return record.offsets.describe()
 
 
 # -- epochs ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import capacity_of
+from slackwater.core.capacity import value_limits_of
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError
@@ -164,7 +164,7 @@ def _to_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, lett
             target.open()
             try:
                 target.publish(
-                    commit.epoch, storable_letters(frame, capacity_of(target).times), commit=commit.commit_id
+                    commit.epoch, storable_letters(frame, value_limits_of(target).time_range), commit=commit.commit_id
                 )
             finally:
                 target.close()

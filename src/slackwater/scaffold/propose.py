@@ -10,7 +10,7 @@ from typing import Any
 
 from slackwater.core.text_times import text_time_us
 from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.times import NAMED, TimeColumn, unit_of
+from slackwater.scaffold.times import NAMED, TimeColumn, time_unit_of
 from slackwater.scaffold.types import quote_name
 
 _KEYS = re.compile(
@@ -29,12 +29,12 @@ _NUMBERS = ("BIGINT", "INT", "DOUBLE", "FLOAT")
 
 def time_columns(sample: Sample) -> list[TimeColumn]:
     """The columns that may hold the event time, the likeliest first."""
-    found = []
+    candidates = []
     for path, values in _paths(sample):
         column = _as_time(path, values, len(sample.rows))
         if column is not None:
-            found.append(column)
-    return sorted(found, key=lambda c: -c.score)
+            candidates.append(column)
+    return sorted(candidates, key=lambda c: -c.score)
 
 
 def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
@@ -50,60 +50,64 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
             yield (name,), values
 
 
-def least_wrong(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
+def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
     """Of the column that looks most like a time, or the one of this name: its name, and the first row whose value is none, with
     that value. None where no column is named like a time and none holds any."""
-    found = []
+    candidates = []
     for path, values in _paths(sample):
-        given = [(row, v) for row, v in enumerate(values) if v is not None]
-        own = ".".join(path)
-        if (name is not None and own != name) or not given:
+        present = [(row, v) for row, v in enumerate(values) if v is not None]
+        column = ".".join(path)
+        if (name is not None and column != name) or not present:
             continue
-        fit = sum(_is_time(v) for _, v in given) / len(given)
-        row, value = next(((row, v) for row, v in given if not _is_time(v)), given[0])
+        time_share = sum(_is_time(v) for _, v in present) / len(present)
+        row, value = next(((row, v) for row, v in present if not _is_time(v)), present[0])
         named = bool(NAMED.search(path[-1]))
-        if name is not None or named or fit:
-            found.append(((named, fit), (own, row, value)))
-    return max(found, key=lambda one: one[0])[1] if found else None
+        if name is not None or named or time_share:
+            candidates.append(((named, time_share), (column, row, value)))
+    return max(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def _is_time(value: Any) -> bool:
     if isinstance(value, str):
         return text_time_us(value) is not None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return unit_of([value]) is not None
+        return time_unit_of([value]) is not None
     return isinstance(value, dt.date)
 
 
 def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn | None:
-    given = [v for v in values if v is not None]
-    if len(given) < rows / 2 or not given:
+    present = [v for v in values if v is not None]
+    if len(present) < rows / 2 or not present:
         return None
     name = path[0] if len(path) == 1 else ".".join(map(quote_name, path))
-    first, absent = given[0], next((row for row, v in enumerate(values) if v is None), None)
-    if all(isinstance(v, str) for v in given):
-        times = [text_time_us(v) for v in given]
-        known = tuple(t for t in times if t is not None)
-        least = (
+    first, absent = present[0], next((row for row, v in enumerate(values) if v is None), None)
+    if all(isinstance(v, str) for v in present):
+        times = [text_time_us(v) for v in present]
+        parsed = tuple(t for t in times if t is not None)
+        required_share = (
             0.9 if len(path) == 1 else 1.0
         )  # a field that is no time everywhere stays a text, and its cast is Spark's
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
-        bad = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
-        return TimeColumn(name, None, known, rows, zoned, bad) if len(known) >= least * len(given) else None
-    if all(isinstance(v, dt.date) for v in given):
-        moments = [v if isinstance(v, dt.datetime) else dt.datetime(v.year, v.month, v.day) for v in given]
+        first_unusable = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
+        return (
+            TimeColumn(name, None, parsed, rows, zoned, first_unusable)
+            if len(parsed) >= required_share * len(present)
+            else None
+        )
+    if all(isinstance(v, dt.date) for v in present):
+        moments = [v if isinstance(v, dt.datetime) else dt.datetime(v.year, v.month, v.day) for v in present]
         aware = [m if m.tzinfo else m.replace(tzinfo=dt.UTC) for m in moments]
         zero = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
         return TimeColumn(
             name, None, tuple((m - zero) // dt.timedelta(microseconds=1) for m in aware), rows, first_bad=absent
         )
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in present):
         return None
-    unit = unit_of(given)
+    unit = time_unit_of(present)
     if unit is None:
         return None
-    us = tuple(int(v * _PER_UNIT[unit]) for v in given)
-    if any(isinstance(v, float) for v in given):
+    us = tuple(int(v * _PER_UNIT[unit]) for v in present)
+    if any(isinstance(v, float) for v in present):
         plain = ".".join(map(quote_name, path))
         return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows, first_bad=absent)
     return TimeColumn(name, unit, us, rows, first_bad=absent)
@@ -120,23 +124,23 @@ class KeyColumn:
 
 def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
     """The columns that may be a key, the likeliest first: there in nearly all rows, with several rows per value."""
-    found = []
+    candidates = []
     for name, kind in sample.columns.items():
         if kind not in ("STRING", "BIGINT", "INT", "SMALLINT") or (time is not None and name == time.name):
             continue
         if name.casefold() in _RESERVED:
             continue
-        given = [row[name] for row in sample.rows if row.get(name) is not None]
-        there, distinct = len(given) / len(sample.rows), len(set(map(str, given)))
-        if there < 0.9 or not distinct or unit_of([v for v in given if isinstance(v, int)]) is not None:
+        present = [row[name] for row in sample.rows if row.get(name) is not None]
+        share, distinct = len(present) / len(sample.rows), len(set(map(str, present)))
+        if share < 0.9 or not distinct or time_unit_of([v for v in present if isinstance(v, int)]) is not None:
             continue
-        per_value = len(given) / distinct
-        length = max(len(str(v)) for v in given)
+        per_value = len(present) / distinct
+        length = max(len(str(v)) for v in present)
         score = 3.0 * bool(_KEYS.search(name)) + 1.0 * bool(_ID.search(name)) + (1.0 if kind == "STRING" else 0.0)
-        score += there + (1.0 if per_value >= 1.5 else -2.0 if len(sample.rows) > 20 else 0.0)
+        score += share + (1.0 if per_value >= 1.5 else -2.0 if len(sample.rows) > 20 else 0.0)
         score -= (2.0 if distinct < 5 and len(sample.rows) > 20 else 0.0) + (1.0 if length > 64 else 0.0)
-        found.append(KeyColumn(name, distinct, score))
-    return sorted(found, key=lambda k: -k.score)
+        candidates.append(KeyColumn(name, distinct, score))
+    return sorted(candidates, key=lambda k: -k.score)
 
 
 def measure_column(sample: Sample, *taken: str) -> str | None:
@@ -145,7 +149,7 @@ def measure_column(sample: Sample, *taken: str) -> str | None:
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue
         values = [row[name] for row in sample.rows if row.get(name) is not None]
-        if values and unit_of(values) is None:
+        if values and time_unit_of(values) is None:
             return name
     return None
 

@@ -59,125 +59,127 @@ class ConfigDraft:
     keeps_late: str = ""  # why late rows become dead letters, else ""
 
 
-def q(text: str) -> str:
+def toml_string(text: str) -> str:
     """A TOML string."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _list(names: Sequence[str]) -> str:
-    return f"[{', '.join(map(q, names))}]"
+    return f"[{', '.join(map(toml_string, names))}]"
 
 
-def render_config(wanted: ConfigDraft, sides: Sequence[DraftSide]) -> str:
+def render_config(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
     """The whole file."""
     parts = [
         "# Every key: docs/configuration.md. In an editor: slackwater schema > slackwater.schema.json, and a first line\n"
         '# "#:schema ./slackwater.schema.json" completes keys and marks mistakes.\n'
-        f"name = {q(wanted.name)}                # names the pipeline and its state\n",
-        *_connections(wanted),
-        *(_source(side, wanted.kafka) for side in sides),
-        _transform(wanted),
-        _join(wanted, sides) if wanted.kind == "join" else _window(wanted, sides[0]),
-        f'[target]\nconnection = "files"\npath = {q("out/" + wanted.name)}           # one file per epoch, each row once\n'
+        f"name = {toml_string(draft.name)}                # names the pipeline and its state\n",
+        *_connections(draft),
+        *(_source(side, draft.kafka) for side in sides),
+        _transform(draft),
+        _join(draft, sides) if draft.kind == "join" else _window(draft, sides[0]),
+        f'[target]\nconnection = "files"\npath = {toml_string("out/" + draft.name)}           # one file per epoch, each row once\n'
         'format = "parquet"                 # or "json", "csv"\n',
-        _letters(wanted),
+        _letters(draft),
         f"[state_store]                      # open windows, positions and watermarks; a restart goes on from here\n"
-        f'kind = "files"\npath = {q("state/" + wanted.name)}\n',
+        f'kind = "files"\npath = {toml_string("state/" + draft.name)}\n',
     ]
     return "\n".join(parts)
 
 
-def _connections(wanted: ConfigDraft) -> list[str]:
-    found = ['[connections.files]\nkind = "files"\n']
-    if wanted.kafka:
-        found.append(
-            f'[connections.bus]\nkind = "kafka"\nbootstrap_servers = {q(wanted.brokers)}\n'
+def _connections(draft: ConfigDraft) -> list[str]:
+    tables = ['[connections.files]\nkind = "files"\n']
+    if draft.kafka:
+        tables.append(
+            f'[connections.bus]\nkind = "kafka"\nbootstrap_servers = {toml_string(draft.brokers)}\n'
             '# options = { "security.protocol" = "SASL_SSL", "sasl.mechanism" = "PLAIN" }    # as Kafka spells them\n'
         )
-    return found
+    return tables
 
 
 def _source(side: DraftSide, kafka: bool) -> str:
     schema = ", ".join(f"{quote_name(name)} {kind}" for name, kind in side.columns.items())
-    lines = ["[[sources]]", f"name = {q(side.name)}", f'connection = "{"bus" if kafka else "files"}"']
-    lines.append(f"query = {q(side.query)}" + ("    # the topic; several with commas" if kafka else ""))
-    lines.append('payload_format = "json"' if kafka else f"format = {q(side.format)}")
+    lines = ["[[sources]]", f"name = {toml_string(side.name)}", f'connection = "{"bus" if kafka else "files"}"']
+    lines.append(f"query = {toml_string(side.query)}" + ("    # the topic; several with commas" if kafka else ""))
+    lines.append('payload_format = "json"' if kafka else f"format = {toml_string(side.format)}")
     lines += [f"# {note}" for note in side.notes]
-    lines.append(f"schema = {q(schema)}")
+    lines.append(f"schema = {toml_string(schema)}")
     if side.options:
-        lines.append(f"options = {{ {', '.join(f'{key} = {q(value)}' for key, value in side.options.items())} }}")
+        lines.append(
+            f"options = {{ {', '.join(f'{key} = {toml_string(value)}' for key, value in side.options.items())} }}"
+        )
     if kafka:
         lines.append('starting_offsets = "earliest"      # where a new pipeline begins')
     return "\n".join(lines) + "\n"
 
 
-def _transform(wanted: ConfigDraft) -> str:
-    kept = f'on_error = "dlq"                   # bad rows go to [dead_letter], too: {wanted.drops_bad}'
+def _transform(draft: ConfigDraft) -> str:
+    dead_letter_policy = f'on_error = "dlq"                   # bad rows go to [dead_letter], too: {draft.drops_bad}'
     policy = (
-        kept
-        if wanted.drops_bad and wanted.keeps_late
+        dead_letter_policy
+        if draft.drops_bad and draft.keeps_late
         else (
-            f'on_error = "drop"                  # bad rows are counted and logged: {wanted.drops_bad}'
-            if wanted.drops_bad
+            f'on_error = "drop"                  # bad rows are counted and logged: {draft.drops_bad}'
+            if draft.drops_bad
             else ('on_error = "fail"                  # a bad row stops the run; "drop" counts and logs them')
         )
     )
     sql = (
         ""
-        if wanted.kind == "join"
+        if draft.kind == "join"
         else '# sql = "SELECT * FROM source WHERE …"   # row-wise SQL before the window; keep _event_ts\n'
     )
     return f"[transform]\n{policy}\n{sql}"
 
 
-def _letters(wanted: ConfigDraft) -> str:
+def _letters(draft: ConfigDraft) -> str:
     """[dead_letter], as a comment where nothing would go there."""
     lines = [
         "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
         'connection = "files"',
-        f"path = {q('letters/' + wanted.name)}",
+        f"path = {toml_string('letters/' + draft.name)}",
     ]
-    if not wanted.keeps_late:
+    if not draft.keeps_late:
         lines = ['# with late_data = "dlq" or on_error = "dlq":', *(f"# {line}" for line in lines)]
     return "\n".join(lines) + "\n"
 
 
-def _late_data(wanted: ConfigDraft) -> str:
-    if wanted.keeps_late:
-        return f'late_data = "dlq"                  # {wanted.keeps_late}, to [dead_letter]; "drop" only counts them'
+def _late_data(draft: ConfigDraft) -> str:
+    if draft.keeps_late:
+        return f'late_data = "dlq"                  # {draft.keeps_late}, to [dead_letter]; "drop" only counts them'
     return 'late_data = "drop"                 # counted; "dlq" keeps them in [dead_letter], "reopen" corrects windows'
 
 
-def _times(wanted: ConfigDraft, side: DraftSide) -> str:
+def _times(draft: ConfigDraft, side: DraftSide) -> str:
     lines = []
     if side.time is not None:
-        lines.append(f"event_time_column = {q(side.time)}")
+        lines.append(f"event_time_column = {toml_string(side.time)}")
     else:
         lines.append(
             '# event_time_column = "…"           # a column of the payload; without it the record\'s timestamp counts'
         )
     if side.unit is not None:
         lines.append(f'event_time_unit = "{side.unit}"               # of integers')
-    lines.append(f"lateness = {q(duration_text(wanted.lateness_ms))}                # {wanted.lateness_note}")
+    lines.append(f"lateness = {toml_string(duration_text(draft.lateness_ms))}                # {draft.lateness_note}")
     return "\n".join(lines) + "\n"
 
 
-def _window(wanted: ConfigDraft, side: DraftSide) -> str:
-    hop = max(1000, wanted.length_ms // 4)
-    shape = _SHAPES[wanted.kind].format(length=duration_text(wanted.length_ms), hop=duration_text(hop))
+def _window(draft: ConfigDraft, side: DraftSide) -> str:
+    hop = max(1000, draft.length_ms // 4)
+    shape = _SHAPES[draft.kind].format(length=duration_text(draft.length_ms), hop=duration_text(hop))
     others = (
-        f"    # or: {', '.join(json.dumps(k, ensure_ascii=False) for k in wanted.other_keys)}"
-        if wanted.other_keys
+        f"    # or: {', '.join(json.dumps(k, ensure_ascii=False) for k in draft.other_keys)}"
+        if draft.other_keys
         else ""
     )
     text = (
-        f'[transform.window]\nkind = "{wanted.kind}"\n{shape}{_times(wanted, side)}group_by = {_list(side.keys)}{others}\n'
-        f"{_late_data(wanted)}\n\n"
-        f"{_columns(wanted.kind, side.keys)}\n"
+        f'[transform.window]\nkind = "{draft.kind}"\n{shape}{_times(draft, side)}group_by = {_list(side.keys)}{others}\n'
+        f"{_late_data(draft)}\n\n"
+        f"{_columns(draft.kind, side.keys)}\n"
         '[[transform.window.aggregations]]\nagg = "count"\nas = "events"\n'
     )
-    if wanted.measure is not None:
-        text += f'\n[[transform.window.aggregations]]\nagg = "sum"\ncolumn = {q(wanted.measure)}\nas = {q(wanted.measure + "_sum")}\n'
+    if draft.measure is not None:
+        text += f'\n[[transform.window.aggregations]]\nagg = "sum"\ncolumn = {toml_string(draft.measure)}\nas = {toml_string(draft.measure + "_sum")}\n'
     return text
 
 
@@ -186,32 +188,30 @@ def _columns(kind: str, keys: Sequence[str]) -> str:
     times = ("window_start", "window_end")
     if kind != "session":
         return f"# columns of a result: {', '.join((*times, *keys))}, and those that aggregations name"
-    told = "# session_id: a number of its own for each session, made of key and start: the same in every run"
-    return (
-        f"# columns of a result: {', '.join((*keys, *times, 'session_id'))}, and those that aggregations name\n{told}"
-    )
+    session_note = "# session_id: a number of its own for each session, made of key and start: the same in every run"
+    return f"# columns of a result: {', '.join((*keys, *times, 'session_id'))}, and those that aggregations name\n{session_note}"
 
 
-def _join(wanted: ConfigDraft, sides: Sequence[DraftSide]) -> str:
-    left, right = sides
+def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
+    left_side, right_side = sides
     return (
         '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner come out, too\n'
-        f"left_source = {q(left.name)}\nright_source = {q(right.name)}\n"
-        f"left_keys = {_list(left.keys)}\nright_keys = {_list(right.keys)}\n"
+        f"left_source = {toml_string(left_side.name)}\nright_source = {toml_string(right_side.name)}\n"
+        f"left_keys = {_list(left_side.keys)}\nright_keys = {_list(right_side.keys)}\n"
         'time_window = "1h"              # how far apart partners may be, either way\n'
-        f"{_times(wanted, left)}" + (f"{_late_data(wanted)}\n" if wanted.keeps_late else "")
+        f"{_times(draft, left_side)}" + (f"{_late_data(draft)}\n" if draft.keeps_late else "")
     )
 
 
 def side_of(
-    sample: Sample, home: Path, name: str, time: TimeColumn | None, keys: Sequence[str], topic: str | None
+    sample: Sample, config_directory: Path, name: str, time: TimeColumn | None, keys: Sequence[str], topic: str | None
 ) -> DraftSide:
     """A source over the files of a sample, as seen from the folder of the config; or over a topic whose records look like it."""
     notes = [
         f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct what you know better"
     ]
     notes += [f"not read: {' '.join(line.split())}" for line in sample.skipped]
-    query = topic or os.path.relpath(sample.query, home)
+    query = topic or os.path.relpath(sample.query, config_directory)
     return DraftSide(
         name=name,
         query=query,
@@ -225,37 +225,42 @@ def side_of(
     )
 
 
-def lateness_note(seen: OutOfOrderness | None) -> str:
+def lateness_note(disorder: OutOfOrderness | None) -> str:
     """What the lateness was taken from."""
-    if seen is None:
+    if disorder is None:
         return "rows may be this much out of order"
-    if not seen.most_us:
-        return f"rows are in order in the sample ({plural(seen.rows, 'row')}); of live sources they rarely are"
-    most = format_span(seen.most_us)
-    if seen.in_time == 1.0:
+    if not disorder.most_us:
+        return f"rows are in order in the sample ({plural(disorder.rows, 'row')}); of live sources they rarely are"
+    most = format_span(disorder.most_us)
+    if disorder.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
-    share = math.floor(seen.in_time * 10_000 + 1e-6) / 100  # never more than it is
-    kept = f"keeps {share:g} % of the sample, where rows are out of order by up to {most}"
-    return f"{kept}: a clock in it may be wrong, see max_jump" if seen.in_time < 0.5 else kept
+    share = math.floor(disorder.in_time * 10_000 + 1e-6) / 100  # never more than it is
+    note = f"keeps {share:g} % of the sample, where rows are out of order by up to {most}"
+    return f"{note}: a clock in it may be wrong, see max_jump" if disorder.in_time < 0.5 else note
 
 
-def disorder_lines(seen: OutOfOrderness) -> list[str]:
+def disorder_lines(disorder: OutOfOrderness) -> list[str]:
     """How far the rows of a sample lie behind the newest one before them, for people."""
-    if not seen.most_us:
-        return [lateness_note(seen)]
-    parts = (("p50", seen.p50_us), ("p99", seen.p99_us), ("p99.9", seen.p999_us), ("max", seen.most_us))
-    lines = [f"behind the newest row before: {', '.join(f'{name} {format_span(us)}' for name, us in parts)}"]
-    lateness = duration_text(seen.lateness_ms)
-    if seen.in_time == 1.0:
+    if not disorder.most_us:
+        return [lateness_note(disorder)]
+    quantiles = (
+        ("p50", disorder.p50_us),
+        ("p99", disorder.p99_us),
+        ("p99.9", disorder.p999_us),
+        ("max", disorder.most_us),
+    )
+    lines = [f"behind the newest row before: {', '.join(f'{name} {format_span(us)}' for name, us in quantiles)}"]
+    lateness = duration_text(disorder.lateness_ms)
+    if disorder.in_time == 1.0:
         return [*lines, f"lateness {lateness} keeps all of them"]
-    return [*lines, f"lateness {lateness} {lateness_note(seen)}; {late_rows(seen)}, kept as dead letters"]
+    return [*lines, f"lateness {lateness} {lateness_note(disorder)}; {late_rows(disorder)}, kept as dead letters"]
 
 
-def late_rows(seen: OutOfOrderness | None) -> str:
+def late_rows(disorder: OutOfOrderness | None) -> str:
     """The rows that the proposed lateness does not keep; an empty text for none."""
-    if seen is None or not seen.late:
+    if disorder is None or not disorder.late:
         return ""
-    return f"{plural(seen.late, 'row')} of the sample would be late"
+    return f"{plural(disorder.late, 'row')} of the sample would be late"
 
 
 def format_span(us: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.scaffold.types import TypeStats, of_polars, one_by_case, parse_cell
+from slackwater.scaffold.types import TypeStats, ddl_of_polars, one_by_case, parse_cell
 
 ROWS = 100_000  # at the most
 _CHARACTERS = 64_000_000
@@ -75,11 +75,13 @@ def _files(path: Path) -> tuple[list[Path], str]:
                 f"--sample: {path}: is not there; expected a file or a directory of JSON lines, CSV or Parquet"
             )
         return [path], str(path)
-    own = [p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size]
-    if not own:
+    files_of_directory = [
+        p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and p.stat().st_size
+    ]
+    if not files_of_directory:
         raise StartError(f"--sample: {path}: holds no files; expected JSON lines, CSV or Parquet")
     endings: dict[str, list[Path]] = {}
-    for p in own:
+    for p in files_of_directory:
         endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
     ending, files = max(endings.items(), key=lambda item: (item[0].split(".")[-1] != "", len(item[1])))
     files.sort(key=lambda p: (p.stat().st_mtime_ns, p.name))  # as a run reads them
@@ -107,7 +109,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
                     return
 
 
-def shown(value: object) -> str:
+def abbreviate_value(value: object) -> str:
     """A value in one line of bounded length."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -119,7 +121,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
             f"--sample: {path}: is one JSON array; expected one object per line, without commas between them"
         )
     rows: list[dict[str, Any]] = []
-    bad, places, first = 0, [], ""
+    bad, line_numbers, first = 0, [], ""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -129,57 +131,61 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
             row = None
         if isinstance(row, dict):
             rows.append(row)
-            places.append(number)
+            line_numbers.append(number)
         else:
             bad += 1
-            first = first or f"{f'line {number:,}' if not several else 'the first'} is {shown(line.strip())}"
+            first = first or f"{f'line {number:,}' if not several else 'the first'} is {abbreviate_value(line.strip())}"
     if not rows:
         raise StartError(
             f"--sample: {path}: none of the first {plural(bad, 'line')} is a JSON object; {first}; expected one object per line"
         )
-    seen = TypeStats()
+    stats = TypeStats()
     for row in rows:
-        seen.add(row)
-    names = one_by_case(name for name in seen.fields if name)
-    twice = tuple(
-        f"{name}: differs from another column by case only" for name in seen.fields if name and name not in names
+        stats.add(row)
+    names = one_by_case(name for name in stats.fields if name)
+    skipped = tuple(
+        f"{name}: differs from another column by case only" for name in stats.fields if name and name not in names
     )
     return Sample(
         path,
         query,
         "json",
-        {name: seen.fields[name].ddl() for name in names},
+        {name: stats.fields[name].ddl() for name in names},
         rows,
         {},
         bad,
-        twice,
-        () if several else places,
+        skipped,
+        () if several else line_numbers,
         first,
     )
 
 
 def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     head = [line for line in lines[:200] if line.strip()]
-    found = [(sep, [len(r) for r in csv.reader(head, delimiter=sep)]) for sep in _SEPARATORS]
-    fit = [(sep, widths[0]) for sep, widths in found if widths[0] > 1 and widths.count(widths[0]) >= 0.95 * len(widths)]
+    widths_by_separator = [(sep, [len(r) for r in csv.reader(head, delimiter=sep)]) for sep in _SEPARATORS]
+    fit = [
+        (sep, widths[0])
+        for sep, widths in widths_by_separator
+        if widths[0] > 1 and widths.count(widths[0]) >= 0.95 * len(widths)
+    ]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is not a table: its lines have no common separator, the first is {shown(head[0].strip())}; "
+            f"--sample: {path}: is not a table: its lines have no common separator, the first is {abbreviate_value(head[0].strip())}; "
             "expected JSON lines, CSV or Parquet"
         )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
     reader = csv.reader(lines, delimiter=sep)
     numbered = [(reader.line_num, r) for r in reader if len(r) > 1 or (r and r[0].strip())]
-    places, table = [n for n, _ in numbered], [r for _, r in numbered]
+    line_numbers, table = [n for n, _ in numbered], [r for _, r in numbered]
     header = _is_header(table[0])
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
-        places = list(range(1, len(table) + 1))  # of several files no line is named
+        line_numbers = list(range(1, len(table) + 1))  # of several files no line is named
     names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
-    begins = 1 if header else 0
-    told = list(zip(places[begins:], table[begins:], strict=True))
-    body = [r for _, r in told if len(r) == width]
-    first = next(((n, r) for n, r in told if len(r) != width), None)
+    first_body_row = 1 if header else 0
+    numbered_body = list(zip(line_numbers[first_body_row:], table[first_body_row:], strict=True))
+    body = [r for _, r in numbered_body if len(r) == width]
+    first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
     rows = [dict(zip(names, map(parse_cell, r), strict=True)) for r in body]
     if not rows:
         raise StartError(f"--sample: {path}: has a header and no rows")
@@ -194,10 +200,14 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
                 row[name] = spelled[i] or None
     options = ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     bad = len(table) - header - len(rows)
-    at = "the first" if several or first is None else f"line {first[0]:,}"
-    why = "" if first is None else f"{at} has {len(first[1])} cells, expected {width}: {shown(sep.join(first[1]))}"
-    lines_of = () if several else [n for n, r in told if len(r) == width]
-    return Sample(path, query, "csv", columns, rows, options, bad, (), lines_of, why)
+    position = "the first" if several or first is None else f"line {first[0]:,}"
+    first_bad = (
+        ""
+        if first is None
+        else f"{position} has {len(first[1])} cells, expected {width}: {abbreviate_value(sep.join(first[1]))}"
+    )
+    lines_of = () if several else [n for n, r in numbered_body if len(r) == width]
+    return Sample(path, query, "csv", columns, rows, options, bad, (), lines_of, first_bad)
 
 
 def _is_header(row: list[str]) -> bool:
@@ -208,12 +218,12 @@ def _is_header(row: list[str]) -> bool:
 
 
 def _names(row: list[str]) -> list[str]:
-    found: list[str] = []
-    for i, given in enumerate(row):
-        name = given.strip() or f"c{i + 1}"
-        taken = {n.casefold() for n in found}
-        found.append(name if name.casefold() not in taken else f"{name}_{i + 1}")
-    return found
+    names: list[str] = []
+    for i, cell in enumerate(row):
+        name = cell.strip() or f"c{i + 1}"
+        taken = {n.casefold() for n in names}
+        names.append(name if name.casefold() not in taken else f"{name}_{i + 1}")
+    return names
 
 
 def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
@@ -221,23 +231,25 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
 
     try:
         frames = []
-        left = ROWS
+        remaining = ROWS
         for file in files:
-            frames.append(pl.scan_parquet(file).head(left).collect())
-            left -= frames[-1].height
-            if left <= 0:
+            frames.append(pl.scan_parquet(file).head(remaining).collect())
+            remaining -= frames[-1].height
+            if remaining <= 0:
                 break
     except pl.exceptions.PolarsError:
         raise StartError(f"--sample: {path}: cannot be read as Parquet") from None
     schema = frames[0].schema
     frames = [f for f in frames if f.schema == schema]
-    types = {name: of_polars(kind) for name, kind in schema.items()}
-    known = {name: types[name] for name in one_by_case(types)}
+    types = {name: ddl_of_polars(kind) for name, kind in schema.items()}
+    distinct_names = {name: types[name] for name in one_by_case(types)}
     skipped = tuple(
-        f"{name}: Spark does not read {schema[name]} from Parquet" for name, kind in known.items() if kind is None
+        f"{name}: Spark does not read {schema[name]} from Parquet"
+        for name, kind in distinct_names.items()
+        if kind is None
     )
     rows = pl.concat(frames).to_dicts()
     if not rows:
         raise StartError(f"--sample: {path}: has no rows")
-    columns = {name: kind for name, kind in known.items() if kind is not None}
+    columns = {name: kind for name, kind in distinct_names.items() if kind is not None}
     return Sample(path, query, "parquet", columns, rows, {}, 0, skipped)

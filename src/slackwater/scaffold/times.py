@@ -17,7 +17,7 @@ ENOUGH = 0.999  # of the rows: a lateness that keeps so many is proposed, the ot
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 
 
-def unit_of(values: Sequence[int | float]) -> str | None:
+def time_unit_of(values: Sequence[int | float]) -> str | None:
     """The unit in which nearly all of these numbers are times; None if there is none."""
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)
@@ -74,9 +74,9 @@ class OutOfOrderness:
 
 def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
     newest, behind = None, []
-    for at in times_us:
-        newest = at if newest is None or at > newest else newest
-        behind.append(newest - at)
+    for time_us in times_us:
+        newest = time_us if newest is None or time_us > newest else newest
+        behind.append(newest - time_us)
     most = max(behind, default=0)
     ordered = sorted(behind)
 
@@ -86,10 +86,12 @@ def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
 
     steps = [1000 * step for step in _STEPS_S]
 
-    def kept(ms: int) -> float:
+    def kept_share(ms: int) -> float:
         return sum(b <= ms * 1000 for b in behind) / max(1, len(behind))
 
     lateness = 10_000
     if most:
-        lateness = next((ms for share in (ENOUGH, 0.99) for ms in steps if kept(ms) >= share), steps[-1])
-    return OutOfOrderness(most, lateness, kept(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999))
+        lateness = next((ms for share in (ENOUGH, 0.99) for ms in steps if kept_share(ms) >= share), steps[-1])
+    return OutOfOrderness(
+        most, lateness, kept_share(lateness), len(behind), quantile(0.5), quantile(0.99), quantile(0.999)
+    )

@@ -69,7 +69,7 @@ class TypeStats:
 
     def _object(self) -> str:
         if len(self.fields) > _MANY_KEYS:
-            types = {seen.ddl() for seen in self.fields.values() if seen.kinds}
+            types = {stats.ddl() for stats in self.fields.values() if stats.kinds}
             return f"MAP<STRING, {types.pop() if len(types) == 1 else 'STRING'}>"
         names = one_by_case(self.fields)
         if not all(names):
@@ -79,10 +79,10 @@ class TypeStats:
 
 def one_by_case(names: Iterable[str]) -> list[str]:
     """The names without those that differ from an earlier one by case only, which Spark cannot tell apart."""
-    found: dict[str, str] = {}
+    first_spelling: dict[str, str] = {}
     for name in names:
-        found.setdefault(name.casefold(), name)
-    return list(found.values())
+        first_spelling.setdefault(name.casefold(), name)
+    return list(first_spelling.values())
 
 
 def quote_name(name: str) -> str:
@@ -101,7 +101,7 @@ def parse_cell(text: str | None) -> Any:
     return text.lower() == "true" if text.lower() in ("true", "false") else text
 
 
-def of_polars(kind: Any) -> str | None:
+def ddl_of_polars(kind: Any) -> str | None:
     """A type of Polars, as Spark reads it from Parquet; None where it does not."""
     import polars as pl
 
@@ -131,10 +131,10 @@ def of_polars(kind: Any) -> str | None:
     if base is pl.Decimal:
         return f"DECIMAL({kind.precision or 38},{kind.scale})"
     if base is pl.List:
-        inner = of_polars(kind.inner)
+        inner = ddl_of_polars(kind.inner)
         return None if inner is None else f"ARRAY<{inner}>"
     if base is pl.Struct:
-        fields = [(f.name, of_polars(f.dtype)) for f in kind.fields]
-        known = [f"{quote_name(name)}: {inner}" for name, inner in fields if name and inner is not None]
-        return f"STRUCT<{', '.join(known)}>" if known and len(known) == len(fields) else None
+        fields = [(f.name, ddl_of_polars(f.dtype)) for f in kind.fields]
+        members = [f"{quote_name(name)}: {inner}" for name, inner in fields if name and inner is not None]
+        return f"STRUCT<{', '.join(members)}>" if members and len(members) == len(fields) else None
     return None

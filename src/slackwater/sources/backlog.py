@@ -47,9 +47,9 @@ def unread_records(broker: KafkaBroker, source: Source) -> Answer:
 
     def answer(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
-        read = KafkaOffsets.known(None if record is None else record.offsets)
+        read = KafkaOffsets.coerce(None if record is None else record.offsets)
         # a partition that no commit knows begins at its start; records may be gone before they were read
-        count = sum(max(end - max(read.of(*part) or low, low), 0) for part, (low, end) in bounds.items())
+        count = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
         return Backlog(source.name, "records", count, count)
 
     return answer
@@ -62,7 +62,7 @@ def unread_files(source: Source) -> Answer:
 
 def _since(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
     record = snapshot.commit.sources.get(name)
-    read = FileOffsets.known(None if record is None else record.offsets)
+    read = FileOffsets.coerce(None if record is None else record.offsets)
     rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
     if paths is None or done > MOST:
         return Backlog(name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")

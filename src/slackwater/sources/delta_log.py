@@ -73,7 +73,7 @@ class DeltaLog:
         table = self._table(offsets.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.what} holds files with deletion vectors at {offsets.whole}, which Spark's reader of Parquet does not apply; write "
+                f"{self.what} holds files with deletion vectors at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write "
                 'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
             )
         adds = pa.table(table.get_add_actions()).to_pylist()

@@ -106,7 +106,7 @@ class FilesSource(SparkPlannedSource):
         """Those that were read are listed as the files of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
-        entries = load_file_list(store, FileOffsets.known(record.offsets))
+        entries = load_file_list(store, FileOffsets.coerce(record.offsets))
         lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
         (log / "0").write_text("\n".join(["v1", *lines]))
         return json.dumps({"logOffset": 0})
@@ -125,7 +125,7 @@ class FilesSource(SparkPlannedSource):
         if not entries:
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
-        offsets = store_file_list(store, epoch, FileOffsets.known(record.offsets), entries)
+        offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
         return self.of(session, entries, offsets)
 
     def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:

@@ -73,7 +73,7 @@ class FileBatch:
     entries: Sequence[FileEntry]
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        offsets = files.store_file_list(store, epoch, FileOffsets.known(record.offsets), self.entries)
+        offsets = files.store_file_list(store, epoch, FileOffsets.coerce(record.offsets), self.entries)
         return self.source.of(session, self.entries, offsets)
 
 

@@ -47,7 +47,7 @@ class IcebergLog:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.what} holds {_deletes(entry)} at {offsets.whole}, which Spark's reader of Parquet does not apply; write its files "
+                        f"{self.what} holds {_deletes(entry)} at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write its files "
                         'anew (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
                     )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
@@ -84,7 +84,7 @@ class IcebergLog:
 
     def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
         if (snapshot := table.metadata.snapshot_by_id(offsets.version)) is None:
-            raise VersionGoneError(f"{offsets.whole} is needed, and it was expired")
+            raise VersionGoneError(f"{offsets.fully_read} is needed, and it was expired")
         return snapshot
 
     def _way_from(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:

@@ -177,14 +177,14 @@ class KafkaSource(SparkPlannedSource):
         """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
-        before = KafkaOffsets.known(record.offsets)
+        before = KafkaOffsets.coerce(record.offsets)
         partitions = self.partitions()
         ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
         replaced = self._check_topics(before, ids)
         start = self.spec.starting_offsets
         offsets: dict[str, dict[str, int]] = {}
         for (topic, part), (low, _) in bounds.items():
-            offset = low if topic in replaced else before.of(topic, part)
+            offset = low if topic in replaced else before.next_offset(topic, part)
             if offset is None:
                 start_offset = start.get(topic, {}).get(str(part), low) if isinstance(start, Mapping) else None
                 offset = low if start_offset is None else start_offset
@@ -240,7 +240,7 @@ class KafkaSource(SparkPlannedSource):
         `record`: where the state stands, of the topics that it read. Raises EpochError.
         """
         ids = self.broker.topic_ids(end)
-        replaced = self._check_topics(KafkaOffsets.known(None if record is None else record.offsets), ids)
+        replaced = self._check_topics(KafkaOffsets.coerce(None if record is None else record.offsets), ids)
         ranges, lost = self._ranges({t: parts for t, parts in start.items() if t not in replaced}, end)
         record_counts = {f"{t}-{p}": max(until - since, 0) for (t, p), (since, until) in ranges.items()}
         if any(record_counts.values()):
@@ -326,13 +326,13 @@ class KafkaSource(SparkPlannedSource):
         """Commit offsets to `commit_group`, for tools that show lag; nothing here reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-        kafka_offsets = KafkaOffsets.known(offsets)
+        kafka_offsets = KafkaOffsets.coerce(offsets)
         if self.spec.commit_group is None:
             return
         consumer: Any = make_client(Consumer, {**self.broker.settings(), "group.id": self.spec.commit_group})
         try:
             consumer.commit(
-                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in kafka_offsets.each()],
+                offsets=[TopicPartition(topic, int(part), offset) for topic, part, offset in kafka_offsets.entries()],
                 asynchronous=False,
             )
         except KafkaException:

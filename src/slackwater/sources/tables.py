@@ -152,7 +152,7 @@ class TableSource(Seekable):
     def begins(self, record: SourceRecord) -> TableOffsets:
         """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
         read = record.offsets
-        if isinstance(read, TableOffsets) and read.never:
+        if isinstance(read, TableOffsets) and read.is_unread:
             return self._whole()
         if not isinstance(read, TableOffsets):
             return self.latest() if self.spec.starting_offsets == "latest" else self.stated()

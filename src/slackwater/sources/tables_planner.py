@@ -84,7 +84,7 @@ class TablePlanner:
     def _rest(self) -> None:
         """What is left of the version that was read in part."""
         offsets, done = self._at, self._at.files or 0
-        end = offsets.whole
+        end = offsets.fully_read
         if offsets.content:
             files = self._source.log.content(offsets)
         else:
@@ -92,7 +92,9 @@ class TablePlanner:
             self._check(version)
             files = version.files
         if done > len(files):
-            raise VersionGoneError(f"{offsets.whole} has {plural(len(files), 'file')}, and {done:,} of them were read")
+            raise VersionGoneError(
+                f"{offsets.fully_read} has {plural(len(files), 'file')}, and {done:,} of them were read"
+            )
         self._add(files[done:], offsets, done, end)
         self._at, self._within = end, False
 

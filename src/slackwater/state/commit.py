@@ -49,7 +49,7 @@ LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target 
 
 
 def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
-    return None if found is None else found.stored()
+    return None if found is None else found.to_json()
 
 
 class CommitModel(BaseModel):

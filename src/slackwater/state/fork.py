@@ -78,7 +78,7 @@ def forked_commit(
 
 
 def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
-    return source.model_copy(update={"offsets": source.offsets.renamed(listed)}) if source.offsets else source
+    return source.model_copy(update={"offsets": source.offsets.with_list_names(listed)}) if source.offsets else source
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:

@@ -45,7 +45,7 @@ class FilesTarget:
     @property
     def capacity(self) -> ValueLimits:
         """Text writes times with four digits of a year; Parquet holds any."""
-        return ANYTHING if self._format == "parquet" else ValueLimits(times=YEARS)
+        return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
         return

@@ -66,7 +66,7 @@ class IcebergTarget:
     @property
     def capacity(self) -> ValueLimits:
         """The years that Spark writes and reads."""
-        return ValueLimits(times=YEARS)
+        return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
         """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""

@@ -85,7 +85,7 @@ class KafkaTarget:
     @property
     def capacity(self) -> ValueLimits:
         """JSON has times with four digits of a year, in the key too; a key alone must not be more than a message may be."""
-        return ValueLimits(times=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
+        return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
         """Reach the brokers, find the topic; under exactly_once end what an earlier process left and read the marker."""

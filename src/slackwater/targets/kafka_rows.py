@@ -139,7 +139,7 @@ def avro_schema(table: TargetTable) -> dict[str, Any]:
 
 def _is_same(field: Field) -> bool:
     """Whether Avro takes the values as they are."""
-    return field.supported and field.base not in ("date", "timestamp", "timestamp_ntz")
+    return field.is_scalar and field.base not in ("date", "timestamp", "timestamp_ntz")
 
 
 def _physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:

@@ -9,7 +9,7 @@ from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.transform import Stage, Transform
-from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits, capacity_of
+from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits, value_limits_of
 from slackwater.operators.base import Operator
 
 WATCHED = "~"  # begins the names of targets that only a test has
@@ -20,9 +20,9 @@ def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[
     from slackwater.runner.components import targets_of
 
     store = pipeline.state_store
-    held = ValueLimits(False, YEARS, state=True) if store is not None and store.kind == "postgres" else ANYTHING
+    held = ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
     real = {n: t for n, t in targets_of(pipeline, operators).items() if not n.startswith(WATCHED)}
-    return {name: held & capacity_of(target) for name, target in real.items()}
+    return {name: held & value_limits_of(target) for name, target in real.items()}
 
 
 _T = TypeVar("_T", Transform, Stage)

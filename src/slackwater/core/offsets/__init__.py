@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, ChangedFiles, OffsetChange, Offsets
+from slackwater.core.offsets.base import NEEDS_FILE, ChangedFiles, OffsetChange, OffsetLookup, Offsets
 from slackwater.core.offsets.files import FileOffsets
 from slackwater.core.offsets.kafka import ByTopic, KafkaOffsets, by_topic
 from slackwater.core.offsets.tables import TableOffsets
@@ -31,17 +31,17 @@ def parse_offsets(stored: Any) -> Offsets | None:
         return stored
     if not isinstance(stored, Mapping):
         raise ValueError("offsets are no table")
-    return next(found for kind in KINDS if (found := kind.parsed(stored)) is not None)
+    return next(offsets for kind in KINDS if (offsets := kind.from_json(stored)) is not None)
 
 
 __all__ = [
     "NEEDS_FILE",
-    "Ask",
     "ByTopic",
     "ChangedFiles",
     "FileOffsets",
     "KafkaOffsets",
     "OffsetChange",
+    "OffsetLookup",
     "Offsets",
     "TableOffsets",
     "by_topic",

@@ -15,7 +15,7 @@ class ChangedFiles:
     count: int = 0
     last: tuple[str, ...] = ()
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"count": self.count, "last": list(self.last)}
 
 
@@ -30,7 +30,9 @@ class OffsetChange(NamedTuple):
     skips: bool = False
 
 
-Ask = Callable[[str | int], "Offsets"]  # asks the system of a source where "earliest", "latest" or a time (µs) is
+OffsetLookup = Callable[
+    [str | int], "Offsets"
+]  # asks the system of a source where "earliest", "latest" or a time (µs) is
 NEEDS_FILE = "give the pipeline's TOML file as WHERE"
 
 
@@ -39,24 +41,24 @@ class Offsets(ABC):
 
     @classmethod
     @abstractmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> Self | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> Self | None:
         """What a commit holds; None where it is of another kind. Raises ValueError for what no commit holds."""
 
     @classmethod
-    def known(cls, offsets: Offsets | None) -> Self:
+    def coerce(cls, offsets: Offsets | None) -> Self:
         """What a commit knows of a source of this kind; nothing where it was another kind of source before."""
         return offsets if isinstance(offsets, cls) else cls()
 
     @abstractmethod
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As a commit holds it."""
 
     @abstractmethod
-    def rows(self) -> dict[str, str]:
+    def positions(self) -> dict[str, str]:
         """For people who look into a database: a name, and how far that is."""
 
     @abstractmethod
-    def told(self) -> str:
+    def describe(self) -> str:
         """Where reading goes on, in words: as in `after 3 files`."""
 
     @abstractmethod
@@ -64,8 +66,8 @@ class Offsets(ABC):
         """What it means to go on here instead of `before`."""
 
     @abstractmethod
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
-        """Where a source goes on that is to begin at a word or a time. `where`: who asks for it; `ask`: None without its config.
+    def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
+        """Where a source goes on that is to begin at a word or a time. `prefix`: who asks for it; `lookup`: None without its config.
 
         Raises StartError, also for what nothing of this kind can begin at.
         """
@@ -80,7 +82,7 @@ class Offsets(ABC):
         """The files that changed after they were read; None: none did, or none were read."""
         return None
 
-    def renamed(self, listed: Callable[[str], str]) -> Offsets:
+    def with_list_names(self, listed: Callable[[str], str]) -> Offsets:
         """The same, with lists of other names."""
         return self
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.offsets.base import Ask, ChangedFiles, OffsetChange, Offsets, count_of_files
+from slackwater.core.offsets.base import ChangedFiles, OffsetChange, OffsetLookup, Offsets, count_of_files
 from slackwater.errors import StartError
 
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -23,7 +23,7 @@ class FileOffsets(Offsets):
     changed: ChangedFiles | None = None
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> FileOffsets | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> FileOffsets | None:
         if not isinstance(stored.get("segments"), list):
             return None
         changed = stored.get("changed")
@@ -33,29 +33,29 @@ class FileOffsets(Offsets):
             None if changed is None else _changed(changed),
         )
 
-    def stored(self) -> dict[str, Any]:
-        changed = {} if self.changed is None else {"changed": self.changed.stored()}
+    def to_json(self) -> dict[str, Any]:
+        changed = {} if self.changed is None else {"changed": self.changed.to_json()}
         return {"segments": list(self.lists), "count": self.count, **changed}
 
-    def rows(self) -> dict[str, str]:
+    def positions(self) -> dict[str, str]:
         return {"files": str(self.count)}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return f"after {plural(self.count, 'file')}"
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
-        read = FileOffsets.known(before).count
+        read = FileOffsets.coerce(before).count
         meaning = f"{plural(read, 'file')} again" if read else "as it is"
         return [OffsetChange("files", f"{plural(read, 'file')} read", "none read", meaning, again=read > 0)]
 
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> FileOffsets:
-        if wanted != "earliest":
+    def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> FileOffsets:
+        if start != "earliest":
             raise StartError(
-                f'{where}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
+                f'{prefix}: it reads files, which have no order to go on at; expected "earliest" (all of them are read again)'
             )
         return FileOffsets()
 
-    def renamed(self, listed: Callable[[str], str]) -> FileOffsets:
+    def with_list_names(self, listed: Callable[[str], str]) -> FileOffsets:
         return replace(self, lists=tuple(map(listed, self.lists)))
 
 
@@ -65,8 +65,8 @@ def _list(name: Any) -> str:
     return name
 
 
-def _changed(found: Any) -> ChangedFiles:
-    last = found.get("last", []) if isinstance(found, Mapping) else None
+def _changed(stored: Any) -> ChangedFiles:
+    last = stored.get("last", []) if isinstance(stored, Mapping) else None
     if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
         raise ValueError("changed files are no names")
-    return ChangedFiles(count_of_files(found.get("count", 0)), tuple(last))
+    return ChangedFiles(count_of_files(stored.get("count", 0)), tuple(last))

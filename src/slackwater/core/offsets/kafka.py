@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, OffsetChange, Offsets, is_count
+from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, is_count
 from slackwater.errors import StartError
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
@@ -20,10 +20,10 @@ _IDS = "#ids"  # in the stored form, next to the topics: no topic has this name
 
 def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
     """What there is of each partition, as Spark writes it."""
-    found: dict[str, dict[str, V]] = {}
-    for (topic, part), offset in offsets.items():
-        found.setdefault(topic, {})[str(part)] = offset
-    return found
+    topics: dict[str, dict[str, V]] = {}
+    for (topic, partition), offset in offsets.items():
+        topics.setdefault(topic, {})[str(partition)] = offset
+    return topics
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KafkaOffsets(Offsets):
     ids: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> KafkaOffsets:
+    def from_json(cls, stored: Mapping[str, Any]) -> KafkaOffsets:
         topics = {str(topic): _partitions(topic, parts) for topic, parts in stored.items() if topic != _IDS}
         return cls(topics, _parse_ids(stored.get(_IDS, {})))
 
@@ -42,41 +42,46 @@ class KafkaOffsets(Offsets):
         """Return the topics that have another id by now. Topics whose id is unknown on either side do not count."""
         return sorted(t for t in self.topics if self.ids.get(t) and ids.get(t) and self.ids[t] != ids[t])
 
-    def of(self, topic: str, partition: int | str) -> int | None:
+    def next_offset(self, topic: str, partition: int | str) -> int | None:
         """None: the partition was not known yet."""
         return self.topics.get(topic, {}).get(str(partition))
 
-    def each(self) -> Iterator[tuple[str, str, int]]:
+    def entries(self) -> Iterator[tuple[str, str, int]]:
         """Topic, partition and offset."""
         for topic, parts in self.topics.items():
             for partition, offset in parts.items():
                 yield topic, partition, offset
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         topics: dict[str, Any] = {topic: dict(parts) for topic, parts in self.topics.items()}
         return topics | ({_IDS: dict(self.ids)} if self.ids else {})
 
-    def rows(self) -> dict[str, str]:
-        return {f"{topic}-{partition}": str(offset) for topic, partition, offset in self.each()}
+    def positions(self) -> dict[str, str]:
+        return {f"{topic}-{partition}": str(offset) for topic, partition, offset in self.entries()}
 
-    def told(self) -> str:
-        named = [f"{topic}-{part}:{at}" for topic, part, at in self.each()]
-        more = len(named) - _PARTITIONS
-        return "from offsets " + " ".join(named[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
+    def describe(self) -> str:
+        positions = [f"{topic}-{partition}:{offset}" for topic, partition, offset in self.entries()]
+        more = len(positions) - _PARTITIONS
+        return (
+            "from offsets " + " ".join(positions[:_PARTITIONS]) + (f" and {more} more partitions" if more > 0 else "")
+        )
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
-        known = KafkaOffsets.known(before)
-        moved, replaced = sorted(self.each(), key=lambda to: (to[0], int(to[1]))), known.replaced_topics(self.ids)
+        previous = KafkaOffsets.coerce(before)
+        entries, replaced = (
+            sorted(self.entries(), key=lambda entry: (entry[0], int(entry[1]))),
+            previous.replaced_topics(self.ids),
+        )
         return [
-            _change(f"{topic}-{part}", known.of(topic, part), offset, topic in replaced)
-            for topic, part, offset in moved
+            _change(f"{topic}-{partition}", previous.next_offset(topic, partition), offset, topic in replaced)
+            for topic, partition, offset in entries
         ]
 
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
-        if ask is None:
-            raise StartError(f"{where}: a broker is to be asked where that is; {NEEDS_FILE}")
-        assert isinstance(wanted, str | int)
-        return ask(wanted)
+    def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
+        if lookup is None:
+            raise StartError(f"{prefix}: a broker is to be asked where that is; {NEEDS_FILE}")
+        assert isinstance(start, str | int)
+        return lookup(start)
 
 
 def _change(partition: str, was: int | None, offset: int, replaced: bool = False) -> OffsetChange:

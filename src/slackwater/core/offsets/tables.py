@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.offsets.base import NEEDS_FILE, Ask, OffsetChange, Offsets, count_of_files
+from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, count_of_files
 from slackwater.errors import StartError
 
 
@@ -26,7 +26,7 @@ class TableOffsets(Offsets):
     content: bool = False
 
     @classmethod
-    def parsed(cls, stored: Mapping[str, Any]) -> TableOffsets | None:
+    def from_json(cls, stored: Mapping[str, Any]) -> TableOffsets | None:
         if not isinstance(stored.get("table"), str):
             return None
         if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
@@ -40,50 +40,50 @@ class TableOffsets(Offsets):
         return cls(stored["table"][:1000], version, sequence, files, content)
 
     @property
-    def never(self) -> bool:
+    def is_unread(self) -> bool:
         """Whether nothing of it was read yet: it begins with what it holds then."""
         return not self.table
 
     @property
-    def whole(self) -> TableOffsets:
+    def fully_read(self) -> TableOffsets:
         """The version, read to its end."""
         return replace(self, files=None, content=False)
 
-    def stored(self) -> dict[str, Any]:
-        more = {"sequence": self.sequence, "files": self.files, "content": self.content or None}
-        return {"table": self.table, "version": self.version} | {k: v for k, v in more.items() if v is not None}
+    def to_json(self) -> dict[str, Any]:
+        optional = {"sequence": self.sequence, "files": self.files, "content": self.content or None}
+        return {"table": self.table, "version": self.version} | {k: v for k, v in optional.items() if v is not None}
 
-    def rows(self) -> dict[str, str]:
+    def positions(self) -> dict[str, str]:
         return {"version": str(self.version), "files": "all" if self.files is None else str(self.files)}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return f"after {self}" if self.version >= 0 else f"from {self}"
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
         was = str(before) if isinstance(before, TableOffsets) else "never read"
-        if not self.never:
+        if not self.is_unread:
             return [OffsetChange("versions", was, f"after {self}", skips=before != self)]
         again = before is not None
         return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", again=again)]
 
-    def moved(self, where: str, wanted: object, ask: Ask | None) -> Offsets:
+    def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         """To what the table holds when the next run begins, or behind what is there now."""
-        if wanted == "earliest":
+        if start == "earliest":
             return TableOffsets(files=0, content=True)
-        if wanted != "latest":
+        if start != "latest":
             raise StartError(
-                f'{where}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
+                f'{prefix}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
             )
-        if ask is None:
-            raise StartError(f"{where}: the table is to be asked where that is; {NEEDS_FILE}")
-        return ask("latest")
+        if lookup is None:
+            raise StartError(f"{prefix}: the table is to be asked where that is; {NEEDS_FILE}")
+        return lookup("latest")
 
     def __str__(self) -> str:
         """For people: as in `version 12`, or `3 files of version 12`."""
         if self.version < 0:
             return "its first version" if self.table else "nothing"
-        named = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
+        version = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
         if self.files is None:
-            return named
-        of = f"what {named} holds" if self.content else named
-        return f"{plural(self.files, 'file')} of {of}"
+            return version
+        container = f"what {version} holds" if self.content else version
+        return f"{plural(self.files, 'file')} of {container}"

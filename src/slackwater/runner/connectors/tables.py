@@ -56,7 +56,7 @@ class TableConnector(Connector[C]):
             why = f"{where}: {log.what} cannot be read ({log.reason(error)}); what changed in it is not known"
             raise SourceUnavailableError(StartError(why)) from None
         source = _checked(PlannedTableSource(spec, log, now), record.columns)
-        if isinstance(record.offsets, TableOffsets) and not record.offsets.never:
+        if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
             source.begins(record)
         types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
         if record.columns is None or spec.schema_changes != "add":

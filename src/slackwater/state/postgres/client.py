@@ -54,9 +54,9 @@ _TYPES = {
 
 def sql_type(field: Field) -> str:
     """The Postgres type of a column, as `format_type` spells it; what holds a struct is jsonb."""
-    if field.element is not None and field.element.supported:
+    if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
-    if not field.supported:
+    if not field.is_scalar:
         return "jsonb"
     if field.base == "decimal":
         precision, scale = field.decimal

@@ -223,4 +223,4 @@ class RowChange:
 
 def rows_of(offsets: Offsets | None) -> dict[str, str]:
     """A source's offsets as rows: per partition of a Kafka topic, or one for files."""
-    return {"": "null"} if offsets is None else offsets.rows()
+    return {"": "null"} if offsets is None else offsets.positions()

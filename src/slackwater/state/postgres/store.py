@@ -161,7 +161,7 @@ class PostgresStore:
     @property
     def capacity(self) -> ValueLimits:
         """No U+0000 in text, and times that its clients can read."""
-        return ValueLimits(False, YEARS, state=True)
+        return ValueLimits(False, YEARS, covers_state=True)
 
     @property
     def url(self) -> str:

@@ -67,10 +67,10 @@ class ExactTotal:
         if limb_lists.null_count() < len(limb_lists):
             wide = np.array(limb_lists.is_not_null())
             values, offsets = self.read_limbs(frame)
-        totals, rest_of, inexact = exact_sum.fold_pairs(sums, rests, wide, heads)
+        totals, rest_of, inexact = exact_sum.sum_pairs(sums, rests, wide, heads)
         limbs, ends = self.empty(len(heads)), np.zeros(0, dtype=np.int64)
         if len(inexact):
-            new_limbs, ends = exact_sum.fold_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
+            new_limbs, ends = exact_sum.sum_limbs(inexact, sums, rests, offsets, values, heads, totals, rest_of)
             limbs = self._limbs(len(heads), inexact, new_limbs, ends)
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 

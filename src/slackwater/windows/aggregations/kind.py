@@ -52,7 +52,7 @@ class AggregationKind(ABC):
     def problem(self) -> str | None:
         """What about the columns does not fit, and what to do; None if they do."""
         for column in self.columns:
-            if not column.supported:
+            if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
         if self.number and self.column.base not in schema.NUMBERS:
             return (
