@@ -70,7 +70,7 @@ def piled(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()
 
 
 def merged(store: FilesStore) -> None:
-    assert wait([future for _, future in store._beside._running.values()], timeout=60).not_done == set()
+    assert wait([future for _, future in store._merger._running.values()], timeout=60).not_done == set()
 
 
 def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: FilesStore) -> None:
@@ -84,7 +84,7 @@ def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: Fil
     after = piled(store, range(8, 9), there)
     assert [m.file for m in after[:1]] == [m.file for m in shard.metas]
     assert len(after) == 2
-    assert not store._beside.epochs
+    assert not store._merger.epochs
     piled(store, range(9, 17), after)  # the commits that name the eight are let go of
     merged(store)
     store.collect_garbage()
@@ -94,7 +94,7 @@ def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: Fil
 
 
 def test_an_epoch_merges_what_nobody_merged_beside(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store._beside, "committed", lambda commit: None)
+    monkeypatch.setattr(store._merger, "committed", lambda commit: None)
     there = piled(store, range(15))
     assert len(there) == 15
     assert len(piled(store, range(15, 16), there)) == 1
@@ -116,7 +116,7 @@ def test_a_store_that_is_closed_writes_no_more(store: FilesStore) -> None:
     piled(store, range(8))
     store.close()
     before = sorted((Path(store.root) / "segments").iterdir())
-    assert store._beside._thread is None and not store._beside.epochs
+    assert store._merger._thread is None and not store._merger.epochs
     again = FilesStore(str(Path(store.root).parent), "p")
     latest = again.open()
     assert latest is not None and len(latest.stages[0].segments[0]) == 8

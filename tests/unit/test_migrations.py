@@ -38,7 +38,7 @@ def record(**fingerprint: Any) -> dict[str, Any]:
 
 def test_there_is_a_step_from_every_format_to_the_next() -> None:
     assert list(STEPS) == list(range(1, FORMAT))
-    assert all(step.what for step in STEPS.values())
+    assert all(step.description for step in STEPS.values())
 
 
 def test_a_session_is_described_by_its_fingerprint() -> None:

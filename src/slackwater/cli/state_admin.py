@@ -36,7 +36,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         print(f"{name}: epoch {epoch} has format {version}, this version writes format {FORMAT}")
         for number in migrations.migration_route(version, name):
             after = {**migrations.STEPS[number].change(record), "format": number + 1}
-            print(f"  {number} -> {number + 1}  {STEPS[number].what}")
+            print(f"  {number} -> {number + 1}  {STEPS[number].description}")
             print("\n".join(f"          {line}" for line in _changes(record, after)))
             record = after
     if dry_run:

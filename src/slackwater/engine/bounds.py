@@ -22,6 +22,6 @@ def check_bounds(
     """Raise CapExceededError if the state holds more than allowed; see `Operator.check_bounds`."""
 
     def recount(question: Question) -> Mapping[int, int]:
-        return engine.count([replace(t, state=t.state.at(after.segments[t.shard])) for t in tasks], question)
+        return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
 
     operator.check_bounds(next_commit.stage_counts(after), before.watermark_us, recount)

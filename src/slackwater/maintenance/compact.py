@@ -79,8 +79,8 @@ def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int,
 
 def _vacuum(store: PostgresStore, stages: int) -> None:
     t = store.tables
-    names = [name for n in range(stages) for name in (t.of(n).state, t.of(n).staged)]
-    names += t.of_all
+    names = [name for n in range(stages) for name in (t.for_stage(n).state, t.for_stage(n).staged)]
+    names += t.shared_tables
     try:
         with closing(client.open_connection(store.url, "state store")) as db:
             for name in names:

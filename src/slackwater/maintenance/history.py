@@ -30,19 +30,19 @@ class CommitSummary:
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
     """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
-    found, commits = list[CommitSummary](), retained_commits(store)
+    summaries, commits = list[CommitSummary](), retained_commits(store)
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
         follows = before is not None and before.epoch == commit.epoch - 1
-        found.append(_commit(commit, before if follows else None))
-    return found
+        summaries.append(_commit(commit, before if follows else None))
+    return summaries
 
 
 def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
     former = (0, 0, 0, 0) if before is None else _totals(before)
-    known = before is not None or commit.epoch == 0
+    is_counted = before is not None or commit.epoch == 0
     rows_in, late, bad, emitted = (
-        now - then if known else None for now, then in zip(_totals(commit), former, strict=True)
+        now - then if is_counted else None for now, then in zip(_totals(commit), former, strict=True)
     )
     return CommitSummary(
         commit.epoch,

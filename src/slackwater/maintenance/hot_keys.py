@@ -37,12 +37,12 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
 
     Raises StateError where the state does not describe its window.
     """
-    found = list[HotKey]()
+    candidates = list[HotKey]()
     for number in range(len(snapshot.commit.stages)):
         for key in _keys(store, snapshot, number, count):
-            found += [] if key in found else [key]
-    by_rows = sorted(found, key=lambda k: -k.rows)[:count]
-    by_events = sorted((k for k in found if k.events), key=lambda k: -(k.events or 0))[:count]
+            candidates += [] if key in candidates else [key]
+    by_rows = sorted(candidates, key=lambda k: -k.rows)[:count]
+    by_events = sorted((k for k in candidates if k.events), key=lambda k: -(k.events or 0))[:count]
     return by_rows + [k for k in by_events if k not in by_rows]
 
 

@@ -38,10 +38,10 @@ def estimate_requests(commits: Sequence[Commit], files: Collection[str]) -> Requ
     first, last = commits[0].epoch, commits[-1].epoch
     numbers = {m.epoch for m in commits}
     count = len(numbers)
-    mine = [f for f in files if (n := f.partition("/")[2][:9]).isdigit() and first <= int(n) <= last]
-    lists = sum(f.startswith("offsets/") for f in mine)
+    counted = [f for f in files if (n := f.partition("/")[2][:9]).isdigit() and first <= int(n) <= last]
+    lists = sum(f.startswith("offsets/") for f in counted)
     published = sum(m.staged for m in commits)
-    per_shard = (len(mine) - lists) / count / max(commits[-1].shards, 1)
+    per_shard = (len(counted) - lists) / count / max(commits[-1].shards, 1)
     per_commit = (lists + published) / count + 1
     span = (commits[-1].committed_us - commits[0].committed_us) / 1e6
     if count < 2 or span <= 0:

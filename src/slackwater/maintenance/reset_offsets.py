@@ -38,7 +38,7 @@ class OffsetMove:
     after: Offsets
 
 
-def plan_moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
+def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
     """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
 
     Raises StartError, EpochError.
@@ -49,38 +49,40 @@ def plan_moves(commit: Commit, given: Sequence[str], pipeline: Pipeline | None) 
                 f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    wanted = _wanted(given, sorted(commit.sources))  # a database keeps no order of names
-    return [OffsetMove(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in wanted]
+    positions = _wanted(arguments, sorted(commit.sources))  # a database keeps no order of names
+    return [
+        OffsetMove(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in positions
+    ]
 
 
-def apply_moves(commit: Commit, made: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
+def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
     """The sources of a commit after these moves."""
-    after = {m.source: m.after for m in made}
+    after = {m.source: m.after for m in moves}
     return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in commit.sources.items()}
 
 
 # -- what was asked for ----------------------------------------------------------------------------------------------
 
 
-def _wanted(given: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wanted]]:
-    found: dict[str, Wanted] = {}
-    for text in given:
-        for name, wanted in _read(text, names).items():
+def _wanted(arguments: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wanted]]:
+    positions: dict[str, Wanted] = {}
+    for text in arguments:
+        for name, position in _read(text, names).items():
             if name not in names:
                 raise StartError(f'--offsets: the state has no source "{name}"{suggestion_or_list(name, names)}')
-            if name in found:
+            if name in positions:
                 raise StartError(f'--offsets: source "{name}" is given twice')
-            found[name] = wanted if isinstance(wanted, Mapping) else _word(name, wanted)
-    return list(found.items())
+            positions[name] = position if isinstance(position, Mapping) else _word(name, position)
+    return list(positions.items())
 
 
 def _read(text: str, names: Sequence[str]) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         try:
-            found = json.loads(text)
+            parsed = json.loads(text)
         except ValueError as error:
             raise StartError(f"--offsets: found {text}, which is not JSON ({error})") from None
-        return dict(found)
+        return dict(parsed)
     name, named, word = text.partition("=")
     return {name: word} if named else dict.fromkeys(names, text)
 
@@ -89,23 +91,23 @@ def _word(name: str, value: Any) -> str | int:
     if value in _WORDS:
         return str(value)
     try:
-        at = dt.datetime.fromisoformat(value)
+        moment = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise StartError(f'--offsets: source "{name}": found {json.dumps(value)}, expected {_EXPECTED}') from None
-    at = at if at.tzinfo else at.replace(tzinfo=dt.UTC)
-    return (at - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
 # -- where that is ---------------------------------------------------------------------------------------------------
 
 
-def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | None) -> Offsets:
+def _offsets(commit: Commit, name: str, position: Wanted, pipeline: Pipeline | None) -> Offsets:
     """As offsets of what the config reads there, else of what was read."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None
     kind = None if connection is None else CONNECTORS[connection.kind].offsets
-    known = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
+    current = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
 
     def ask(word: str | int) -> Offsets:
         from slackwater.runner.connectors import system_of  # only here: it knows all targets
@@ -114,27 +116,27 @@ def _offsets(commit: Commit, name: str, wanted: Wanted, pipeline: Pipeline | Non
         assert connection is not None
         return system_of(connection).resolve_position(spec, word)
 
-    asked = None if kind is None else ask
-    if isinstance(wanted, Mapping) and isinstance(known, KafkaOffsets):
-        return _of_partitions(known, where, wanted, asked)
-    return known.resolve_reset(where, wanted, asked)
+    resolve = None if kind is None else ask
+    if isinstance(position, Mapping) and isinstance(current, KafkaOffsets):
+        return _of_partitions(current, where, position, resolve)
+    return current.resolve_reset(where, position, resolve)
 
 
 def _of_partitions(
-    known: KafkaOffsets, where: str, wanted: Mapping[str, Any], ask: OffsetLookup | None
+    current: KafkaOffsets, where: str, position: Mapping[str, Any], ask: OffsetLookup | None
 ) -> KafkaOffsets:
-    if not known.topics and ask is None:
+    if not current.topics and ask is None:
         raise StartError(f"{where}: it was never read, so the state does not know its partitions; {NEEDS_FILE}")
-    given = _checked(where, wanted)
-    there = known if known.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
-    _check_known(where, given, there.topics)
-    moved = {t: {**parts, **given.get(t, {})} for t, parts in known.topics.items()}
-    return KafkaOffsets(moved or given)  # one that was never read begins with what it is given
+    offsets = _checked(where, position)
+    partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
+    _check_known(where, offsets, partitions.topics)
+    moved = {t: {**parts, **offsets.get(t, {})} for t, parts in current.topics.items()}
+    return KafkaOffsets(moved or offsets)  # one that was never read begins with what it is given
 
 
-def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+def _checked(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Offsets per topic and partition, as given. Raises StartError for what is none."""
-    for topic, parts in given.items():
+    for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
             raise StartError(
                 f'{where}: topic "{topic}": found {json.dumps(parts)}, expected partitions, as in {{"0": 42}}'
@@ -148,14 +150,14 @@ def _checked(where: str, given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
                 raise StartError(
                     f"{where}: {topic}-{part}: found {json.dumps(offset)}, expected an offset: a whole number from 0"
                 )
-    return {topic: dict(parts) for topic, parts in given.items()}
+    return {topic: dict(parts) for topic, parts in offsets.items()}
 
 
-def _check_known(where: str, given: Mapping[str, Mapping[str, int]], known: Mapping[str, Mapping[str, Any]]) -> None:
-    for topic, parts in given.items():
-        if topic not in known:
-            raise StartError(f'{where}: it does not read a topic "{topic}"{suggestion_or_list(topic, list(known))}')
+def _check_known(where: str, offsets: Mapping[str, Mapping[str, int]], topics: Mapping[str, Mapping[str, Any]]) -> None:
+    for topic, parts in offsets.items():
+        if topic not in topics:
+            raise StartError(f'{where}: it does not read a topic "{topic}"{suggestion_or_list(topic, list(topics))}')
         for part in parts:
-            if part not in known[topic]:
-                there = ", ".join(sorted(known[topic], key=int))
-                raise StartError(f'{where}: topic "{topic}" has no partition {part}; there are: {there}')
+            if part not in topics[topic]:
+                partitions = ", ".join(sorted(topics[topic], key=int))
+                raise StartError(f'{where}: topic "{topic}" has no partition {part}; there are: {partitions}')

@@ -59,15 +59,15 @@ def of_segment(
 def _(
     operator: WindowOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    wanted = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
-    misfits = list(_misfits(rows, wanted))
+    schema = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
+    misfits = list(_misfits(rows, schema))
     yield from misfits
     if misfits:
         return
-    h, what, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
+    h, kind_codes, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
     yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
     yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted((what != TOMBSTONE) & (start > last), "that end before they start")
+    yield from _counted((kind_codes != TOMBSTONE) & (start > last), "that end before they start")
     yield from _of_kind(operator, rows, exact)
 
 
@@ -80,23 +80,25 @@ def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 @_of_kind.register
 def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
-    known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
+    is_known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
     yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
-    yield from _counted(~known, "of an unknown kind")
-    yield from _counted(known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does")
+    yield from _counted(~is_known, "of an unknown kind")
+    yield from _counted(
+        is_known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does"
+    )
     if exact:
-        late = known & alive & (due != panes.pane_due_times(operator, start))
+        late = is_known & alive & (due != panes.pane_due_times(operator, start))
         yield from _counted(late, "that are due when their pane is not")
 
 
 @_of_kind.register
 def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
-    known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
+    is_known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
     yield from _counted(h != kh, "in the unit of another key or pane")
-    yield from _counted(~known, "of an unknown kind")
+    yield from _counted(~is_known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
-    yield from _counted(known & alive & (end < last), "whose gap ends before their last event")
+    yield from _counted(is_known & alive & (end < last), "whose gap ends before their last event")
     whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
     fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
     late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
@@ -129,19 +131,19 @@ def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shar
 
 @check_counts.register
 def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    there = dict(rows["__start"].value_counts().iter_rows())
+    groups_by_start = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in state.panes.items():
-        if there.get(start, 0) != groups[shard]:
-            yield f"{plural(there.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
+        if groups_by_start.get(start, 0) != groups[shard]:
+            yield f"{plural(groups_by_start.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
 
 
 @check_counts.register
 def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    found = sessions.open_groups(operator, rows, state.watermark_us)
-    wanted = (state.groups[shard], state.windows[shard])
-    if found != wanted:
+    counts = sessions.open_groups(operator, rows, state.watermark_us)
+    recorded = (state.groups[shard], state.windows[shard])
+    if counts != recorded:
         yield (
-            f"{plural(found[0], 'key')} with {plural(found[1], 'open interval')}, the commit says {wanted[0]:,} with {wanted[1]:,}"
+            f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}, the commit says {recorded[0]:,} with {recorded[1]:,}"
         )
 
 
@@ -170,17 +172,17 @@ def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     """Buffered rows of one side, or a list of places (`left+`, `left-`)."""
-    side, what = side_of(operator, kind)
+    side, suffix = side_of(operator, kind)
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
         return
-    rows = rows if what else side.completed(rows)
-    misfits = list(_misfits(rows, dict(row_places().schema) if what else side.schema))
+    rows = rows if suffix else side.completed(rows)
+    misfits = list(_misfits(rows, dict(row_places().schema) if suffix else side.schema))
     yield from misfits
     if misfits:
         return
     kh, ts, id_ = (rows[c].to_numpy() for c in ("__kh", "__ts", "__id"))
-    if what:
+    if suffix:
         yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
         yield from _counted(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
@@ -199,8 +201,8 @@ def _(
 
 def side_of(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
     """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
-    name, what = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
-    return next((s for s in operator.sides if s.name == name and what in ("", "+", "-")), None), what
+    name, suffix = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
+    return next((s for s in operator.sides if s.name == name and suffix in ("", "+", "-")), None), suffix
 
 
 def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
@@ -229,10 +231,10 @@ def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: Segmen
 
 @_figures.register
 def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    side, what = side_of(operator, meta.kind)
+    side, suffix = side_of(operator, meta.kind)
     assert side is not None
-    found = meta_of(side, what, rows, meta.file, meta.bytes)
-    return found.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
+    segment = meta_of(side, suffix, rows, meta.file, meta.bytes)
+    return segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
 
 
 @_figures.register
@@ -240,14 +242,14 @@ def _(operator: StatelessOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Map
     return {}
 
 
-def _misfits(rows: pl.DataFrame, wanted: Mapping[str, pl.DataType]) -> Iterator[str]:
-    missing = [c for c in wanted if c not in rows.columns]
+def _misfits(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> Iterator[str]:
+    missing = [c for c in schema if c not in rows.columns]
     if missing:
         yield f"columns are missing: {', '.join(missing)}"
-    for name, dtype in wanted.items():
+    for name, dtype in schema.items():
         if name not in missing and rows.schema[name] != dtype:
             yield f'column "{name}" is {rows.schema[name]}, expected {dtype}'
-    nulls = [c for c in wanted if c in (*HIDDEN, "__ts", "__id") and c not in missing and rows[c].null_count()]
+    nulls = [c for c in schema if c in (*HIDDEN, "__ts", "__id") and c not in missing and rows[c].null_count()]
     if nulls:
         yield f"NULL in the columns {', '.join(nulls)}"
 
@@ -266,7 +268,7 @@ def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
     return key_hash(rows, list(keys)).to_numpy()
 
 
-def _counted(wrong: NDArray[np.bool_], what: str) -> Iterator[str]:
+def _counted(wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:
     if count := int(wrong.sum()):
         first = int(np.flatnonzero(wrong)[0])
-        yield f"{count:,} row{'s' if count > 1 else ''} {what}, first row {first}"
+        yield f"{count:,} row{'s' if count > 1 else ''} {problem}, first row {first}"

@@ -87,15 +87,15 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError("there is no state yet; it begins with the first epoch of: slackwater run")
-        found = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
+        sizes = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
-            found.hot = hot_keys(store, snapshot, hot)
+            sizes.hot = hot_keys(store, snapshot, hot)
         if isinstance(store, FilesStore):
-            _of_files(store, snapshot.commit, found)
+            _of_files(store, snapshot.commit, sizes)
         elif isinstance(store, PostgresStore):
-            _of_tables(store, snapshot.commit, found)
-    found.hot_shards = find_hot_shards(found.shards)
-    return found
+            _of_tables(store, snapshot.commit, sizes)
+    sizes.hot_shards = find_hot_shards(sizes.shards)
+    return sizes
 
 
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
@@ -103,57 +103,57 @@ def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
 
     Keys are spread by a hash, so a few of them have very many rows. Not where there are few rows in all, which says nothing.
     """
-    found: list[ShardSize] = []
+    hot: list[ShardSize] = []
     for stage in {s.stage for s in shards}:
-        own = [s for s in shards if s.stage == stage]
-        total = sum(s.rows for s in own)
-        if total >= ENOUGH_ROWS * len(own):
-            found += [s for s in own if s.rows * len(own) >= HOT * total]
-    return sorted(found, key=lambda s: (-s.rows, s.stage, s.shard))
+        in_stage = [s for s in shards if s.stage == stage]
+        total = sum(s.rows for s in in_stage)
+        if total >= ENOUGH_ROWS * len(in_stage):
+            hot += [s for s in in_stage if s.rows * len(in_stage) >= HOT * total]
+    return sorted(hot, key=lambda s: (-s.rows, s.stage, s.shard))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _of_files(store: FilesStore, latest: Commit, found: Sizes) -> None:
+def _of_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     commits = retained_commits(store)
-    found.state_bytes, found.kept = latest.state_bytes, [m.epoch for m in commits]
-    found.shards = [
+    sizes.state_bytes, sizes.kept = latest.state_bytes, [m.epoch for m in commits]
+    sizes.shards = [
         ShardSize(number, shard, len(metas), sum(m.rows for m in metas), sum(m.bytes for m in metas))
         for number, stage in enumerate(latest.stages)
         for shard, metas in enumerate(stage.segments)
     ]
     now = _segments(latest)
     before = {name: size for m in commits for name, size in _segments(m).items() if name not in now}
-    found.only_kept = len(before), sum(before.values())
+    sizes.only_kept = len(before), sum(before.values())
     on_disk = {f"{folder}/{name}": weight for folder in NAMED for name, weight in store.place.sizes(folder).items()}
-    found.outputs = _sum(on_disk, "outputs/")
-    found.lists = _sum(on_disk, "offsets/")
+    sizes.outputs = _sum(on_disk, "outputs/")
+    sizes.lists = _sum(on_disk, "offsets/")
     if latest.staged and store.published() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
-        found.waiting = _sum(waiting, "")
+        sizes.waiting = _sum(waiting, "")
     named = {name for m in commits for name in files_of(m)}
-    last = max(found.kept, default=latest.epoch)
+    last = max(sizes.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
-    found.garbage = _sum(garbage, "")
-    found.forecast = forecast_growth(commits)
+    sizes.garbage = _sum(garbage, "")
+    sizes.forecast = forecast_growth(commits)
     if store.place.is_remote:
-        found.requests = request_costs.estimate_requests(commits, on_disk)
+        sizes.requests = request_costs.estimate_requests(commits, on_disk)
 
 
 def retained_commits(store: StateStore) -> list[Commit]:
     """The commits that are kept, oldest first; what a runner removes meanwhile, or is damaged, is left out."""
-    found = []
+    commits = []
     for epoch in store.epochs():
         try:
             if isinstance(store, FilesStore):
-                found.append(store.manifest(epoch))
+                commits.append(store.manifest(epoch))
                 continue
             with store.peek(epoch) as snapshot:
-                found += [] if snapshot is None else [snapshot.commit]
+                commits += [] if snapshot is None else [snapshot.commit]
         except StateError:
             continue
-    return found
+    return commits
 
 
 def files_of(commit: Commit) -> list[str]:
@@ -197,11 +197,11 @@ def forecast_growth(commits: Sequence[Commit]) -> Forecast | None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
+def _of_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
     try:
         with closing(client.open_connection(store.url, "state store")) as db:
-            t, found.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
-            stages = [t.of(n) for n in range(len(latest.stages))]
+            t, sizes.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
+            stages = [t.for_stage(n) for n in range(len(latest.stages))]
             for number, stage in enumerate(stages):
                 staged = any(m.file for m in latest.stages[number].metas)
                 rows = f"({stage.newest('key_hash')})" if staged else stage.state
@@ -211,14 +211,14 @@ def _of_tables(store: PostgresStore, latest: Commit, found: Sizes) -> None:
                         f" ON mod(mod(r.key_hash, {latest.shards}) + {latest.shards}, {latest.shards}) = s GROUP BY s"
                     ).fetchall()
                 )
-                found.shards += [ShardSize(number, s, 0, of_shard[s], None) for s in sorted(of_shard)]
+                sizes.shards += [ShardSize(number, s, 0, of_shard[s], None) for s in sorted(of_shard)]
             names = [name for s in stages for name in (s.state, s.staged)]
-            found.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
-            found.state_bytes = sum(x.bytes for x in found.tables if x.table in names)
-            own = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
-            found.outputs = _pair(db, own.format("length(data)", t.outputs), t.pipeline)
-            found.lists = _pair(db, own.format("length(lines)", t.lists), t.pipeline)
-            found.waiting = found.outputs if latest.staged else (0, 0)
+            sizes.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
+            sizes.state_bytes = sum(x.bytes for x in sizes.tables if x.table in names)
+            query = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
+            sizes.outputs = _pair(db, query.format("length(data)", t.outputs), t.pipeline)
+            sizes.lists = _pair(db, query.format("length(lines)", t.lists), t.pipeline)
+            sizes.waiting = sizes.outputs if latest.staged else (0, 0)
     except psycopg.Error as error:
         raise StateError(f"state store {store.place}: {client.error_reason(error)}") from None
 

@@ -56,8 +56,8 @@ class _FilesCheck:
     def place(self) -> Storage:
         return self.store.place
 
-    def tell(self, place: str, what: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
-        self.report.problems.append(Problem(place, what, tuple(sorted(epochs)), remedy))
+    def add_problem(self, place: str, problem: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
+        self.report.problems.append(Problem(place, problem, tuple(sorted(epochs)), remedy))
 
     # -- manifests -------------------------------------------------------------------------------------------------
 
@@ -69,14 +69,14 @@ class _FilesCheck:
             try:
                 commit = self.store.manifest(epoch)
             except StateError as error:
-                self.tell(self.path(epoch), _fact(str(error)), (epoch,))
+                self.add_problem(self.path(epoch), _fact(str(error)), (epoch,))
                 continue
             self.manifests[epoch] = commit
             for wrong in _misshapen(commit):
-                self.tell(self.path(epoch), wrong, (epoch,))
+                self.add_problem(self.path(epoch), wrong, (epoch,))
         for name in sorted(self.place.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
-                self.tell(
+                self.add_problem(
                     self.place.shown(f"manifests/{name}"),
                     "is no manifest",
                     (-1,),
@@ -86,37 +86,41 @@ class _FilesCheck:
     def chain(self, epochs: list[int]) -> None:
         """What follows from each other."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
-            self.tell(self.path(missing), "is missing between those before and after it", (missing,))
+            self.add_problem(self.path(missing), "is missing between those before and after it", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
         usual = max(sorted(set(ids)), key=ids.count, default="")
         for epoch in [e for e, m in self.manifests.items() if m.state_id != usual]:
-            found = self.manifests.pop(epoch).state_id
-            self.tell(self.path(epoch), f"is of another state: state_id {found!r}, the others have {usual!r}", (epoch,))
+            state_id = self.manifests.pop(epoch).state_id
+            self.add_problem(
+                self.path(epoch), f"is of another state: state_id {state_id!r}, the others have {usual!r}", (epoch,)
+            )
         for before, after in itertools.pairwise(self.manifests.values()):
             reached = {s.name: s.watermark_us for s in before.stages}
             if any(s.watermark_us < reached.get(s.name, s.watermark_us) for s in after.stages):
-                what = f"has a watermark before that of epoch {before.epoch}"
-                self.tell(self.path(after.epoch), what, (after.epoch,))
+                problem = f"has a watermark before that of epoch {before.epoch}"
+                self.add_problem(self.path(after.epoch), problem, (after.epoch,))
 
     def published(self, epochs: list[int]) -> int | None:
         """The last epoch that was published, None if that cannot be known."""
         path = self.place.shown("published")
         try:
-            found = self.store.published()
+            published = self.store.published()
         except StateError as error:
             fact, _, remedy = str(error).partition("; ")
-            self.tell(path, fact.removeprefix(f"{path} "), (-1,), remedy)
+            self.add_problem(path, fact.removeprefix(f"{path} "), (-1,), remedy)
             return None
         latest = (self.store.epochs() or [-1])[-1]
-        if found > latest:
-            what = f"is missing: {path} says that epoch {found} was published"
-            self.tell(self.path(found), what, (found,))
+        if published > latest:
+            problem = f"is missing: {path} says that epoch {published} was published"
+            self.add_problem(self.path(published), problem, (published,))
         done = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
-        if done and found < done[-1]:
-            what = f"says epoch {found}, and epoch {done[-1]} was published before epoch {epochs[-1]} was committed"
+        if done and published < done[-1]:
+            problem = (
+                f"says epoch {published}, and epoch {done[-1]} was published before epoch {epochs[-1]} was committed"
+            )
             remedy = "restore it; else the next start publishes the latest epoch once more, which a target that knows its last one ignores"
-            self.tell(path, what, (-1,), remedy)
-        return found
+            self.add_problem(path, problem, (-1,), remedy)
+        return published
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -125,18 +129,18 @@ class _FilesCheck:
             for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
                 if step is not None and (wrong := find_contradiction(step, stage)):
-                    self.tell(self.path(epoch), wrong, (epoch,))
+                    self.add_problem(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
                         self.named(meta, number, shard, stage.shards, epoch)
 
     def named(self, meta: SegmentMeta, stage: int, shard: int, shards: int, epoch: int) -> None:
-        known = self.segments.setdefault(meta.file, _SegmentCheck(meta, stage, shard, shards, []))
-        if (known.meta, known.stage, known.shard, known.shards) == (meta, stage, shard, shards):
-            known.epochs.append(epoch)
+        check = self.segments.setdefault(meta.file, _SegmentCheck(meta, stage, shard, shards, []))
+        if (check.meta, check.stage, check.shard, check.shards) == (meta, stage, shard, shards):
+            check.epochs.append(epoch)
         else:
-            what = f"says of {meta.file} something else than the manifest of epoch {known.epochs[0]}"
-            self.tell(self.path(epoch), what, (epoch,))
+            problem = f"says of {meta.file} something else than the manifest of epoch {check.epochs[0]}"
+            self.add_problem(self.path(epoch), problem, (epoch,))
 
     def step(self, epoch: int, stage: int) -> Operator | None:
         """The logic of a stage; None where the state does not describe it, or this process cannot make it."""
@@ -147,21 +151,21 @@ class _FilesCheck:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]
 
-    def segment(self, found: _SegmentCheck) -> None:
-        meta, path = found.meta, self.place.shown(found.meta.file)
+    def segment(self, check: _SegmentCheck) -> None:
+        meta, path = check.meta, self.place.shown(check.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
         if wrong := self.place.wrong_in(file_ref(meta)):
-            self.tell(path, wrong, found.epochs)
+            self.add_problem(path, wrong, check.epochs)
             return
-        epoch = found.epochs[-1]  # the newest that names it
-        for wrong in self.judged(found, self.step(epoch, found.stage), self.manifests[epoch].stages[found.stage]):
-            self.tell(path, wrong, found.epochs)
+        epoch = check.epochs[-1]  # the newest that names it
+        for wrong in self.judged(check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]):
+            self.add_problem(path, wrong, check.epochs)
 
-    def judged(self, found: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
+    def judged(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
         """What is wrong with the rows of a segment whose bytes are those that were written."""
-        meta, place = found.meta, (found.shard, found.shards)
+        meta, place = check.meta, (check.shard, check.shards)
         try:
             table = open_arrow(self.place.held(file_ref(meta)), self.place.shown(meta.file))
             if table.num_rows != meta.rows:
@@ -197,7 +201,7 @@ class _FilesCheck:
                 except StateError:
                     continue  # removed meanwhile
                 for wrong in row_checks.check_counts(step, everything, stage, shard) if everything is not None else ():
-                    self.tell(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
+                    self.add_problem(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
 
     def outputs(self, epoch: int, published: int | None) -> None:
         """What waits to be published: of the latest commit only, as an epoch is never overtaken."""
@@ -212,16 +216,16 @@ class _FilesCheck:
         self.report.files += 1
         self.report.rows += meta.rows
         if wrong := self.place.wrong_in(file):
-            self.tell(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
+            self.add_problem(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
             return
         self.report.bytes += self.place.held(file).stat().st_size
         try:
             count = open_arrow(self.place.held(file), path).num_rows
         except StateError as error:
-            self.tell(path, _fact(str(error)), (epoch,))
+            self.add_problem(path, _fact(str(error)), (epoch,))
             return
         if count != meta.rows:
-            self.tell(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
+            self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
     def lists(self) -> None:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
@@ -232,7 +236,7 @@ class _FilesCheck:
         for file, epochs in named.items():
             self.report.files += 1
             if wrong := self.place.wrong_in(listed(file)):
-                self.tell(self.place.shown(file), wrong, epochs)
+                self.add_problem(self.place.shown(file), wrong, epochs)
             else:
                 self.report.bytes += self.place.held(listed(file)).stat().st_size
 
@@ -262,7 +266,7 @@ def _begins(check: _FilesCheck) -> None:
     try:
         check.store.check_begins()
     except StateError as error:
-        check.tell(
+        check.add_problem(
             check.place.shown("manifests"), _fact(str(error)), (), "restore the manifests from a copy of the directory"
         )
 
@@ -275,9 +279,9 @@ def _concluded(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     touched = {e for p in problems for e in p.epochs}
     sound = [e for e in check.manifests if e not in touched and e not in gone]
     report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in gone)
-    wanted = sorted({*report.epochs, *(e for e in touched if epochs and e > epochs[-1])})
+    kept_epochs = sorted({*report.epochs, *(e for e in touched if epochs and e > epochs[-1])})
     report.problems = [
-        p if p.remedy else replace(p, remedy=advice_text(p, wanted, report.sound, COPY)) for p in problems
+        p if p.remedy else replace(p, remedy=advice_text(p, kept_epochs, report.sound, COPY)) for p in problems
     ]
     return report
 
@@ -290,10 +294,10 @@ def _fact(message: str) -> str:
 
 def _misshapen(commit: Commit) -> Iterator[str]:
     for number, stage in enumerate(commit.stages):
-        of = f"stage {number + 1}: " if commit.stages[1:] else ""
+        prefix = f"stage {number + 1}: " if commit.stages[1:] else ""
         lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}
         for name, per_shard in lengths.items():
             if len(per_shard) != stage.shards:
-                yield f"{of}{name} of {len(per_shard)} shards, there are {stage.shards}"
+                yield f"{prefix}{name} of {len(per_shard)} shards, there are {stage.shards}"
         if any(len(groups) != stage.shards for groups in stage.panes.values()):
-            yield f"{of}a pane has groups of another number of shards than {stage.shards}"
+            yield f"{prefix}a pane has groups of another number of shards than {stage.shards}"

@@ -52,11 +52,11 @@ class _TablesCheck:
     report: VerifyReport
     snapshot: str = ""
 
-    def tell(self, place: str, what: str, remedy: str = RESTORE) -> None:
-        self.report.problems.append(Problem(place, what, (), remedy))
+    def add_problem(self, place: str, problem: str, remedy: str = RESTORE) -> None:
+        self.report.problems.append(Problem(place, problem, (), remedy))
 
-    def one(self, query: str, *given: Any) -> Any:
-        row = self.db.execute(query, given).fetchone()
+    def fetch_value(self, query: str, *parameters: Any) -> Any:
+        row = self.db.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
     def record(self, commit: Commit, published: int) -> None:
@@ -67,64 +67,70 @@ class _TablesCheck:
         epoch, watermark = row if row is not None else (None, None)
         place = f"{t.pipelines}, row {t.pipeline!r}"
         if commit.pipeline != t.pipeline:
-            self.tell(place, f"its record is of {commit.pipeline!r}")
+            self.add_problem(place, f"its record is of {commit.pipeline!r}")
         if epoch != commit.epoch:
-            self.tell(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
+            self.add_problem(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
         if commit.watermark_us != NO_WATERMARK and watermark != client.to_datetime(commit.watermark_us):
-            self.tell(place, "its watermark is not that of its record")
+            self.add_problem(place, "its watermark is not that of its record")
         if published > commit.epoch:
-            self.tell(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
-        wanted = {(s, p): o for s, r in commit.sources.items() for p, o in rows_of(r.offsets).items()}
-        found = {
+            self.add_problem(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
+        expected = {(s, p): o for s, r in commit.sources.items() for p, o in rows_of(r.offsets).items()}
+        stored = {
             (source, partition): offset
             for source, partition, offset in self.db.execute(
                 f'SELECT source, partition, "offset" FROM {t.offsets} WHERE pipeline_name = %s', (t.pipeline,)
             )
         }
-        for name in sorted(set(wanted) | set(found)):
-            if found.get(name) != wanted.get(name):
-                what = f"source {name[0]!r}, partition {name[1]!r}: found offset {found.get(name)}, the record has {wanted.get(name)}"
-                self.tell(t.offsets, what, "a start goes on from the record; the next commit writes this table anew")
+        for name in sorted(set(expected) | set(stored)):
+            if stored.get(name) != expected.get(name):
+                problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, the record has {expected.get(name)}"
+                self.add_problem(
+                    t.offsets, problem, "a start goes on from the record; the next commit writes this table anew"
+                )
 
     def put_aside(self, commit: Commit, published: int) -> None:
         """Outputs that wait, and lists."""
         t = self.tables
         for meta in (*commit.output, *commit.letters) if published < commit.epoch else ():
             self.report.rows += meta.rows
-            data = self.one(f"SELECT data FROM {t.outputs} WHERE token = %s", meta.file)
+            data = self.fetch_value(f"SELECT data FROM {t.outputs} WHERE token = %s", meta.file)
             place = f"{t.outputs}, row {meta.file}"
             if data is None:
-                self.tell(place, f"is missing; epoch {commit.epoch} is not published yet")
+                self.add_problem(place, f"is missing; epoch {commit.epoch} is not published yet")
                 continue
             self.report.bytes += len(data)
             try:
                 count = pa.ipc.open_file(pa.py_buffer(data)).read_all().num_rows
             except (OSError, pa.ArrowException) as error:
-                self.tell(place, f"cannot be read ({type(error).__name__}); epoch {commit.epoch} is not published yet")
+                self.add_problem(
+                    place, f"cannot be read ({type(error).__name__}); epoch {commit.epoch} is not published yet"
+                )
                 continue
             if count != meta.rows:
-                self.tell(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
+                self.add_problem(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
         for name in commit.lists:
-            if self.one(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
-                self.tell(f"{t.lists}, row {name}", "is missing")
+            if self.fetch_value(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
+                self.add_problem(f"{t.lists}, row {name}", "is missing")
 
     def stage(self, commit: Commit, number: int) -> None:
         """The table of a stage."""
-        table, state = self.tables.of(number), commit.stages[number]
-        if self.one("SELECT to_regclass(%s)::text", table.state) is None:
-            self.tell(table.state, "is missing")
+        table, state = self.tables.for_stage(number), commit.stages[number]
+        if self.fetch_value("SELECT to_regclass(%s)::text", table.state) is None:
+            self.add_problem(table.state, "is missing")
             return
         self.report.files += 1
-        self.report.bytes += self.one("SELECT pg_total_relation_size(%s)", table.state)
-        alien = self.one(
+        self.report.bytes += self.fetch_value("SELECT pg_total_relation_size(%s)", table.state)
+        alien = self.fetch_value(
             f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s",
             table.pipeline,
             commit.epoch,
         )
         if alien:
-            self.tell(table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}")
+            self.add_problem(
+                table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}"
+            )
         for difference in () if state.table is None else row_difference(self.db, table.state, state.table):
-            self.tell(table.state, difference)
+            self.add_problem(table.state, difference)
         self._staged(table, state)
         try:
             step = step_in(commit, number, trusting=True)
@@ -132,53 +138,55 @@ class _TablesCheck:
             self.report.unread += 1
             return
         if wrong := find_contradiction(step, state):
-            self.tell(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
+            self.add_problem(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
         if list(self._columns(table, columns.column_types(step, table))):
             return
         try:
             for wrong in self._rows(table, step, state, commit.epoch):
-                self.tell(table.state, wrong)
+                self.add_problem(table.state, wrong)
         except (EpochError, StateError) as error:
-            self.tell(table.state, str(error).removeprefix("state could not be read: "))
+            self.add_problem(table.state, str(error).removeprefix("state could not be read: "))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
-            self.tell(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
+            self.add_problem(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
 
     def _staged(self, table: TableNames, state: StageState) -> None:
         """What the record names of the staged rows must be there."""
-        wanted = {m.file: m.rows for m in state.metas if m.file}
-        if not wanted:
+        expected = {m.file: m.rows for m in state.metas if m.file}
+        if not expected:
             return
-        if self.one("SELECT to_regclass(%s)::text", table.staged) is None:
-            self.tell(table.staged, "is missing")
+        if self.fetch_value("SELECT to_regclass(%s)::text", table.staged) is None:
+            self.add_problem(table.staged, "is missing")
             return
         query = f"SELECT token, count(*) FROM {table.staged} WHERE token = ANY(%s) GROUP BY 1"
-        found = dict(self.db.execute(query, (list(wanted),)).fetchall())
-        for token, count in wanted.items():
-            if found.get(token, 0) != count:
-                what = f"holds {plural(found.get(token, 0), 'row')} under {token}, the record says {count:,}"
-                self.tell(table.staged, what)
+        counts = dict(self.db.execute(query, (list(expected),)).fetchall())
+        for token, count in expected.items():
+            if counts.get(token, 0) != count:
+                problem = f"holds {plural(counts.get(token, 0), 'row')} under {token}, the record says {count:,}"
+                self.add_problem(table.staged, problem)
 
-    def _columns(self, table: TableNames, wanted: dict[str, str]) -> Iterator[str]:
-        found = dict(
+    def _columns(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
+        types = dict(
             self.db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
                 " AND attnum > 0 AND NOT attisdropped",
                 (table.state,),
             ).fetchall()
         )
-        for name, type_ in wanted.items():
+        for name, type_ in expected_types.items():
             expected = type_.removesuffix(" NOT NULL")
-            if found.get(name) != expected:
-                what = f'column "{name}" is {found.get(name, "missing")}, expected {expected}'
-                self.tell(table.state, what)
-                yield what
+            if types.get(name) != expected:
+                problem = f'column "{name}" is {types.get(name, "missing")}, expected {expected}'
+                self.add_problem(table.state, problem)
+                yield problem
 
-    def _rows(self, table: TableNames, operator: Operator, of: StageState, epoch: int) -> Iterator[str]:
-        exact = matches_description(operator, of)
+    def _rows(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
+        exact = matches_description(operator, stage)
         yield from self._numbered(operator, table)
-        for shard, metas in enumerate(of.segments):
-            state = PostgresShard(self.url, table, shard, of.shards, epoch, metas, self.snapshot, trusts_copies=False)
-            yield from self._shard(operator, state, of, exact)
+        for shard, metas in enumerate(stage.segments):
+            state = PostgresShard(
+                self.url, table, shard, stage.shards, epoch, metas, self.snapshot, trusts_copies=False
+            )
+            yield from self._shard(operator, state, stage, exact)
 
     @singledispatchmethod
     def _numbered(self, operator: Operator, table: TableNames) -> Iterator[str]:
@@ -196,27 +204,27 @@ class _TablesCheck:
         yield from ()  # it has no units
 
     @singledispatchmethod
-    def _shard(self, operator: Operator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    def _shard(self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         """What is wrong with the rows of a shard, and with what the record counts of them."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard.register(WindowOperator)
     @_shard.register(KeyedOperator)
     def _(
-        self, operator: WindowOperator | KeyedOperator, state: PostgresShard, of: StageState, exact: bool
+        self, operator: WindowOperator | KeyedOperator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
         wrong = list(row_checks.of_segment(operator, "", frame, state.shard, state.shards, exact))
         yield from wrong
         if exact and not wrong:
-            found = row_checks.check_counts(operator, frame, of, state.shard)
-            yield from (f"shard {state.shard}: {text}" for text in found)
+            problems = row_checks.check_counts(operator, frame, stage, state.shard)
+            yield from (f"shard {state.shard}: {text}" for text in problems)
 
     @_shard.register
-    def _(self, operator: IntervalJoinOperator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    def _(self, operator: IntervalJoinOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         for side in operator.sides:
-            frame = state.buffers(operator).scan(side.which, of.watermark_us)
+            frame = state.buffers(operator).scan(side.which, stage.watermark_us)
             self.report.rows += frame.height
             yield from row_checks.of_segment(operator, side.name, frame, state.shard, state.shards)
             said = sum(m.rows for m in state.metas if m.kind == side.name)
@@ -226,11 +234,11 @@ class _TablesCheck:
                 )
 
     @_shard.register
-    def _(self, operator: StatelessOperator, state: PostgresShard, of: StageState, exact: bool) -> Iterator[str]:
+    def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         yield from ()  # that the table has rows is told by `stage`
 
     def _ordinals(self, table: TableNames) -> Iterator[str]:
-        broken = self.one(
+        broken = self.fetch_value(
             f"SELECT count(*) FROM (SELECT 1 FROM {table.state} GROUP BY unit HAVING min(ordinal) <> 0"
             " OR max(ordinal) <> count(*) - 1) x"
         )
@@ -247,23 +255,23 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")
             check = _TablesCheck(db, store.url, tables, report)
-            there = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
-            missing = [t for t in there if check.one("SELECT to_regclass(%s)::text", t) is None]
+            shared_tables = (tables.pipelines, tables.offsets, tables.outputs, tables.lists)
+            missing = [t for t in shared_tables if check.fetch_value("SELECT to_regclass(%s)::text", t) is None]
             for table in missing:
-                check.tell(table, "is missing")
+                check.add_problem(table, "is missing")
             if missing:
                 return report
-            report.files = len(there)
+            report.files = len(shared_tables)
             try:
-                found = latest_commit(db, tables, place)
+                latest = latest_commit(db, tables, place)
             except StateError as error:
                 fact, _, remedy = str(error).partition("; ")
-                check.tell(tables.pipelines, fact, remedy)
+                check.add_problem(tables.pipelines, fact, remedy)
                 return report
-            if found is None:
+            if latest is None:
                 return report
-            commit, published, _ = found
-            check.snapshot = check.one("SELECT pg_export_snapshot()")
+            commit, published, _ = latest
+            check.snapshot = check.fetch_value("SELECT pg_export_snapshot()")
             report.epochs = (commit.epoch,)
             check.record(commit, published)
             check.put_aside(commit, published)

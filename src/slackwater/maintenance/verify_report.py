@@ -35,14 +35,14 @@ class VerifyReport:
     seconds: float = 0.0
 
 
-def advice_text(problem: Problem, kept: Sequence[int], sound: int | None, copy: str) -> str:
+def advice_text(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
     """What can be done: `copy` says where from."""
-    if problem.epochs and kept and kept[-1] not in problem.epochs:
+    if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
         return f"only {which} of the kept ones need it, a run goes on without; restore it from {copy}, or leave it"
     if sound is None:
         return f"restore it from {copy}; no kept commit is sound"
-    if kept and sound == kept[-1]:
+    if kept_epochs and sound == kept_epochs[-1]:
         return f"restore it from {copy}"
     return f"restore it from {copy}, or start from epoch {sound}, the last sound commit: slackwater state fork NEW --at {sound}"
 

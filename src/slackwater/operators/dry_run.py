@@ -30,8 +30,8 @@ class DryRunShard:
     def epoch(self) -> int:
         return self.state.epoch
 
-    def at(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
-        return DryRunShard(self.state.at(metas))
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
+        return DryRunShard(self.state.with_metas(metas))
 
     def reader(self, logic: KeyedState) -> StateReader:
         return self.state.reader(logic)

@@ -18,7 +18,7 @@ def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | No
     report = task.operator.ingest(task, rows, origins)
     if task.onward is None:
         return report
-    onward, state = task.onward, task.state.at(report.segments)
+    onward, state = task.onward, task.state.with_metas(report.segments)
     emitted = EmitReport(shard=task.shard, segments=report.segments)
     if task.operator.touched(report.segments, task.since, onward.watermark, onward.early):
         holds = task.holds if report.holds is None else report.holds

@@ -48,8 +48,8 @@ Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
 LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target is called so
 
 
-def _stored(found: Offsets | None) -> Mapping[str, Any] | None:
-    return None if found is None else found.to_json()
+def _stored(offsets: Offsets | None) -> Mapping[str, Any] | None:
+    return None if offsets is None else offsets.to_json()
 
 
 class CommitModel(BaseModel):
@@ -145,8 +145,8 @@ class ClockRecord(CommitModel):
             )
             for name, p in self.partitions.items()
         }
-        own = (lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
-        return SourceClock(*own, jump_us=jump_us, spans=self.spans)
+        arguments = (lateness_us, idleness_us, self.max_event_us, self.quiet_us, self.idle, partitions)
+        return SourceClock(*arguments, jump_us=jump_us, spans=self.spans)
 
 
 class SourceRecord(CommitModel):
@@ -206,9 +206,9 @@ class StageState(CommitModel):
     @model_validator(mode="after")
     def _of_all_shards(self) -> StageState:
         shards = len(self.segments)
-        for name, found in (("groups", self.groups), ("windows", self.windows)):
-            if len(found) != shards:
-                raise ValueError(f"{name} of {len(found)} shards, there are {shards}")
+        for name, counts in (("groups", self.groups), ("windows", self.windows)):
+            if len(counts) != shards:
+                raise ValueError(f"{name} of {len(counts)} shards, there are {shards}")
         if any(len(groups) != shards for groups in self.panes.values()):
             raise ValueError(f"a pane has groups of another number of shards than {shards}")
         if self.holds is not None and len(self.holds) != shards:
@@ -264,9 +264,9 @@ class Commit(CommitModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_target(cls, found: Any) -> Any:
+    def _of_one_target(cls, record: Any) -> Any:
         try:
-            return migrations.with_targets(found) if isinstance(found, dict) else found
+            return migrations.with_targets(record) if isinstance(record, dict) else record
         except (LookupError, TypeError, AttributeError):
             raise ValueError("its targets are not as an earlier version wrote them") from None
 
@@ -312,8 +312,8 @@ class Commit(CommitModel):
 
     def rows_of(self, part: str) -> int:
         """How many rows of this epoch somebody gets."""
-        given = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
-        return sum(o.rows for o in given)
+        outputs = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
+        return sum(o.rows for o in outputs)
 
     def missing(self, reached: Collection[str]) -> list[str]:
         """Who of them does not have it yet; `reached`: those that have it since the commit."""
@@ -337,8 +337,8 @@ class Commit(CommitModel):
     @property
     def clocks(self) -> dict[str, ClockRecord]:
         """How far each source is, as the first stage that reads it has it."""
-        found = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
-        return {n: found.get(n, ClockRecord()) for n in self.sources}
+        clocks = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
+        return {n: clocks.get(n, ClockRecord()) for n in self.sources}
 
     @property
     def offset_lists(self) -> list[str]:
@@ -364,12 +364,12 @@ def new_commit_id() -> str:
     return uuid.uuid4().hex
 
 
-def parse_commit(record: Mapping[str, Any], version: int, what: str) -> Commit:
+def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
     """The commit that a record of a format holds. Raises RecordError for a value that does not fit, StateError for no way from
-    its format to this one. `what`: it is of."""
+    its format to this one. `label`: it is of."""
     try:
         check_json(record)
-        return Commit.model_validate(migrations.migrate_record(dict(record), version, what))
+        return Commit.model_validate(migrations.migrate_record(dict(record), version, label))
     except ValidationError as error:
         raise RecordError(describe_misfit(error)) from None
     except RecursionError:

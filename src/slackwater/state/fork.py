@@ -34,12 +34,12 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
         raise StartError(f"fork: found a name of {len(name)} characters, expected at most {LONGEST_NAME}")
     end = time.monotonic() + PATIENCE_S
     while True:
-        made = store.fork(name, epoch)
-        if made is not None:
-            return made
+        commit = store.fork(name, epoch)
+        if commit is not None:
+            return commit
         if store.runner() is None or time.monotonic() > end:
-            found = store.written()
-            record = found.record if found else {}
+            stored = store.written()
+            record = stored.record if stored else {}
             raise pending_epoch_error(record.get("pipeline", name), record.get("epoch", -1))
         time.sleep(0.05)
 

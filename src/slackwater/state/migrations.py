@@ -30,7 +30,7 @@ class StateTables(Protocol):
 class Migration:
     """From one format to the next: `what` it does in words, `change` to the record, `tables` to each stage's tables."""
 
-    what: str
+    description: str
     change: Callable[[Record], Record]
     tables: Callable[[StateTables], Sequence[str]] = lambda tables: ()
 
@@ -72,13 +72,13 @@ def _described(record: Record, emission: Mapping[str, Any]) -> Record:
     keys = [_typed(key) for key in written["keys"]]
     columns, assumed, aggregations = dict(keys), ["lateness_ms"], []
     for name, text in written["aggregations"].items():
-        found = _aggregation(text)
-        if found is None:
+        parsed = _aggregation(text)
+        if parsed is None:
             return {}
-        made, read = found
-        aggregations.append({**made, "as": name})
+        aggregation, read = parsed
+        aggregations.append({**aggregation, "as": name})
         columns |= read
-        if "max_distinct_values_per_group" in made:
+        if "max_distinct_values_per_group" in aggregation:
             assumed.append(f"aggregations.{name}.max_distinct_values_per_group")
     if window["kind"] != "session":
         window["max_groups_per_window"] = UNBOUNDED
@@ -172,8 +172,8 @@ def to_3(record: Record) -> Record:
         n: {"offsets": s.get("offsets"), "columns": schemas.get(n)} for n, s in record.get("sources", {}).items()
     }
     counters = {k: v for k, v in record.get("counters", {}).items() if k in _COUNTED_OF_COMMIT}
-    kept = {k: record[k] for k in _OF_COMMIT if k in record}
-    return {**kept, "stages": stages, "sources": sources, "counters": counters}
+    fields = {k: record[k] for k in _OF_COMMIT if k in record}
+    return {**fields, "stages": stages, "sources": sources, "counters": counters}
 
 
 def _stage(name: str, record: Record) -> Record:
@@ -195,16 +195,16 @@ def with_targets(record: Record) -> Record:
     if "destination" not in record:
         return record
     former = record["destination"] or {}
-    found = {k: v for k, v in record.items() if k != "destination"}
+    updated = {k: v for k, v in record.items() if k != "destination"}
     last = record["stages"][-1]
     stage = last["name"] if isinstance(last, dict) else last.name
     if "target" in former and "targets" not in record:
         place = former["target"] or ()
         target = {"stage": stage, "writer": record["pipeline"], "place": place}
-        found["targets"] = {stage: target | {k: former[k] for k in _OF_TARGET if k in former}}
-        found["letters_to"] = former.get("letters")
-    found["output"] = [{"stage": stage, **o} if isinstance(o, dict) else o for o in record.get("output", ())]
-    return found
+        updated["targets"] = {stage: target | {k: former[k] for k in _OF_TARGET if k in former}}
+        updated["letters_to"] = former.get("letters")
+    updated["output"] = [{"stage": stage, **o} if isinstance(o, dict) else o for o in record.get("output", ())]
+    return updated
 
 
 _OF_TARGET = ("columns", "upserts")
@@ -218,25 +218,25 @@ FORMAT = max(STEPS) + 1
 # -- the chain -------------------------------------------------------------------------------------------------------
 
 
-def migration_route(version: int, what: str) -> list[int]:
-    """The formats whose steps lead from `version` to today's; `what` it is of. Raises StateError if there is no way."""
-    found = list(range(max(version, 0), FORMAT))  # the number may be anything: a manifest may lie
-    if not 0 < version <= FORMAT or any(v not in STEPS for v in found):
+def migration_route(version: int, label: str) -> list[int]:
+    """The formats whose steps lead from `version` to today's; `label` it is of. Raises StateError if there is no way."""
+    versions = list(range(max(version, 0), FORMAT))  # the number may be anything: a manifest may lie
+    if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
-            f"{what} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
+            f"{label} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
             + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
         )
-    return found
+    return versions
 
 
-def migrate_record(record: Record, version: int, what: str) -> Record:
+def migrate_record(record: Record, version: int, label: str) -> Record:
     """A record in today's format. Raises StateError."""
-    for number in migration_route(version, what):
+    for number in migration_route(version, label):
         try:
             record = {**STEPS[number].change(record), "format": number + 1}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
-                f"{what} is damaged: its record is not what format {number} writes ({type(error).__name__}); "
+                f"{label} is damaged: its record is not what format {number} writes ({type(error).__name__}); "
                 "restore it from a copy"
             ) from None
     return record

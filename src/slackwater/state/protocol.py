@@ -113,7 +113,7 @@ class ShardState(Protocol):
     @property
     def epoch(self) -> int: ...
 
-    def at(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
         """The same shard as of another step."""
         ...
 
@@ -296,7 +296,9 @@ class StateStore(Protocol):
         ...
 
 
-def not_kept(epoch: int, kept: Sequence[int], place: str) -> StateError:
+def not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
     """The error for a commit that is not there (any more)."""
-    known = f"epochs {kept[0]} to {kept[-1]}" if kept[1:] else f"epoch {kept[0]}" if kept else "no state yet"
-    return StateError(f"epoch {epoch} is not kept in {place}; there is {known}")
+    available = (
+        f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
+    )
+    return StateError(f"epoch {epoch} is not kept in {place}; there is {available}")

@@ -267,9 +267,9 @@ def describe_misfit(error: ValidationError) -> str:
     first, count = error.errors(include_url=False)[0], error.error_count()
     path = _joined([str(part) for part in first["loc"] if not str(part).startswith("<")])
     value = "nothing" if first["type"] == "missing" else _shown(first["input"])
-    known = _EXPECTED.get(first["type"])
+    template = _EXPECTED.get(first["type"])
     message = str(first["msg"]).removeprefix("Value error, ")[:200]
-    expected = f"expected {known.format(**first.get('ctx', {}))}" if known else message
+    expected = f"expected {template.format(**first.get('ctx', {}))}" if template else message
     fields = f"{count} field{'s do' if count > 1 else ' does'} not fit"
     return " ".join(f"{fields} ({path}found {value}, {expected})".split())
 

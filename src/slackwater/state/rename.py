@@ -20,7 +20,7 @@ def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
                 f'{commit.pipeline}: source "{sources[0]}" goes on by Spark\'s checkpoint, which belongs to the name of the '
                 "pipeline; keep the name, or start over with --rebuild"
             )
-        made = store.fork(name, renames=True)
-        if made is None:
+        renamed = store.fork(name, renames=True)
+        if renamed is None:
             raise pending_epoch_error(commit.pipeline, commit.epoch)
-        return made, store.put_aside()
+        return renamed, store.put_aside()

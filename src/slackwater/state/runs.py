@@ -64,10 +64,10 @@ def encode_runs(runs: Sequence[Run]) -> str:
 
 def parse_runs(lines: Sequence[str | dict[str, Any]]) -> tuple[Run, ...]:
     """Return the runs that these lines of JSON describe, oldest first; a damaged line is left out."""
-    found = list[Run]()
+    runs = list[Run]()
     for line in lines[-10 * MOST_RUNS :]:
         try:
-            found.append(Run.model_validate(json.loads(line) if isinstance(line, str) else line))
+            runs.append(Run.model_validate(json.loads(line) if isinstance(line, str) else line))
         except (ValidationError, ValueError, RecursionError):
             continue
-    return tuple(sorted(found, key=lambda run: run.started_us)[-MOST_RUNS:])
+    return tuple(sorted(runs, key=lambda run: run.started_us)[-MOST_RUNS:])

@@ -79,24 +79,24 @@ class BackgroundMerger:
     def _finished(self, spot: Spot) -> list[SegmentMerge]:
         if spot in self._running and self._running[spot][1].done():
             epoch, future = self._running.pop(spot)
-            if found := future.result():
-                self._done[spot] = (epoch, found)
+            if merges := future.result():
+                self._done[spot] = (epoch, merges)
         return self._done.get(spot, (0, []))[1]
 
     def committed(self, commit: Commit) -> None:
         """A commit was made: what it has taken is done, and what has piled up in it is merged from now on. Raises nothing: what merging
         met is told when the shard is opened, and no commit is in doubt for it."""
         self._watermarks = [stage.watermark_us for stage in commit.stages]
-        there = {
+        segments = {
             (number, shard): metas
             for number, stage in enumerate(commit.stages)
             for shard, metas in enumerate(stage.segments)
         }
-        for spot, (_, found) in [*self._done.items()]:
-            metas, watermark = there.get(spot, ()), self._watermarks[spot[0]]
-            if all(merge.applied(metas, watermark) == metas for merge in found):  # taken, or too late for it
+        for spot, (_, merges) in [*self._done.items()]:
+            metas, watermark = segments.get(spot, ()), self._watermarks[spot[0]]
+            if all(merge.applied(metas, watermark) == metas for merge in merges):  # taken, or too late for it
                 del self._done[spot]
-        for spot, metas in there.items():
+        for spot, metas in segments.items():
             if spot[0] in self._logics and spot not in self._running and spot not in self._done:
                 self._merge(commit, spot, metas)
 

@@ -55,10 +55,10 @@ class JoinSegment:
         return self._completed(self.table)
 
     def _completed(self, table: pa.Table) -> pl.DataFrame:
-        found = frame_of(table)
+        frame = frame_of(table)
         if self.meta.kind != self.side.name:
-            return found
-        return self.side.completed(found).select(list(self.side.schema))
+            return frame
+        return self.side.completed(frame).select(list(self.side.schema))
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class FilesBuffers:
 
     @cached_property
     def _segments(self) -> dict[str, list[JoinSegment]]:
-        found: dict[str, list[JoinSegment]] = {}
+        segments: dict[str, list[JoinSegment]] = {}
         for side in self.logic.sides:
             for m in self.metas:
                 if m.kind.rstrip("+-") == side.name:
-                    found.setdefault(m.kind, []).append(JoinSegment(self.place, m, side))
-        return found
+                    segments.setdefault(m.kind, []).append(JoinSegment(self.place, m, side))
+        return segments
 
-    def _of(self, which: int, what: str = "") -> list[JoinSegment]:
-        return self._segments.get(self.logic.sides[which].name + what, [])
+    def _of(self, which: int, suffix: str = "") -> list[JoinSegment]:
+        return self._segments.get(self.logic.sides[which].name + suffix, [])
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self.logic.sides[which]
@@ -88,29 +88,29 @@ class FilesBuffers:
         return [s.run for s in self._of(which) if s.meta.first_due <= last and s.meta.dead >= first]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._listed(which, "+", rows["__id"].to_numpy())
-        return found
+        matched: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._listed(which, "+", rows["__id"].to_numpy())
+        return matched
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
         return self._listed(which, "-", id_)
 
-    def _listed(self, which: int, what: str, ids: Int64s) -> NDArray[np.bool_]:
-        found = np.zeros(len(ids), dtype=bool)
-        for segment in self._of(which, what):
-            found |= in_sorted(ids, segment.column("__id"))
-        return found
+    def _listed(self, which: int, suffix: str, ids: Int64s) -> NDArray[np.bool_]:
+        is_listed = np.zeros(len(ids), dtype=bool)
+        for segment in self._of(which, suffix):
+            is_listed |= in_sorted(ids, segment.column("__id"))
+        return is_listed
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
         side = self.logic.sides[which]
-        found = [pl.DataFrame(schema=side.schema)]
+        frames = [pl.DataFrame(schema=side.schema)]
         for segment in self._of(which):
             if segment.meta.first_due > watermark or segment.meta.dead <= since:
                 continue
             due = side.due(segment.run.ts)
             rows = segment.rows(np.flatnonzero((due > since) & (due <= watermark)))
             gone = self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
-            found.append(rows.filter(pl.Series(~self.matched(which, rows) & ~gone)))
-        return pl.concat(found)
+            frames.append(rows.filter(pl.Series(~self.matched(which, rows) & ~gone)))
+        return pl.concat(frames)
 
     def bound(self, which: int) -> int:
         return sum(s.meta.most for s in self._of(which))
@@ -123,21 +123,21 @@ class FilesBuffers:
             expired = np.full(len(hashes), watermark - side.keep_us - 1)
             counts += end - bisect_ranges(run.ts, begin, end, expired, True)
         for segment in self._of(which, "-"):
-            at = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
-            places_, hit = np.searchsorted(hashes, at), in_sorted(at, hashes)
+            evicted = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
+            places_, hit = np.searchsorted(hashes, evicted), in_sorted(evicted, hashes)
             np.subtract.at(counts, places_[hit], 1)
         return counts
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         side = self.logic.sides[which]
-        found = [pl.DataFrame(schema=side.schema)]
-        found += [s.everything() for s in self._of(which)]
-        return self._alive(which, pl.concat(found), watermark)
+        frames = [pl.DataFrame(schema=side.schema)]
+        frames += [s.everything() for s in self._of(which)]
+        return self._alive(which, pl.concat(frames), watermark)
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
-        found = [pl.DataFrame(schema=HIDDEN)]
-        found += [frame_of(s.table.select(list(HIDDEN))) for s in self._of(which)]
-        return self._alive(which, pl.concat(found), watermark).select(list(OUTLINE))
+        frames = [pl.DataFrame(schema=HIDDEN)]
+        frames += [frame_of(s.table.select(list(HIDDEN))) for s in self._of(which)]
+        return self._alive(which, pl.concat(frames), watermark).select(list(OUTLINE))
 
     def _alive(self, which: int, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
         alive = self.logic.sides[which].due(rows["__ts"].to_numpy()) > watermark
@@ -163,36 +163,36 @@ class JoinWriter:
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments after these changes, without those that are over, with those merged that nobody merged beside."""
-        kept: list[SegmentMeta] = []
+        segments: list[SegmentMeta] = []
         for side in self.logic.sides:
             change = changes.get(side.which, BufferChange(pl.DataFrame(schema=side.schema)))
-            for what, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
-                mine = [m for m in metas if m.kind == side.name + what and m.dead > watermark]
+            for suffix, frame in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
+                live = [m for m in metas if m.kind == side.name + suffix and m.dead > watermark]
                 if frame.height:
-                    mine.append(self.write(side, what, frame if not what else frame.sort("__id")))
-                kept += mine
-        after = tuple(kept)
+                    live.append(self.write(side, suffix, frame if not suffix else frame.sort("__id")))
+                segments += live
+        after = tuple(segments)
         for merge in self.merges(after, watermark, MOST):
             after = merge.applied(after, watermark)
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
         """Of each side and kind the newest segments as one, once `fan` of a size have piled up."""
-        found = [
-            self._merge(side, what, [m for m in metas if m.kind == side.name + what], watermark, fan)
+        candidates = [
+            self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
             for side in self.logic.sides
-            for what in ("", "+", "-")
+            for suffix in ("", "+", "-")
         ]
-        return [merge for merge in found if merge is not None]
+        return [merge for merge in candidates if merge is not None]
 
-    def write(self, side: JoinSide, what: str, frame: pl.DataFrame) -> SegmentMeta:
+    def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
         """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, frame)
-        return meta_of(side, what, frame, name, size, digest)
+        return meta_of(side, suffix, frame, name, size, digest)
 
     def _merge(
-        self, side: JoinSide, what: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
+        self, side: JoinSide, suffix: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
     ) -> SegmentMerge | None:
         count = merge_plan(metas, fan)
         if not count:
@@ -200,20 +200,20 @@ class JoinWriter:
         frames = [JoinSegment(self.place, m, side).everything() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
-        frame = frame.sort("__id") if what else frame[sort_order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
-        return SegmentMerge(tuple(metas[-count:]), (self.write(side, what, frame),) if frame.height else ())
+        frame = frame.sort("__id") if suffix else frame[sort_order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]
+        return SegmentMerge(tuple(metas[-count:]), (self.write(side, suffix, frame),) if frame.height else ())
 
 
-def meta_of(side: JoinSide, what: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
+def meta_of(side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
     """What a commit knows of some rows of a side: when they expire, and when the last outer one of them comes out."""
     due = side.due(frame["__ts"].to_numpy())
     first, last = int(due.min()), int(due.max())
-    emits = side.outer and not what
+    emits = side.outer and not suffix
     kh = frame["__kh"].to_numpy()
-    most = 0 if what else int(np.diff(run_starts(kh), append=len(kh)).max())
+    most = 0 if suffix else int(np.diff(run_starts(kh), append=len(kh)).max())
     return SegmentMeta(
         file=file,
-        kind=side.name + what,
+        kind=side.name + suffix,
         rows=frame.height,
         bytes=size,
         first_due=first,

@@ -86,14 +86,14 @@ class FileCache:
 def trim_cache(home: Path) -> None:
     """Remove what was not used for longest, beyond what there may be. What is mapped stays readable."""
     most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
-    found = []
+    files = []
     for path in home.rglob("*"):
         with suppress(OSError):
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found, key=lambda f: f[0]):
+                files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files, key=lambda f: f[0]):
         if total <= most:
             return
         with suppress(OSError):
@@ -103,8 +103,8 @@ def trim_cache(home: Path) -> None:
 
 def _home() -> Path:
     """A directory of this user alone: what lies there is mapped as state. Raises StateError."""
-    given = os.environ.get("SLACKWATER_CACHE_DIR")
-    home = Path(given) if given else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
+    configured = os.environ.get("SLACKWATER_CACHE_DIR")
+    home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = home.lstat()

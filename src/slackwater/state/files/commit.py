@@ -24,17 +24,17 @@ class CommitLog:
     def epochs(self) -> list[int]:
         """Those that are there, in order. Raises ExhaustedError."""
         try:
-            found = self.place.sizes("manifests")
+            sizes = self.place.sizes("manifests")
         except OSError as error:
             raise ExhaustedError.from_error(error) or error from None
-        return sorted(int(name[:-5]) for name in found if re.fullmatch(r"[0-9]{9,18}\.json", name))
+        return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
     def epochs_to_the_last(self) -> list[int]:
         """The same with those that the list of an object store does not show yet: one request more. Raises StateError."""
-        found = self.epochs()
-        while self.place.is_remote and self.place.has(self.file(following := found[-1] + 1 if found else 0)):
-            found.append(following)
-        return found
+        epochs = self.epochs()
+        while self.place.is_remote and self.place.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
+            epochs.append(following)
+        return epochs
 
     @staticmethod
     def file(epoch: int) -> str:
@@ -68,15 +68,15 @@ class CommitLog:
         """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
         (version, data), shown = self.written(epoch), self.shown(epoch)
         try:
-            found = parse_commit(data, version, f"manifest {shown}")
+            commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:
             raise StateError(f"manifest {shown} is damaged: {error}; restore it from a copy") from None
-        if (found.pipeline, found.epoch) != (self.place.name, epoch):
+        if (commit.pipeline, commit.epoch) != (self.place.name, epoch):
             raise StateError(
-                f'manifest {shown} is of epoch {found.epoch} of "{found.pipeline[:100]}", expected epoch {epoch} of '
+                f'manifest {shown} is of epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
                 f'"{self.place.name}": it was put in the place of another; restore that one from a copy'
             )
-        return found
+        return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
         """Commit, if the one of epoch `latest` is still there (-1: none). Raises FencedError, EpochError.

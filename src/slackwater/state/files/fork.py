@@ -29,46 +29,46 @@ class ForkCopy(ForkOrigin, Protocol):
 
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...
-    def found(self, commit: Commit) -> None: ...
+    def create_state(self, commit: Commit) -> None: ...
     def close(self) -> None: ...
 
 
 def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bool = False) -> Commit | None:
     """See `StateStore.fork`."""
     to = copy.place
-    if there := copy.epochs():
-        raise name_taken(to.name, there[-1], f"in {to.root}")
+    if existing := copy.epochs():
+        raise name_taken(to.name, existing[-1], f"in {to.root}")
     if not store.epochs():
         raise not_kept(epoch or 0, [], store.place.root)
     fresh = to.is_fresh() or to.has(FORKING)
     copy.claim()
-    made: list[str] = []
+    copied: list[str] = []
     try:
-        if there := copy.epochs():  # since we looked
-            made, fresh = [], False
-            raise name_taken(to.name, there[-1], f"in {to.root}")
+        if existing := copy.epochs():  # since we looked
+            copied, fresh = [], False
+            raise name_taken(to.name, existing[-1], f"in {to.root}")
         if to.has(FORKING):  # of a fork that was killed: it names nothing, so nobody needs what it left
             to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
             to.delete([FORKING])
         copy.check_begins()
         to.put(FORKING, b"")
-        found = _copied(store, to, epoch, made)
-        if found is not None:
-            found = forked_commit(found, to.name, renames=renames)
-            copy.found(found)
+        commit = _copied(store, to, epoch, copied)
+        if commit is not None:
+            commit = forked_commit(commit, to.name, renames=renames)
+            copy.create_state(commit)
             to.delete([FORKING])
-            made = []
-        return found
+            copied = []
+        return commit
     finally:
-        if made or not copy.epochs():
+        if copied or not copy.epochs():
             to.delete([FORKING])
             if fresh:
                 to.remove()
-            to.delete(made)
+            to.delete(copied)
         copy.close()
 
 
-def _copied(store: ForkOrigin, to: Storage, epoch: int | None, made: list[str]) -> Commit | None:
+def _copied(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
     """Put the files of a commit there; None while its output waits.
 
     What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.
@@ -83,9 +83,9 @@ def _copied(store: ForkOrigin, to: Storage, epoch: int | None, made: list[str]) 
                 return None
             try:
                 for name in [*(m.file for m in commit.metas), *commit.lists]:
-                    if name not in made:
+                    if name not in copied:
                         to.copy_of(store.place, name)
-                        made.append(name)
+                        copied.append(name)
                 return commit
             except FileNotFoundError as error:
                 gone = str(error.filename)

@@ -63,11 +63,11 @@ class Lease:
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
-            found = self._found()
-            if found is None:
+            current = self._found()
+            if current is None:
                 version = self._client.create(self._file, self._body(True))
             else:
-                content, version = found
+                content, version = current
                 if version != watched:
                     if watched is not None or _is_alive(content):
                         raise _taken(content, self.shown)
@@ -86,16 +86,16 @@ class Lease:
 
     def _found(self) -> tuple[dict[str, Any], str] | None:
         try:
-            found = self._client.get(self._file)
+            stored = self._client.get(self._file)
         except FileNotFoundError:
             return None
-        return parse_lease(bytes(found.content)), found.version
+        return parse_lease(bytes(stored.content)), stored.version
 
     def _body(self, held: bool) -> bytes:
         """Never the same twice."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
-        found = {"token": self.token, "held": held, "holder": _who(), "until_us": until, "turn": uuid.uuid4().hex}
-        return json.dumps(found | _machine()).encode()
+        fields = {"token": self.token, "held": held, "holder": _who(), "until_us": until, "turn": uuid.uuid4().hex}
+        return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
         """Raises FencedError where another runner has it; what the client raises where that cannot be known."""
@@ -105,8 +105,8 @@ class Lease:
             began = time.monotonic()
             version = self._client.rewrite(self._file, self._body(True), self._version)
             if version is None:
-                found = self._found()
-                self._lost = _name(found[0]) if found else "somebody removed the lease, or another runner"
+                current = self._found()
+                self._lost = _name(current[0]) if current else "somebody removed the lease, or another runner"
                 return
             self._version, self._until = version, began + LEASE_S
 
@@ -163,10 +163,10 @@ def lease_holder(client: ObjectClient, file: str) -> str | None:
 def parse_lease(content: bytes) -> dict[str, Any]:
     """A lease as it lies there; one that is damaged runs out like any other, by being watched."""
     try:
-        found = json.loads(content)
+        lease = json.loads(content)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"held": True, "until_us": 1 << 62}
+        lease = None
+    return lease if isinstance(lease, dict) else {"held": True, "until_us": 1 << 62}
 
 
 def _is_over(content: dict[str, Any]) -> bool:

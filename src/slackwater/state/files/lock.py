@@ -135,10 +135,10 @@ def _opened(path: Path) -> TextIO:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        what = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        problem = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         remedy = "let this user write it" if is_forbidden(error) else "remove it"
         raise ExhaustedError.from_error(error) or StateError(
-            f"lock {path} {what}; expected a file that may be written: {remedy}"
+            f"lock {path} {problem}; expected a file that may be written: {remedy}"
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -31,18 +31,18 @@ def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
 class SegmentMerge:
     """Neighbours of one shard that were merged: into one segment, or into none where nothing of them is left."""
 
-    of: tuple[SegmentMeta, ...]
-    into: tuple[SegmentMeta, ...]
+    inputs: tuple[SegmentMeta, ...]
+    outputs: tuple[SegmentMeta, ...]
 
     def applied(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments with what was merged in the place of its parts; as they are if somebody else has merged some of these.
 
         Parts that are over at this watermark may have been dropped meanwhile: their rows are over in what was merged as well.
         """
-        left = [m for m in self.of if m in metas]
-        if not left or any(m.dead > watermark for m in self.of if m not in left):
+        remaining = [m for m in self.inputs if m in metas]
+        if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):
             return metas
-        at = metas.index(left[0])
-        if list(metas[at : at + len(left)]) != left:
+        position = metas.index(remaining[0])
+        if list(metas[position : position + len(remaining)]) != remaining:
             return metas
-        return (*metas[:at], *self.into, *metas[at + len(left) :])
+        return (*metas[:position], *self.outputs, *metas[position + len(remaining) :])

@@ -39,7 +39,7 @@ class ObjectClient:
 
     url: str
     options: Mapping[str, str] = field(repr=False)
-    what: str = "state store"  # for messages
+    label: str = "state store"  # for messages
     requests: Counter[str] = field(default_factory=Counter)
     _unanswered: dict[str, list[bytes]] = field(default_factory=dict, init=False, repr=False)
 
@@ -48,16 +48,16 @@ class ObjectClient:
             import obstore
             import obstore.exceptions
         except ModuleNotFoundError:
-            raise StartError(f"{self.what} {self.url}: {EXTRA}") from None
+            raise StartError(f"{self.label} {self.url}: {EXTRA}") from None
         self._obs: Any = obstore
         self._errors: Any = obstore.exceptions
         self._store = self._made()
 
     def _made(self) -> Any:
-        given = {k: v for k, v in self.options.items() if k not in CLIENT}
+        settings = {k: v for k, v in self.options.items() if k not in CLIENT}
         client: dict[str, Any] = {"connect_timeout": "5s", "timeout": f"{ANSWER_S:g}s"}
         client |= {k: v for k, v in self.options.items() if k in CLIENT}
-        endpoints = [v for k, v in given.items() if "endpoint" in k]
+        endpoints = [v for k, v in settings.items() if "endpoint" in k]
         endpoints += [
             v for k in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3") if (v := os.environ.get(k))
         ]
@@ -69,9 +69,9 @@ class ObjectClient:
             "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
         }
         try:
-            return self._obs.store.from_url(self.url, config=given, client_options=client, retry_config=retry)
+            return self._obs.store.from_url(self.url, config=settings, client_options=client, retry_config=retry)
         except (self._errors.BaseError, ValueError, TypeError) as error:
-            raise StartError(f"{self.what} {self.url}: {_short(error)}; check the URL, and its options") from None
+            raise StartError(f"{self.label} {self.url}: {_short(error)}; check the URL, and its options") from None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -105,12 +105,12 @@ class ObjectClient:
         while True:
             try:
                 done = self.create(file, content) if version is None else self.replace(file, content, version)
-                found = self._look(file) if done is None and file in self._unanswered else None
+                stored = self._look(file) if done is None and file in self._unanswered else None
             except SlackwaterError:
                 self._unanswered.setdefault(file, []).append(content)
                 raise
-            if found is not None and bytes(found.content) in self._unanswered[file]:
-                version = found.version
+            if stored is not None and bytes(stored.content) in self._unanswered[file]:
+                version = stored.version
                 continue
             self._unanswered.pop(file, None)
             return done
@@ -128,15 +128,17 @@ class ObjectClient:
             except Exception as error:
                 if not _passes(str(error)) or time.monotonic() > ends:
                     raise self._failed(error, f"whether {file} was written is not known", EpochError) from None
-            found = self._look(file)
-            if found is not None and bytes(found.content) == content:
-                return found.version
-            untouched = found is None if mode == "create" else found is not None and json.loads(found.version) == mode
+            stored = self._look(file)
+            if stored is not None and bytes(stored.content) == content:
+                return stored.version
+            untouched = (
+                stored is None if mode == "create" else stored is not None and json.loads(stored.version) == mode
+            )
             if not untouched:
                 return None
             if time.monotonic() > ends:
                 raise EpochError(
-                    f"{self.what} {self.url}: {file} was refused again and again, and nobody else has written it; what was "
+                    f"{self.label} {self.url}: {file} was refused again and again, and nobody else has written it; what was "
                     "committed stays: start again"
                 )
             time.sleep(0.1)
@@ -157,8 +159,8 @@ class ObjectClient:
                 parts = self._obs.get_ranges(self._store, file, starts=list(starts), ends=ends, coalesce=0)
                 return StoredObject(b"".join(memoryview(p) for p in parts), "")
             self.requests["get"] += 1
-            found = self._obs.get(self._store, file)
-            return StoredObject(memoryview(found.bytes()), _version(found.meta))
+            response = self._obs.get(self._store, file)
+            return StoredObject(memoryview(response.bytes()), _version(response.meta))
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
                 raise self._failed(error, f"{file} cannot be read", StateError) from None
@@ -182,29 +184,29 @@ class ObjectClient:
         """Names within a folder, whatever is deeper left out, and bytes. A request per thousand. Raises StateError."""
         prefix = f"{folder}/" if folder else ""
         try:
-            found = self._obs.list(self._store, prefix or None).collect()
+            objects = self._obs.list(self._store, prefix or None).collect()
         except Exception as error:
             raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
-        self.requests["list"] += 1 + len(found) // 1000
-        return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in found}
+        self.requests["list"] += 1 + len(objects) // 1000
+        return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in objects}
 
     def within(self, folder: str = "") -> tuple[list[str], list[str]]:
         """The names of the folders and of the objects within a folder. Raises StateError."""
         self.requests["list"] += 1
         prefix = f"{folder}/" if folder else ""
         try:
-            found = self._obs.list_with_delimiter(self._store, prefix or None)
+            listing = self._obs.list_with_delimiter(self._store, prefix or None)
         except Exception as error:
             raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
-        paths = found["common_prefixes"], [o["path"] for o in found["objects"]]
+        paths = listing["common_prefixes"], [o["path"] for o in listing["objects"]]
         folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in some) for some in paths)
         return folders, files
 
     def delete(self, files: Collection[str]) -> None:
         """What is gone already is no error. Raises StateError."""
-        left = sorted(files)
-        while left:
-            some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        remaining = sorted(files)
+        while remaining:
+            some, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
             self.requests["delete"] += 1
             try:
                 self._repeated(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
@@ -251,7 +253,7 @@ class ObjectClient:
                     raise
                 time.sleep(0.1)
 
-    def _failed(self, error: Exception, what: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
+    def _failed(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
         """One line of what a store said, and what to do."""
         if isinstance(error, SlackwaterError):
             return error
@@ -263,16 +265,16 @@ class ObjectClient:
             (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
         ):
             if is_it(text):
-                return StateError(f"{self.what} {self.url}: {said}")
+                return StateError(f"{self.label} {self.url}: {said}")
         return kind(
-            f"{self.what} {self.url}: {what} ({_short(error)}); what was committed stays: see that the store can be reached, "
+            f"{self.label} {self.url}: {problem} ({_short(error)}); what was committed stays: see that the store can be reached, "
             "and start again"
         )
 
 
-def _version(found: Mapping[str, Any]) -> str:
+def _version(attributes: Mapping[str, Any]) -> str:
     """What a conditional put names: S3 and Azure go by the tag, Google by the version."""
-    return json.dumps({k: found[k] for k in ("e_tag", "version") if found.get(k) is not None})
+    return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 
 _CREDENTIALS = (

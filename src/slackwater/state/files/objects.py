@@ -45,10 +45,10 @@ class ObjectStorage:
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
-    def at(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
-        found = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
-        _ = found.client  # a mistake is told where it is made
-        return found
+    def from_url(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
+        storage = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
+        _ = storage.client  # a mistake is told where it is made
+        return storage
 
     @property
     def client(self) -> ObjectClient:
@@ -66,8 +66,8 @@ class ObjectStorage:
             if key in _clients:
                 return _clients[key]
             endpoint = "".join(v for k, v in self.options if "endpoint" in k) or os.environ.get("AWS_ENDPOINT_URL", "")
-            own = xxhash.xxh3_128_hexdigest(f"{endpoint}\0{self.root}".encode())
-            return _clients.setdefault(key, (ObjectClient(self.root, dict(self.options)), FileCache(own)))
+            cache_name = xxhash.xxh3_128_hexdigest(f"{endpoint}\0{self.root}".encode())
+            return _clients.setdefault(key, (ObjectClient(self.root, dict(self.options)), FileCache(cache_name)))
 
     @property
     def root(self) -> str:
@@ -133,13 +133,13 @@ class ObjectStorage:
 
     def check(self, files: Sequence[FileRef]) -> None:
         """By a list of what is there: whether an object holds what was written is looked at when it is fetched."""
-        there = {
+        sizes = {
             f"{folder}/{n}": s
             for folder in {f.file.partition("/")[0] for f in files}
             for n, s in self.sizes(folder).items()
         }
         for file in files:
-            size = there.get(file.file)
+            size = sizes.get(file.file)
             if size is None:
                 if self.has(
                     file.file
@@ -152,8 +152,8 @@ class ObjectStorage:
     # -- files that say what there is ----------------------------------------------------------------------------
 
     def read(self, file: str) -> VersionedContent:
-        found = self.client.get(file)
-        return VersionedContent(bytes(found.content), found.version)
+        stored = self.client.get(file)
+        return VersionedContent(bytes(stored.content), stored.version)
 
     def create(self, file: str, content: bytes) -> bool:
         return self.client.create(file, content) is not None

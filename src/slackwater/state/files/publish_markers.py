@@ -34,11 +34,11 @@ class MarkerFile:
     def look(self) -> bytes | None:
         """What it holds now; None for nothing. Raises OSError."""
         try:
-            found = self.place.read(self.file)
+            stored = self.place.read(self.file)
         except FileNotFoundError:
-            found = None
-        self._known, self._is_known = found, True
-        return None if found is None else found.content
+            stored = None
+        self._known, self._is_known = stored, True
+        return None if stored is None else stored.content
 
     def held(self) -> bytes | None:
         """The same, as the runner that holds the lock knows it."""
@@ -58,71 +58,71 @@ class MarkerFile:
         self._known, self._is_known = None, False
 
 
-def epoch_in(note: MarkerFile, content: bytes | None) -> int:
+def epoch_in(marker: MarkerFile, content: bytes | None) -> int:
     """The last epoch that was published, -1 for none. Raises StateError."""
     if content is None:
         return -1
     text = content.decode(errors="replace")
-    found = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
-    if found is None or found[2] not in (None, file_checksum(found[1].encode())):
+    match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
+    if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
-            f"{note.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
+            f"{marker.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
             "once more then, which a target that knows its last epoch ignores"
         )
-    return int(found[1])
+    return int(match[1])
 
 
-def read_marker(note: MarkerFile, held: bool = False) -> int:
+def read_marker(marker: MarkerFile, held: bool = False) -> int:
     """The last epoch that was published, -1 for none. `held`: as the runner knows it. Raises StateError."""
     try:
-        content = note.held() if held else note.look()
+        content = marker.held() if held else marker.look()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{note.shown} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
         ) from error
-    return epoch_in(note, content)
+    return epoch_in(marker, content)
 
 
-def write_marker(kept: MarkerFile, epoch: int) -> None:
+def write_marker(marker: MarkerFile, epoch: int) -> None:
     """Put down an epoch as the last one that was published. Raises EpochError."""
     number = str(epoch)
-    kept.write(f"{number} {file_checksum(number.encode())}\n".encode())
+    marker.write(f"{number} {file_checksum(number.encode())}\n".encode())
 
 
-def delivered_targets(note: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
+def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
     """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
-    found = None
+    record = None
     try:
-        content = note.held() if held else note.look()
+        content = marker.held() if held else marker.look()
         if content is None:
             return frozenset()
         text, _, sum_ = content.decode(errors="replace").strip().rpartition("\n")
-        found = json.loads(text) if file_checksum(text.encode()) == sum_ else None
+        record = json.loads(text) if file_checksum(text.encode()) == sum_ else None
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("targets"), list):
-        log.warning("%s is damaged; what an epoch left in part is published once more", note.shown)
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("targets"), list):
+        log.warning("%s is damaged; what an epoch left in part is published once more", marker.shown)
         return frozenset()
-    return frozenset(map(str, found["targets"])) if found.get("epoch") == epoch else frozenset()
+    return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
 
-def note_reached(note: MarkerFile, epoch: int, target: str) -> None:
+def note_reached(marker: MarkerFile, epoch: int, target: str) -> None:
     """Put down that a target has its part of an epoch, beside those that were put down of it. Raises EpochError."""
-    text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(note, epoch, held=True), target})})
-    note.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
+    text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(marker, epoch, held=True), target})})
+    marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
 
 
-def runs(note: MarkerFile, held: bool = False) -> tuple[Run, ...]:
+def runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     """The noted runs, oldest first; damaged lines are left out. `held`: as the runner knows it. Raises StateError."""
     try:
-        content = note.held() if held else note.look()
+        content = marker.held() if held else marker.look()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{note.shown} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
         ) from error
     return parse_runs((content or b"").decode(errors="replace").splitlines())
 
 
-def note_run(note: MarkerFile, run: Run) -> None:
+def note_run(marker: MarkerFile, run: Run) -> None:
     """Add a run to the history, or replace its former note. Raises EpochError, StateError."""
-    note.write(encode_runs(with_run(runs(note, held=True), run)).encode())
+    marker.write(encode_runs(with_run(runs(marker, held=True), run)).encode())

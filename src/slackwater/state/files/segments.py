@@ -84,8 +84,8 @@ class Segment:
         begin = run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # a row each
             return rows, rows + 1
-        of = distinct_values(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)
-        return begin[of], np.append(begin, len(self.columns.h))[of + 1]
+        units = distinct_values(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)
+        return begin[units], np.append(begin, len(self.columns.h))[units + 1]
 
 
 class SegmentReader:
@@ -103,41 +103,41 @@ class SegmentReader:
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """All rows of the units with these hashes (sorted, unique), newest version of each."""
-        found: list[pl.DataFrame] = []
+        frames: list[pl.DataFrame] = []
         for segment in reversed(self.segments):
             if not len(hashes):
                 break
             begin, end = segment.find(hashes)
             hit = end > begin
             if hit.any():
-                found.append(segment.rows(expand_ranges(begin[hit], end[hit])))
+                frames.append(segment.rows(expand_ranges(begin[hit], end[hit])))
                 hashes = hashes[~hit]
-        return self._together(found)
+        return self._together(frames)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
         """All rows of the units that have a visible row that wants a visit."""
-        found: list[pl.DataFrame] = []
+        frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
             if not when.touches(segment.meta.first_due, segment.meta.last_due):
                 continue
-            wanted = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
-            begin, end = segment.units_of(np.flatnonzero(wanted))
+            is_due = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
+            begin, end = segment.units_of(np.flatnonzero(is_due))
             for newer in self.segments[age + 1 :]:
                 if not len(begin):
                     break
                 newest = ~in_sorted(segment.columns.h[begin], newer.columns.h)
                 begin, end = begin[newest], end[newest]
             if len(begin):
-                found.append(segment.rows(expand_ranges(begin, end)))
-        return self._together(found)
+                frames.append(segment.rows(expand_ranges(begin, end)))
+        return self._together(frames)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        found: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        candidates: list[Int64s] = [np.empty(0, dtype=np.int64)]
         for segment in self.segments:
             if segment.meta.last_due > after:
                 due = segment.columns.due[(segment.columns.due > after) & (segment.columns.kind != TOMBSTONE)]
-                found.append(np.partition(due, count - 1)[:count] if len(due) > count else due)
-        return np.sort(np.concatenate(found))[:count]
+                candidates.append(np.partition(due, count - 1)[:count] if len(due) > count else due)
+        return np.sort(np.concatenate(candidates))[:count]
 
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
@@ -145,7 +145,7 @@ class SegmentReader:
 
     def outline(self) -> pl.DataFrame:
         """The columns of every visible row that say what is due; nothing else of the files is read."""
-        kept = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
+        frames = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
             c = segment.columns
@@ -155,11 +155,13 @@ class SegmentReader:
             elif len(seen):
                 shown &= ~in_sorted(c.h, seen)
             rows = np.flatnonzero(shown)
-            found = pl.DataFrame(dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=kept[0].schema)
-            kept.append(found if len(rows) == found.height else found[rows])
+            frame = pl.DataFrame(
+                dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=frames[0].schema
+            )
+            frames.append(frame if len(rows) == frame.height else frame[rows])
             if segment is not self.segments[0]:
                 seen = distinct_values(np.concatenate([seen, distinct_values(c.h, is_sorted=True)]))
-        return pl.concat(kept)
+        return pl.concat(frames)
 
     @staticmethod
     def _places(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
@@ -192,7 +194,7 @@ class FilesShard:
     epoch: int
     metas: tuple[SegmentMeta, ...]
 
-    def at(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
     def reader(self, logic: KeyedState) -> SegmentReader:
@@ -207,10 +209,10 @@ class FilesShard:
             metas.pop(0)
         if rows.height:
             metas.append(self._write(logic, rows))
-        kept = tuple(metas)
-        for merge in self.at(kept).merges(logic, watermark, MOST):
-            kept = merge.applied(kept, watermark)
-        return kept
+        segments = tuple(metas)
+        for merge in self.with_metas(segments).merges(logic, watermark, MOST):
+            segments = merge.applied(segments, watermark)
+        return segments
 
     def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
         """The newest segments as one, once `fan` of a size have piled up."""
@@ -250,11 +252,11 @@ class FilesShard:
     def _merged(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
-            return in_order(logic.forget(self.at(metas).reader(logic).scan(), watermark))
+            return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.place, m) for m in metas]
         rows = [logic.add_revision_columns(s.whole()) for s in opened]
-        found = [f.select(list(logic.state_schema)) for f in rows]
-        frame = pl.concat(newest_units(found))
+        frames = [f.select(list(logic.state_schema)) for f in rows]
+        frame = pl.concat(newest_units(frames))
         return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]
 
 
@@ -268,13 +270,13 @@ def in_order(frame: pl.DataFrame) -> pl.DataFrame:
 
 def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """Of frames given oldest first: each without the units that a later one holds."""
-    kept: list[pl.DataFrame] = []
+    visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
         hashes = frame["__h"].to_numpy()
-        kept.append(frame.filter(pl.Series(~in_sorted(hashes, seen))) if len(seen) else frame)
+        visible.append(frame.filter(pl.Series(~in_sorted(hashes, seen))) if len(seen) else frame)
         seen = distinct_values(np.concatenate([seen, hashes]))
-    return kept[::-1]
+    return visible[::-1]
 
 
 def expand_ranges(begin: Int64s, end: Int64s) -> Int64s:

@@ -29,27 +29,27 @@ class SnapshotReader:
     @contextmanager
     def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
         """See `StateStore.peek`."""
-        found, epochs = None, self._log.epochs()
+        snapshot, epochs = None, self._log.epochs()
         if epoch is not None:
-            found = self._of_epoch(epoch, epochs)
-        while epochs and found is None:
+            snapshot = self._of_epoch(epoch, epochs)
+        while epochs and snapshot is None:
             try:
-                found = self.opened(epochs[-1])
+                snapshot = self.opened(epochs[-1])
             except StateError:
                 former, epochs = epochs, self._log.epochs()
                 if epochs[-1:] == former[-1:]:
                     raise
                 # else a runner went on meanwhile, and removed what the former commit names
-        yield found
+        yield snapshot
 
-    def _of_epoch(self, epoch: int, kept: Sequence[int]) -> Snapshot:
+    def _of_epoch(self, epoch: int, epochs: Sequence[int]) -> Snapshot:
         try:
-            if epoch in kept:
+            if epoch in epochs:
                 return self.opened(epoch)
         except StateError:
-            if epoch in (kept := self._log.epochs()):
+            if epoch in (epochs := self._log.epochs()):
                 raise
-        raise not_kept(epoch, kept, self._place.root)
+        raise not_kept(epoch, epochs, self._place.root)
 
     def opened(self, epoch: int) -> Snapshot:
         """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
@@ -65,8 +65,8 @@ class SnapshotReader:
         self._whole = {m.file for m in named}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
-            found = FilesBuffers(self._place, commit.stages[stage].segments[shard], logic)
-            return found.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
+            join_buffers = FilesBuffers(self._place, commit.stages[stage].segments[shard], logic)
+            return join_buffers.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
 
         return Snapshot(
             commit,

@@ -16,4 +16,4 @@ def place_at(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Sto
         return LocalStorage(str(Path(path).resolve() / pipeline))
     from slackwater.state.files.objects import ObjectStorage
 
-    return ObjectStorage.at(path, pipeline, options)
+    return ObjectStorage.from_url(path, pipeline, options)

@@ -58,8 +58,8 @@ class FilesStore:
         self._published = publish_markers.MarkerFile(self.place, publish_markers.PUBLISHED)
         self._reached = publish_markers.MarkerFile(self.place, publish_markers.REACHED)
         self._runs = publish_markers.MarkerFile(self.place, publish_markers.RUNS)
-        self._onlooker = SnapshotReader(self._log)
-        self._beside = BackgroundMerger(self.place)
+        self._snapshots = SnapshotReader(self._log)
+        self._merger = BackgroundMerger(self.place)
         self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -96,10 +96,12 @@ class FilesStore:
         """
         if self.place.is_remote:
             return
-        spared = self._beside.epochs
+        spared = self._merger.epochs
         for folder in NAMED:
-            found = [name for name in self.place.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest]
-            self.place.delete([f"{folder}/{name}" for name in found if int(name[:9]) not in spared])
+            uncommitted = [
+                name for name in self.place.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest
+            ]
+            self.place.delete([f"{folder}/{name}" for name in uncommitted if int(name[:9]) not in spared])
         if isinstance(self.place, LocalStorage):
             self.place.clear_pending()
 
@@ -133,10 +135,10 @@ class FilesStore:
     def check_published(self, published: int, latest: int) -> None:
         """Raise StateError if an epoch was published whose commit is not there."""
         if published > latest:
-            there = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
+            latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
                 f"manifest {self._log.shown(published)} is missing: {self._published.shown} says that epoch {published} was "
-                f"published, and {there}; restore it from a copy of the directory"
+                f"published, and {latest_shown}; restore it from a copy of the directory"
             )
 
     def check_begins(self) -> None:
@@ -188,7 +190,7 @@ class FilesStore:
         publish_markers.note_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        return self._onlooker.peek(epoch)
+        return self._snapshots.peek(epoch)
 
     def epochs(self) -> list[int]:
         return self._log.epochs()
@@ -202,13 +204,13 @@ class FilesStore:
         return self._log.written(epochs[-1]) if epochs else None
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
-        self._beside.keeps(stage, logic)
+        self._merger.keeps(stage, logic)
 
     def forget(self, stages: range) -> None:
         """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.place, shard, epoch, self._beside.taken(stage, shard, metas))
+        return FilesShard(self.place, shard, epoch, self._merger.taken(stage, shard, metas))
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         held = self.place.held(FileRef(meta.file, meta.checksum))
@@ -239,7 +241,7 @@ class FilesStore:
         self._put(commit)
         return commit
 
-    def found(self, commit: Commit) -> None:
+    def create_state(self, commit: Commit) -> None:
         """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
         self._verify(commit)
         self._put(commit)
@@ -252,7 +254,7 @@ class FilesStore:
         self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = _files_of(commit)
-        self._beside.committed(commit)
+        self._merger.committed(commit)
 
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner has the state by now."""
@@ -279,28 +281,28 @@ class FilesStore:
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # the record of many shards is long: what this runner wrote itself it need not read
-            seen, kept = self._named, epochs[-KEPT_EPOCHS:]
-            named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in kept}
+            seen, recent = self._named, epochs[-KEPT_EPOCHS:]
+            named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in recent}
         except StateError as error:
             log.warning("%s; nothing is cleaned up", error)
             return
         self._named, used = named, frozenset[str]().union(*named.values())
-        spared = self._beside.epochs
-        there = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
-        old = [(file, int(of)) for file, of in there if of.isdigit() and int(of) <= self._latest]
-        self.place.delete([file for file, of in old if of not in spared and file not in used])
+        spared = self._merger.epochs
+        stored = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
+        old = [(file, int(epoch)) for file, epoch in stored if epoch.isdigit() and int(epoch) <= self._latest]
+        self.place.delete([file for file, epoch in old if epoch not in spared and file not in used])
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         return fork_state(self, FilesStore(self.place, name), epoch, renames)
 
     def remove(self) -> None:
         """Take the state away, and give the lock back; after `open`."""
-        self._beside.close()
+        self._merger.close()
         self.place.remove()
         self.close()
 
     def close(self) -> None:
-        self._beside.close()
+        self._merger.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None

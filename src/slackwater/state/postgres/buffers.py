@@ -50,12 +50,12 @@ class JoinTable:
 
     def names(self, side: JoinSide) -> dict[str, str]:
         """Column of a buffered row -> column of the table."""
-        own = {f.name: f"{side.name}_{f.name}" for f in side.fields}
-        return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **own}
+        columns = {f.name: f"{side.name}_{f.name}" for f in side.fields}
+        return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
     def types(self) -> dict[str, str]:
         """Column of the table -> its type, without those that every state has."""
-        found = {
+        types = {
             "side": "text NOT NULL",
             "key_hash": "bigint NOT NULL",
             "event_time": "timestamp with time zone NOT NULL",
@@ -63,8 +63,8 @@ class JoinTable:
             "matched": "boolean",
         }
         for side in self.logic.sides:
-            found |= {f"{side.name}_{f.name}": client.sql_type(f) for f in side.fields}
-        return found
+            types |= {f"{side.name}_{f.name}": client.sql_type(f) for f in side.fields}
+        return types
 
     def check(self, where: str) -> None:
         """Raise StartError for a column that Postgres cannot hold and give back."""
@@ -88,9 +88,9 @@ class JoinTable:
             f"CREATE INDEX {client.quote_name(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
-    def alter(self, there: Sequence[str]) -> str:
+    def alter(self, existing_columns: Sequence[str]) -> str:
         """Give a table with these columns those that came since it was made, NULL in its rows; empty if it has them."""
-        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types().items() if c not in there]
+        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types().items() if c not in existing_columns]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def create_staged(self) -> str:
@@ -125,9 +125,9 @@ class PostgresBuffers:
     def _side(self, which: int) -> JoinSide:
         return self.table.logic.sides[which]
 
-    def _tokens(self, side: JoinSide, what: str) -> str:
-        found = ", ".join(f"'{m.file}'" for m in self.metas if m.file and m.kind == side.name + what)
-        return f"({found})" if found else ""
+    def _tokens(self, side: JoinSide, suffix: str) -> str:
+        tokens = ", ".join(f"'{m.file}'" for m in self.metas if m.file and m.kind == side.name + suffix)
+        return f"({tokens})" if tokens else ""
 
     def _fetch(self, side: JoinSide, condition: str) -> pl.DataFrame:
         names = self.table.names(side)
@@ -158,8 +158,8 @@ class PostgresBuffers:
         return [SortedRows.from_frame(frame.sort("__kh", "__ts", "__id"))]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
-        return found
+        matched: NDArray[np.bool_] = rows["__matched"].fill_null(False).to_numpy()
+        return matched
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
         return np.zeros(len(kh), dtype=bool)
@@ -173,8 +173,8 @@ class PostgresBuffers:
         condition = f"NOT matched AND event_time > {after} AND event_time <= {upto}"
         if self.shards > 1:
             condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
-        for what in "+-":
-            if tokens := self._tokens(side, what):
+        for suffix in "+-":
+            if tokens := self._tokens(side, suffix):
                 same = " AND ".join(f"x.{c} = r.{c}" for c in PLACE)
                 condition += (
                     f" AND NOT EXISTS (SELECT 1 FROM {self.table.staged} x WHERE x.token IN {tokens} AND {same})"
@@ -190,9 +190,9 @@ class PostgresBuffers:
             f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({_array(hashes)})"
             f" AND event_time > {_moment(watermark - side.keep_us - 1)} GROUP BY 1"
         )
-        found = self._query(query, {"__kh": pl.Int64(), "__n": pl.Int64()})
+        frame = self._query(query, {"__kh": pl.Int64(), "__n": pl.Int64()})
         counts = np.zeros(len(hashes), dtype=np.int64)
-        counts[np.searchsorted(hashes, found["__kh"].to_numpy())] = found["__n"].to_numpy()
+        counts[np.searchsorted(hashes, frame["__kh"].to_numpy())] = frame["__n"].to_numpy()
         return counts
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
@@ -215,22 +215,22 @@ def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
     """COPY what an epoch does to the buffers of a shard; each part has a token, which a commit names."""
-    found = list(metas)
+    staged = list(metas)
     try:
         with client.arrow_cursor(url) as cursor:
             for side in table.logic.sides:
                 change = changes.get(side.which)
                 if change is None:
                     continue
-                for what, rows in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
+                for suffix, rows in (("", change.rows), ("+", change.matched), ("-", change.evicted)):
                     if rows.height:
                         token = uuid.uuid4().hex
                         frame = table.frame(side, rows, token)
                         client.append_frame(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
-                        found.append(meta_of(side, what, rows, token, int(frame.estimated_size())))
+                        staged.append(meta_of(side, suffix, rows, token, int(frame.estimated_size())))
     except ConnectionError as error:
         raise EpochError(f"state was not staged: {error}") from None
-    return tuple(found)
+    return tuple(staged)
 
 
 def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
@@ -254,7 +254,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
         )
     same, gained = " AND ".join(f"s.{c} = t.{c}" for c in PLACE), 0
     for side in table.logic.sides:
-        rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + what] for what in ("", "+", "-"))
+        rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + suffix] for suffix in ("", "+", "-"))
         columns = client.quote_names(["side", *table.names(side).values()])
         if rows:
             gained += db.execute(
@@ -281,12 +281,12 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
     shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
     for side in table.logic.sides:
         upto = _moment(state.watermark_us - side.keep_us - 1)
-        found = db.execute(
+        counts = db.execute(
             f"WITH gone AS (DELETE FROM {table.state} WHERE side = %s AND event_time <= {upto} RETURNING key_hash)"
             f" SELECT {shard}, count(*) FROM gone GROUP BY 1",
             (side.name,),
         )
-        gone |= {(side.name, number): count for number, count in found}
+        gone |= {(side.name, number): count for number, count in counts}
     return gone
 
 
@@ -294,28 +294,28 @@ def collapsed_segments(
     logic: JoinLogic, state: StageState, gone: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """The figures per side and shard after the staged rows became part of the table and the expired ones left it."""
-    found = []
+    shards = []
     for shard, metas in enumerate(state.segments):
-        kept = []
+        segments = []
         for side in logic.sides:
-            own = [m for m in metas if m.kind == side.name]
+            buffered = [m for m in metas if m.kind == side.name]
             evicted = sum(m.rows for m in metas if m.kind == f"{side.name}-")
-            rows = sum(m.rows for m in own) - evicted - gone.get((side.name, shard), 0)
+            rows = sum(m.rows for m in buffered) - evicted - gone.get((side.name, shard), 0)
             if rows > 0:
-                kept.append(
+                segments.append(
                     SegmentMeta(
                         file="",
                         kind=side.name,
                         rows=rows,
                         bytes=size // (2 * state.shards),
-                        first_due=max(min(m.first_due for m in own), state.watermark_us + 1),
-                        last_due=max(m.last_due for m in own),
-                        close=max(m.close for m in own),
-                        dead=max(m.dead for m in own),
+                        first_due=max(min(m.first_due for m in buffered), state.watermark_us + 1),
+                        last_due=max(m.last_due for m in buffered),
+                        close=max(m.close for m in buffered),
+                        dead=max(m.dead for m in buffered),
                     )
                 )
-        found.append(tuple(kept))
-    return tuple(found)
+        shards.append(tuple(segments))
+    return tuple(shards)
 
 
 def _array(hashes: Int64s) -> str:

@@ -115,10 +115,10 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 def time_literal(us: int) -> str:
     """A time in µs as SQL; beyond the calendar it is infinite."""
-    at = to_datetime(us)
-    if at is None:
+    moment = to_datetime(us)
+    if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
-    return f"'{at.isoformat()}'::timestamptz"
+    return f"'{moment.isoformat()}'::timestamptz"
 
 
 def _parsed(url: str) -> dict[str, Any] | None:
@@ -126,25 +126,25 @@ def _parsed(url: str) -> dict[str, Any] | None:
     from psycopg import conninfo
 
     try:
-        given = conninfo.conninfo_to_dict(url)
+        parameters = conninfo.conninfo_to_dict(url)
     except Exception:
         return None
-    plain = all("@" not in str(given.get(part, "")) for part in ("host", "port", "dbname"))
-    return given if plain and re.fullmatch(r"[\d,]*", str(given.get("port", ""))) else None
+    plain = all("@" not in str(parameters.get(part, "")) for part in ("host", "port", "dbname"))
+    return parameters if plain and re.fullmatch(r"[\d,]*", str(parameters.get("port", ""))) else None
 
 
 def server_address(url: str) -> str:
     """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
-    given = _parsed(url)
-    if given is None:
+    parameters = _parsed(url)
+    if parameters is None:
         return "an address that is not valid"
-    return f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname', given.get('user', ''))}"
+    return f"{parameters.get('host', 'localhost')}:{parameters.get('port', 5432)}/{parameters.get('dbname', parameters.get('user', ''))}"
 
 
 def role_and_place(url: str) -> tuple[object, ...]:
     """Who connects to which database: what must be equal for two URLs to share a transaction."""
-    given = _parsed(url) or {}
-    return tuple(given.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
+    parameters = _parsed(url) or {}
+    return tuple(parameters.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
 def columns_of(connection: psycopg.Connection[Any], table: str) -> list[str]:
@@ -169,15 +169,15 @@ def error_reason(error: BaseException) -> str:
     return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
 
 
-def open_connection(url: str, what: str, seconds: int = 10) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `what` names its use."""
+def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:
+    """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `label` names its use."""
     import psycopg
 
     from slackwater.state.postgres.cursor import Cursor, NamedCursor
 
     if _parsed(url) is None:
         raise StartError(
-            f"{what}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
+            f"{label}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
             "/ and @ in a password written as %2F and %40"
         )
     try:
@@ -194,7 +194,7 @@ def open_connection(url: str, what: str, seconds: int = 10) -> psycopg.Connectio
         )
     except psycopg.Error as error:
         raise StartError(
-            f"{what}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url and that it runs"
+            f"{label}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url and that it runs"
         ) from None
     connection.server_cursor_factory = NamedCursor
     return connection
@@ -261,11 +261,11 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 
 @contextmanager
-def borrow_connection(url: str, what: str) -> Iterator[psycopg.Connection[Any]]:
+def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection as `connect` makes it, that waits for its next use; the caller leaves no transaction open."""
     import psycopg
 
-    connection = _waiting(url, "plain", psycopg.Error) or open_connection(url, what)
+    connection = _waiting(url, "plain", psycopg.Error) or open_connection(url, label)
     given_back = False
     try:
         yield connection
@@ -289,8 +289,8 @@ _lock = threading.Lock()
 def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
     """A connection that waits for this address, if it is still good."""
     with _lock:
-        of = (os.getpid(), url, kind)
-        place = next((n for n in reversed(range(len(_kept))) if _kept[n][0] == of), None)
+        key = (os.getpid(), url, kind)
+        place = next((n for n in reversed(range(len(_kept))) if _kept[n][0] == key), None)
         if place is None:
             return None
         _, since, connection = _kept.pop(place)
@@ -312,19 +312,19 @@ def _keep(url: str, kind: str, connection: Any) -> Any | None:
     """Let a connection wait; returns the one that is to be closed for it: where there are too many, the one that waited longest."""
     with _lock:
         _kept.append(((os.getpid(), url, kind), clock.monotonic(), connection))
-        mine = [
-            n for n, (of, *_) in enumerate(_kept) if of[0] == os.getpid()
+        own_process = [
+            n for n, (key, *_) in enumerate(_kept) if key[0] == os.getpid()
         ]  # those of a parent stay: they are its own
-        return _kept.pop(mine[0])[2] if len(mine) > KEPT else None
+        return _kept.pop(own_process[0])[2] if len(own_process) > KEPT else None
 
 
 @atexit.register
 def close_kept() -> None:
     """Close the connections of this process that wait."""
     with _lock:
-        kept, _kept[:] = list(_kept), []
-    for of, _, connection in kept:
-        if of[0] == os.getpid():
+        connections, _kept[:] = list(_kept), []
+    for key, _, connection in connections:
+        if key[0] == os.getpid():
             connection.close()
 
 

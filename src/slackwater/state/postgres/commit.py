@@ -89,7 +89,9 @@ class Transaction:
                 ),
             )
             self._write_offsets(done)
-            if staged := [t.of(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedState)]:
+            if staged := [
+                t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedState)
+            ]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 

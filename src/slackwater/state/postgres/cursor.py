@@ -18,7 +18,7 @@ def escape_percents(query: Any) -> Any:
     """A query as psycopg wants it where it has parameters."""
     if not isinstance(query, str) or "%" not in query:
         return query
-    return _QUOTED.sub(lambda found: found[0].replace("%", "%%"), query)
+    return _QUOTED.sub(lambda match: match[0].replace("%", "%%"), query)
 
 
 class Cursor(psycopg.Cursor[Any]):

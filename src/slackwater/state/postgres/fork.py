@@ -40,8 +40,8 @@ def fork_tables(
 def _check_free(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
     if not table_exists(db, new.pipelines):
         return
-    if there := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
-        raise name_taken(new.pipeline, there[0], place)
+    if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
+        raise name_taken(new.pipeline, row[0], place)
 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
@@ -54,37 +54,37 @@ def _lock(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
 def _fork(
     db: psycopg.Connection[Any], old: TableNames, new: TableNames, epoch: int | None, place: str, renames: bool
 ) -> Commit | None:
-    found = latest_commit(db, old, place) if table_exists(db, old.pipelines) else None
-    if found is None or epoch not in (None, found[0].epoch):
-        raise not_kept(epoch or 0, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
-    commit, published, version = found
+    latest = latest_commit(db, old, place) if table_exists(db, old.pipelines) else None
+    if latest is None or epoch not in (None, latest[0].epoch):
+        raise not_kept(epoch or 0, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest")
+    commit, published, version = latest
     _check_free(db, new, place)  # since we looked
     if commit.staged and published < commit.epoch:
         return None
     stages = range(len(commit.stages))
-    there = table_ownership.current_names(db, old, len(stages))
+    current = table_ownership.current_names(db, old, len(stages))
     for stage in stages:
-        _copy_table(db, there.of(stage), new.of(stage))
+        _copy_table(db, current.for_stage(stage), new.for_stage(stage))
         gained = version_merge.merge_versions(
-            db, there.of(stage).staged, new.of(stage).state, commit.stages[stage].segments
+            db, current.for_stage(stage).staged, new.for_stage(stage).state, commit.stages[stage].segments
         )
         commit = version_merge.with_gained_rows(commit, stage, gained)
-    for statement in migrations.migration_statements(version, [new.of(stage) for stage in stages]):
+    for statement in migrations.migration_statements(version, [new.for_stage(stage) for stage in stages]):
         db.execute(statement)
     named = {token: uuid.uuid4().hex for token in commit.lists}
     _copy_lists(db, new, named)
-    made = forked_commit(version_merge.merged_commit(commit), new.pipeline, named.__getitem__, renames)
+    copied = forked_commit(version_merge.merged_commit(commit), new.pipeline, named.__getitem__, renames)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",
         (
             new.pipeline,
             FORMAT,
-            made.epoch,
-            made.epoch,
-            client.to_datetime(made.watermark_us),
-            sum(made.stages[0].windows),
-            made.model_dump_json(),
+            copied.epoch,
+            copied.epoch,
+            client.to_datetime(copied.watermark_us),
+            sum(copied.stages[0].windows),
+            copied.model_dump_json(),
         ),
     )
     db.execute(
@@ -92,7 +92,7 @@ def _fork(
         " WHERE pipeline_name = %s",
         (new.pipeline, FORMAT, old.pipeline),
     )
-    return made
+    return copied
 
 
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
@@ -103,8 +103,8 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
     settings = db.execute(
         "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = to_regclass(%s)", (old.state,)
     ).fetchone()
-    kept = f" WITH ({settings[0]})" if settings and settings[0] else ""
-    db.execute(f"CREATE TABLE {new.state} (LIKE {old.state} INCLUDING ALL){kept}")
+    storage_settings = f" WITH ({settings[0]})" if settings and settings[0] else ""
+    db.execute(f"CREATE TABLE {new.state} (LIKE {old.state} INCLUDING ALL){storage_settings}")
     name = new.pipeline.replace("'", "''")
     db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
     columns = db.execute(

@@ -34,12 +34,14 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, place: str) -> None:
     """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
-    found = latest_commit(db, tables, place)
-    assert found is not None
-    commit, _, version = found
+    latest = latest_commit(db, tables, place)
+    assert latest is not None
+    commit, _, version = latest
     with db.transaction():
-        there = table_ownership.current_names(db, tables, len(commit.stages))
-        for statement in migrations.migration_statements(version, [there.of(n) for n in range(len(commit.stages))]):
+        current = table_ownership.current_names(db, tables, len(commit.stages))
+        for statement in migrations.migration_statements(
+            version, [current.for_stage(n) for n in range(len(commit.stages))]
+        ):
             db.execute(statement)
         for table, columns, values in (
             (tables.pipelines, "state_version = %s, record = %s", [FORMAT, commit.model_dump_json()]),
@@ -120,15 +122,15 @@ class SchemaSetup:
 
         One that bears the name and is of another type was added by a start that committed nothing: it is empty, and goes.
         """
-        there, types = client.types_of(self.db, table.state), table.types()
-        for column in (c for c, t in types.items() if there.get(c, t) != t and not t.endswith("NOT NULL")):
+        existing_types, types = client.types_of(self.db, table.state), table.types()
+        for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
             name = client.quote_name(column)
             if self.db.execute(f"SELECT EXISTS (SELECT FROM {table.state} WHERE {name} IS NOT NULL)").fetchone() == (
                 False,
             ):
                 self.db.execute(f"ALTER TABLE {table.state} DROP COLUMN {name}")
-                del there[column]
-        if statement := table.alter(list(there)):
+                del existing_types[column]
+        if statement := table.alter(list(existing_types)):
             self.db.execute(statement)
 
     def _rename(self) -> None:
@@ -139,9 +141,9 @@ class SchemaSetup:
     def _begin(self, statements: Sequence[str]) -> None:
         """The table of a state that begins, in the place of what a start that failed left."""
         with self.db.transaction():
-            there = self._located()
-            if there.stage in there.former:  # of a state whose record was deleted
-                table_ownership.drop_tables(self.db, there, "windows", "staged", "state")
+            current = self._located()
+            if current.stage in current.former:  # of a state whose record was deleted
+                table_ownership.drop_tables(self.db, current, "windows", "staged", "state")
             table_ownership.drop_tables(self.db, self.tables, "windows", "staged", "state")
             for statement in statements:
                 self.db.execute(statement)
@@ -157,16 +159,16 @@ class SchemaSetup:
         A table that is as it should be stays, as others may be reading it.
         """
         t = self.tables
-        there = client.columns_of(self.db, t.staged)
-        wanted = {"token", *t.types(logic), "ordinal", "epoch", "updated_at"}
-        is_kept = "epoch" in there and (self._has_view() or wanted == set(there))
+        existing_columns = client.columns_of(self.db, t.staged)
+        expected_columns = {"token", *t.types(logic), "ordinal", "epoch", "updated_at"}
+        is_kept = "epoch" in existing_columns and (self._has_view() or expected_columns == set(existing_columns))
         if not is_kept:
             table_ownership.drop_tables(self.db, t, "staged")
             self._create_staged(t.create_staged(logic))
             return
         table_ownership.own_table(self.db, t, "staged")
         self.db.execute(f"DELETE FROM {t.staged}")
-        if statement := t.complete_staged(logic, there):
+        if statement := t.complete_staged(logic, existing_columns):
             self.db.execute(statement)
 
     def _has_view(self) -> bool:

@@ -57,7 +57,7 @@ class PostgresShard:
     snapshot: str | None = None
     trusts_copies: bool = True  # whether rows that were staged may be read from this machine, where they are
 
-    def at(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
 
     def reader(self, logic: KeyedState) -> PostgresReader:
@@ -85,8 +85,8 @@ class PostgresShard:
         stats, content = logic.stats(rows), encode_frame(rows)
         whose = (self.url, self.tables.state, self.shard)
         local_cache.store_copy(token, content, whose, {m.file for m in self.metas})
-        given = stats._asdict() | {"checksum": file_checksum(content)}
-        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **given))
+        figures = stats._asdict() | {"checksum": file_checksum(content)}
+        return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
@@ -95,7 +95,7 @@ class PostgresShard:
         if before is not None:
             gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
             dead = gone.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
-            return self.at(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
+            return self.with_metas(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
         if rows.is_empty():
             return ()
         stats = logic.stats(rows)
@@ -163,60 +163,66 @@ class PostgresReader:
     def units(self, hashes: Int64s) -> pl.DataFrame:
         if not len(hashes) or not self._has_rows():
             return self.logic.empty_state()
-        found, rest = self._recent.units(hashes)
-        below = self._fetch([f"unit = ANY({_array(rest)})"], own=False) if len(rest) else None
-        return _together(found, below)
+        newest, rest = self._recent.units(hashes)
+        below = self._fetch([f"unit = ANY({_array(rest)})"], shard_only=False) if len(rest) else None
+        return _together(newest, below)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
         if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
             return self.logic.empty_state()
-        wanted = [f"kind IN ({FRAGMENT}, {EMITTED_FRAGMENT}) AND closes_at <= {client.time_literal(when.pending_upto)}"]
+        conditions = [
+            f"kind IN ({FRAGMENT}, {EMITTED_FRAGMENT}) AND closes_at <= {client.time_literal(when.pending_upto)}"
+        ]
         for kind, moves in ((WHOLE, when.whole), (EMITTED, when.emitted)):
             for after, upto in moves:
                 within = f"closes_at > {client.time_literal(after)} AND closes_at <= {client.time_literal(upto)}"
-                wanted.append(f"kind = {kind} AND {within}")
+                conditions.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
-        below = self._fetch([f"(({') OR ('.join(wanted)})) AND window_start < {before}"], own=True)
+        below = self._fetch([f"(({') OR ('.join(conditions)})) AND window_start < {before}"], shard_only=True)
         return self._over(self._recent.due(when) if self._recent else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         return None  # its index finds rows of any span of time
 
     def scan(self) -> pl.DataFrame:
-        return self._over(self._recent.scan() if self._recent else None, self._fetch([], own=True))
+        return self._over(self._recent.scan() if self._recent else None, self._fetch([], shard_only=True))
 
     def outline(self) -> pl.DataFrame:
-        below = self._fetch([], own=True, only=OUTLINE)
+        below = self._fetch([], shard_only=True, only=OUTLINE)
         return self._over(self._recent.outline() if self._recent else None, below)
 
-    def _over(self, found: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
+    def _over(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
         """The newest rows, over those of the state table."""
-        return below if found is None else _together(found, self._recent.uncovered(below))
+        return below if newest is None else _together(newest, self._recent.uncovered(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
-    def _fetch(self, conditions: Sequence[str], own: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
+    def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
         """From the state table all rows of the units with a row for which the conditions hold.
 
-        `own`: of this shard only; `only`: these columns.
+        `shard_only`: of this shard only; `only`: these columns.
         """
         t, shards = self.state.tables, self.state.shards
-        mine = [f"mod(mod(key_hash, {shards}) + {shards}, {shards}) = {self.state.shard}"] if own and shards > 1 else []
-        wanted = " AND ".join([*conditions, *mine]) or "true"
-        if conditions and own:
+        in_shard = (
+            [f"mod(mod(key_hash, {shards}) + {shards}, {shards}) = {self.state.shard}"]
+            if shard_only and shards > 1
+            else []
+        )
+        condition = " AND ".join([*conditions, *in_shard]) or "true"
+        if conditions and shard_only:
             # a unit is read as a whole, though only one of its rows is due
-            wanted = f"unit IN (SELECT unit FROM {t.state} WHERE {wanted})"
+            condition = f"unit IN (SELECT unit FROM {t.state} WHERE {condition})"
         columns, schema = self._columns(only)
-        frame = self._ask(f"SELECT {columns} FROM {t.state} r WHERE {wanted}", schema)
+        frame = self._ask(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
         return frame.sort("__h", _PLACE).drop(_PLACE)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
         """What lies under these tokens, of all units or of these; tokens under which nothing lies are left out."""
         columns, schema = self._columns()
         listed = ", ".join(f"'{m.file}'" for m in metas)
-        wanted = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
-        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){wanted}"
+        condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
+        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){condition}"
         frame = self._ask(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
         parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
         return {str(token): part for (token,), part in parts.items()}
@@ -225,8 +231,8 @@ class PostgresReader:
         """What is asked for, as SQL, and the columns that come."""
         named = self.state.tables.columns(self.logic)
         schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
-        asked = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
-        return asked, {**schema, _PLACE: pl.Int32()}
+        selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
+        return selected, {**schema, _PLACE: pl.Int32()}
 
     @cached_property
     def _required(self) -> dict[str, str]:
@@ -251,9 +257,9 @@ def _array(hashes: Int64s) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
 
 
-def _together(found: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
+def _together(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
     """Rows of different units, by unit; those of one stay in their order."""
-    frame = found if below is None else below if found.is_empty() else pl.concat([found, below])
+    frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
         return frame

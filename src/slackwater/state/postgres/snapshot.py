@@ -53,10 +53,10 @@ def latest_commit(db: psycopg.Connection[Any], tables: TableNames, place: str) -
 
     Raises StateError.
     """
-    found = stored_record(db, tables, place)
-    if found is None:
+    stored = stored_record(db, tables, place)
+    if stored is None:
         return None
-    (version, record), published = found
+    (version, record), published = stored
     try:
         return parse_commit(record, version, _of(tables, place)), published, version
     except RecordError as error:
@@ -82,21 +82,21 @@ def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = 
         with client.borrow_connection(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
-            found = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
-            if epoch is not None and (found is None or found[0].epoch != epoch):
-                raise not_kept(epoch, [found[0].epoch] if found else [], f"the tables {place}, which hold the latest")
-            if found is None:
+            latest = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
+            if epoch is not None and (latest is None or latest[0].epoch != epoch):
+                raise not_kept(epoch, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest")
+            if latest is None:
                 yield None
                 return
-            commit, published, _ = found
+            commit, published, _ = latest
             exported = db.execute("SELECT pg_export_snapshot()").fetchone()
             assert exported is not None
             stages = commit.stages
-            there = table_ownership.current_names(db, tables, len(stages))
+            current = table_ownership.current_names(db, tables, len(stages))
 
             def part(shard: int, stage: int) -> PostgresShard:
-                of, metas = there.of(stage), stages[stage].segments[shard]
-                return PostgresShard(url, of, shard, commit.shards, commit.epoch, metas, exported[0])
+                table, metas = current.for_stage(stage), stages[stage].segments[shard]
+                return PostgresShard(url, table, shard, commit.shards, commit.epoch, metas, exported[0])
 
             def reader(shard: int, logic: KeyedState, stage: int) -> PostgresReader:
                 return part(shard, stage).reader(logic)

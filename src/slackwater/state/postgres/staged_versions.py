@@ -81,28 +81,30 @@ class StagedVersions:
 
     def _all(self) -> SegmentReader:
         if self._whole is None:
-            found = {m.file: self._found(m) for m in self._metas}
-            missing = [m for m in self._metas if found[m.file] is None]
+            tables_by_token = {m.file: self._found(m) for m in self._metas}
+            missing = [m for m in self._metas if tables_by_token[m.file] is None]
             if missing:
                 fetched = self._fetch(missing, None)
                 for meta in missing:
-                    found[meta.file] = self._checked(meta, fetched.get(meta.file))
-            self._whole = self._reader([_StagedVersion(m, found[m.file]) for m in self._metas])
+                    tables_by_token[meta.file] = self._checked(meta, fetched.get(meta.file))
+            self._whole = self._reader([_StagedVersion(m, tables_by_token[m.file]) for m in self._metas])
         return self._whole
 
     def _of(self, hashes: Int64s) -> SegmentReader:
         """Of few units: the rest of what is not on this machine stays where it is."""
         if self._whole is not None:
             return self._whole
-        found = {m.file: self._found(m) for m in self._metas}
-        missing = [m for m in self._metas if found[m.file] is None]
+        tables_by_token = {m.file: self._found(m) for m in self._metas}
+        missing = [m for m in self._metas if tables_by_token[m.file] is None]
         if not missing:
             return self._all()
         fetched = self._fetch(missing, hashes)
         for meta in missing:
             frame = fetched.get(meta.file)
-            found[meta.file] = None if frame is None else _table(frame)
-        return self._reader([_StagedVersion(m, found[m.file]) for m in self._metas if found[m.file] is not None])
+            tables_by_token[meta.file] = None if frame is None else _table(frame)
+        return self._reader(
+            [_StagedVersion(m, tables_by_token[m.file]) for m in self._metas if tables_by_token[m.file] is not None]
+        )
 
     def _found(self, meta: SegmentMeta) -> pa.Table | None:
         return local_cache.find_copy(meta) if self._is_local else None
@@ -127,8 +129,8 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
     """Which of these units have a version in one of the parts."""
-    found = np.zeros(len(hashes), dtype=bool)
+    covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)
-        found |= end > begin
-    return found
+        covered |= end > begin
+    return covered

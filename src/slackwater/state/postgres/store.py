@@ -134,8 +134,10 @@ class PostgresStore:
     def written(self) -> StoredRecord | None:
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
-                found = stored_record(db, self.tables, self._place) if table_exists(db, self.tables.pipelines) else None
-                return found[0] if found else None
+                stored = (
+                    stored_record(db, self.tables, self._place) if table_exists(db, self.tables.pipelines) else None
+                )
+                return stored[0] if stored else None
         except psycopg.Error as error:
             raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
 
@@ -177,8 +179,8 @@ class PostgresStore:
         return f'in schema "{self._schema}" of {client.server_address(self._url)}'
 
     def _latest(self) -> Commit | None:
-        found = latest_commit(self._db, self.tables, self._place)
-        commit, self._published, self._version = found or (None, -1, FORMAT)
+        latest = latest_commit(self._db, self.tables, self._place)
+        commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
         return commit
@@ -191,14 +193,14 @@ class PostgresStore:
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
-        preparation = schema_setup.SchemaSetup(self._db, self.tables.of(stage), self._place, self._epoch, begins)
+        preparation = schema_setup.SchemaSetup(self._db, self.tables.for_stage(stage), self._place, self._epoch, begins)
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
 
     def forget(self, stages: range) -> None:
         for stage in stages:
             with self._db.transaction():
-                table_ownership.drop_tables(self._db, self.tables.of(stage), "windows", "staged", "state")
+                table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which is gone with this connection."""
@@ -215,7 +217,7 @@ class PostgresStore:
         """Take the state away, and give the lock back; after `prepare`."""
         with self._db.transaction():
             for stage in self._stages:
-                table_ownership.drop_tables(self._db, self.tables.of(stage), "windows", "staged", "state")
+                table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
             table_ownership.forget(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
@@ -298,10 +300,10 @@ class PostgresStore:
             self._altering.clear()
             log.warning("%s: epoch %d had been committed", self._pipeline, commit.epoch)
             return Commit.model_validate(row[2])
-        found = -1 if row is None else row[0]
-        if found != commit.epoch - 1:
+        stored_epoch = -1 if row is None else row[0]
+        if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {found} was committed {self._place} by another runner while this one was cut off; this one stops"
+                f"epoch {stored_epoch} was committed {self._place} by another runner while this one was cut off; this one stops"
             )
         log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, commit.epoch)
         try:
@@ -315,9 +317,9 @@ class PostgresStore:
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
-        given = None if publish is None else separate_refusals(publish)
+        guarded = None if publish is None else separate_refusals(publish)
         done = Transaction(self._db, self.tables, stages, self._place, altering, self._named).run(
-            commit, given, commit_id
+            commit, guarded, commit_id
         )
         self._altering.clear()
         return done

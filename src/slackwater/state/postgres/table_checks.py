@@ -29,7 +29,7 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
     """
     named = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):
-        table = named.of(number).state
+        table = named.for_stage(number).state
         if stage.table is None or db.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
             continue
         if differences := list(table_differences(db, table, stage.table)):
@@ -52,8 +52,8 @@ def table_differences(db: psycopg.Connection[Any], table: str, record: TableReco
 
 def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
     """The same of its rows alone."""
-    there = client.columns_of(db, table)
-    required = [c for c in record.columns if c in REQUIRED and c in there]
+    existing_columns = client.columns_of(db, table)
+    required = [c for c in record.columns if c in REQUIRED and c in existing_columns]
     counts = "".join(f", count({client.quote_name(c)})" for c in required)
     row = db.execute(f"SELECT count(*){counts} FROM {table}").fetchone()
     if row is None:

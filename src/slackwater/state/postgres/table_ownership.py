@@ -32,9 +32,9 @@ class TableOwner(NamedTuple):
     owner: str | None
 
 
-def find_owner(db: psycopg.Connection[Any], tables: TableNames, what: str) -> TableOwner | None:
+def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
     """Whether one of the pipeline's names is taken, and by whom."""
-    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(what))}"
+    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
         " (SELECT count(*) FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attname = 'token' AND t.attnum = 1)"
@@ -45,70 +45,70 @@ def find_owner(db: psycopg.Connection[Any], tables: TableNames, what: str) -> Ta
     if row is None:
         return None
     kind, comment, default, persistence, token = row
-    if kind != ("v" if what == "windows" else "r"):
+    if kind != ("v" if table_kind == "windows" else "r"):
         return TableOwner(name, "something else: an index, a sequence or the like")
-    if comment == tables.comment(what):
+    if comment == tables.comment(table_kind):
         return TableOwner(name, None)
-    if comment and (told := _COMMENT.fullmatch(comment)):
-        return TableOwner(name, told[2])
-    if what == "windows":
+    if comment and (match := _COMMENT.fullmatch(comment)):
+        return TableOwner(name, match[2])
+    if table_kind == "windows":
         return TableOwner(name, _owner_of_view(db, name, tables))
-    if what == "staged":
+    if table_kind == "staged":
         return TableOwner(name, None if persistence == "u" and token else "somebody else, as it holds no staged rows")
-    of = _literal(default)
-    if of is None:
+    pipeline = _literal(default)
+    if pipeline is None:
         return TableOwner(name, "somebody else, as it has no pipeline_name")
-    return TableOwner(name, None if of == tables.pipeline else f'pipeline "{of}"')
+    return TableOwner(name, None if pipeline == tables.pipeline else f'pipeline "{pipeline}"')
 
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
     """Whose a view is: of whoever owns the state that it reads."""
-    found = find_owner(db, tables, "state")
-    if found is None or found.owner is not None:
-        return "somebody else, as it does not read this pipeline's table" if found is None else found.owner
+    state = find_owner(db, tables, "state")
+    if state is None or state.owner is not None:
+        return "somebody else, as it does not read this pipeline's table" if state is None else state.owner
     row = db.execute(
         "SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid AND d.classid = 'pg_rewrite'::regclass"
         " WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
-        (view, found.name),
+        (view, state.name),
     ).fetchone()
     return None if row is not None else "somebody else, as it does not read this pipeline's table"
 
 
 def _literal(default: str | None) -> str | None:
     """The text of `'orders'::text`."""
-    told = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
-    return told[1].replace("''", "'") if told else None
+    match = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
+    return match[1].replace("''", "'") if match else None
 
 
-def own_table(db: psycopg.Connection[Any], tables: TableNames, what: str) -> str | None:
+def own_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
     """One of the pipeline's tables, as SQL; None if it is not there. Raises StateError if the name is somebody else's."""
-    found = find_owner(db, tables, what)
-    if found is None or found.owner is None:
-        return None if found is None else found.name
+    owned = find_owner(db, tables, table_kind)
+    if owned is None or owned.owner is None:
+        return None if owned is None else owned.name
     raise StateError(
-        f'{found.name} belongs to {found.owner}, and pipeline "{tables.pipeline}" needs the name; nothing was changed; start that '
+        f'{owned.name} belongs to {owned.owner}, and pipeline "{tables.pipeline}" needs the name; nothing was changed; start that '
         "pipeline once with this version, which renames what an earlier one named so, or choose another pipeline name"
     )
 
 
 def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
     """Whether none of the pipeline's names is somebody else's; else what bears it is left alone."""
-    return all((found := find_owner(db, tables, what)) is None or found.owner is None for what in KINDS)
+    return all((owned := find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
 def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
     """Drop the pipeline's own tables, as far as they are there. Raises StateError, before anything, if one is not its own."""
-    found = {what: own_table(db, tables, what) for what in KINDS if what in which}
-    for what, name in found.items():
+    names = {table_kind: own_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
+    for table_kind, name in names.items():
         if name is not None:
-            db.execute(f"DROP {KINDS[what]} {name}")
+            db.execute(f"DROP {KINDS[table_kind]} {name}")
 
 
-def sign_table(db: psycopg.Connection[Any], tables: TableNames, what: str) -> None:
+def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> None:
     """Say whose a table is."""
-    comment = tables.comment(what).replace("'", "''")
-    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(what))}"
-    db.execute(f"COMMENT ON {KINDS[what]} {name} IS '{comment}'")
+    comment = tables.comment(table_kind).replace("'", "''")
+    name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
+    db.execute(f"COMMENT ON {KINDS[table_kind]} {name} IS '{comment}'")
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
@@ -116,11 +116,11 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
-        new = tables.of(stage)
+        new = tables.for_stage(stage)
         if old.name_of("state") == new.name_of("state") or find_owner(db, new, "state") is not None:
             continue
-        found = find_owner(db, old, "state")
-        if found is not None and found.owner is None:
+        owned = find_owner(db, old, "state")
+        if owned is not None and owned.owner is None:
             former.add(stage)
     return replace(tables, former=frozenset(former))
 
@@ -130,10 +130,10 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 
     Raises StateError if one of the names is somebody else's.
     """
-    there, moves = own_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
+    current, moves = own_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
     if moves:  # else the view stays until its table changes
         drop_tables(db, tables, "windows")
-    if there is None:
+    if current is None:
         if moves:
             drop_tables(db, tables, "staged")
         return
@@ -142,9 +142,9 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
         _rename_staged(db, tables, new)
         if own_table(db, new, "state") is not None:
             raise StateError(
-                f"both {there} and {new.state} hold the state of a stage; remove the one that is of no use"
+                f"both {current} and {new.state} hold the state of a stage; remove the one that is of no use"
             )
-        db.execute(f"ALTER TABLE {there} RENAME TO {client.quote_name(new.name_of('state'))}")
+        db.execute(f"ALTER TABLE {current} RENAME TO {client.quote_name(new.name_of('state'))}")
     if tables.pipeline != new.pipeline:
         name = new.pipeline.replace("'", "''")
         db.execute(f"ALTER TABLE {new.state} ALTER COLUMN pipeline_name SET DEFAULT '{name}'")
@@ -176,22 +176,22 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
     ).fetchall()
     taken = {name for name, _, _ in rows}
     for name, primary, columns in rows:
-        wanted = tables.name_of("state", "pkey" if primary else "due")
-        if wanted not in taken and (primary or columns in (["closes_at"], ["side", "event_time"])):
+        index_name = tables.name_of("state", "pkey" if primary else "due")
+        if index_name not in taken and (primary or columns in (["closes_at"], ["side", "event_time"])):
             db.execute(
-                f"ALTER INDEX {client.quote_name(tables.schema)}.{client.quote_name(name)} RENAME TO {client.quote_name(wanted)}"
+                f"ALTER INDEX {client.quote_name(tables.schema)}.{client.quote_name(name)} RENAME TO {client.quote_name(index_name)}"
             )
-            taken.add(wanted)
+            taken.add(index_name)
 
 
 def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
     """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
-    for shared in tables.of_all:
+    for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
-    found = current_names(db, tables, len(STAGES))
+    current = current_names(db, tables, len(STAGES))
     for stage in STAGES:
-        if is_free(db, found.of(stage)):
-            rename_tables(db, found.of(stage), replace(tables, pipeline=aside, stage=stage))
+        if is_free(db, current.for_stage(stage)):
+            rename_tables(db, current.for_stage(stage), replace(tables, pipeline=aside, stage=stage))
 
 
 def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
@@ -202,5 +202,5 @@ def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
 
 def forget(db: psycopg.Connection[Any], tables: TableNames) -> None:
     """Delete what the tables of all pipelines hold of this one."""
-    for shared in tables.of_all:
+    for shared in tables.shared_tables:
         db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

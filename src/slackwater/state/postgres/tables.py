@@ -67,7 +67,7 @@ class TableNames:
         return self._named("slackwater_runs")
 
     @property
-    def of_all(self) -> tuple[str, ...]:
+    def shared_tables(self) -> tuple[str, ...]:
         """The tables that all pipelines in the schema share."""
         return self.outputs, self.lists, self.offsets, self.runs, self.pipelines
 
@@ -83,35 +83,35 @@ class TableNames:
     def windows(self) -> str:
         return self._named(self.name_of("windows"))
 
-    def name_of(self, what: str, index: str = "") -> str:
+    def name_of(self, table_kind: str, index: str = "") -> str:
         """`slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
 
         Two pipelines never have one name: what stands behind `#` is no part of theirs. A long name is cut, and made unique
         by its hash.
         """
         if self.stage in self.former and not index:
-            return self._former_name_of(what)
+            return self._former_name_of(table_kind)
         tail = (f"{MARK}{self.stage + 1}" if self.stage else "") + (f"{MARK}{index}" if index else "")
-        name = f"slackwater_{what}_{self.pipeline}"
+        name = f"slackwater_{table_kind}_{self.pipeline}"
         room = client.NAME_BYTES - len(tail)
         if len(name) > room:
             name = f"{name[: room - 17]}{MARK}{xxhash.xxh64_hexdigest(self.pipeline.encode())}"
         return name + tail
 
-    def _former_name_of(self, what: str) -> str:
+    def _former_name_of(self, table_kind: str) -> str:
         """The name before stages were set apart from pipelines: that of `orders`' second stage could be that of `orders.2`."""
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
-        name = f"slackwater_{what}_{pipeline}"
+        name = f"slackwater_{table_kind}_{pipeline}"
         if len(name) <= client.NAME_BYTES:
             return name
         return f"{name[:46]}_{xxhash.xxh64_hexdigest(pipeline.encode())}"
 
-    def of(self, stage: int) -> TableNames:
+    def for_stage(self, stage: int) -> TableNames:
         return replace(self, stage=stage)
 
-    def comment(self, what: str) -> str:
+    def comment(self, table_kind: str) -> str:
         """What the comment on a table of ours says: whose it is."""
-        return f'Slackwater: {what} of pipeline "{self.pipeline}", stage {self.stage + 1}'
+        return f'Slackwater: {table_kind} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
     def columns(self, logic: KeyedState) -> dict[str, str]:
         """Column of a state row -> column of the table."""
@@ -189,12 +189,12 @@ class TableNames:
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
-    def alter_state(self, logic: KeyedState, there: Sequence[str]) -> list[str]:
+    def alter_state(self, logic: KeyedState, existing_columns: Sequence[str]) -> list[str]:
         """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
         types = self.types(logic)
-        kept = {*types, *_READABLE.values(), *_OWN}
-        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in there]
-        dropped = [f"DROP COLUMN {client.quote_name(c)}" for c in there if c not in kept]
+        expected_columns = {*types, *_READABLE.values(), *_OWN}
+        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in existing_columns]
+        dropped = [f"DROP COLUMN {client.quote_name(c)}" for c in existing_columns if c not in expected_columns]
         if not added and not dropped:
             return []
         alter = f"ALTER TABLE {self.state} {', '.join([*added, *dropped])}"
@@ -215,9 +215,11 @@ class TableNames:
             f"CREATE INDEX {client.quote_name(self.name_of('staged', 'token'))} ON {self.staged} (token)",
         ]
 
-    def complete_staged(self, logic: KeyedState, there: Sequence[str]) -> str:
+    def complete_staged(self, logic: KeyedState, existing_columns: Sequence[str]) -> str:
         """Give the table of staged rows, with these columns, those of a changed window; empty if it has them."""
-        added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in there]
+        added = [
+            f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in existing_columns
+        ]
         return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
 
     def newest(self, columns: str) -> str:

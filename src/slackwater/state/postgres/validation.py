@@ -31,9 +31,9 @@ def reading(table: str) -> Iterator[None]:
     except ConnectionError as error:
         raise EpochError(f"state could not be read: {error}") from None
     except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        what = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise StateError(
-            f"state could not be read: table {table} has values that no state has ({what}): {_WAYS}"
+            f"state could not be read: table {table} has values that no state has ({reason}): {_WAYS}"
         ) from None
 
 

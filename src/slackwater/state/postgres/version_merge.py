@@ -48,10 +48,10 @@ def is_time(segments: Segments) -> bool:
 
 def must_be_there(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
     """Raise EpochError if rows that a commit is to name are not there."""
-    found = _count(db, staged, metas)
-    if found != (expected := sum(m.rows for m in metas)):
+    count = _count(db, staged, metas)
+    if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
-            f"epoch {epoch} was not committed: of the rows staged for it in {staged} {found:,} are there, expected {expected:,} "
+            f"epoch {epoch} was not committed: of the rows staged for it in {staged} {count:,} are there, expected {expected:,} "
             "(Postgres was restarted after a crash, or somebody deleted them); start again, the epoch is repeated"
         )
 
@@ -76,14 +76,14 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
         raise StateError(
             f"{missing[0] if missing else staged} lacks rows that the latest commit names; restore it from a backup of the database"
         )
-    there = set(client.columns_of(db, state))
-    columns = [c for c in client.columns_of(db, staged) if c in there]
+    state_columns = set(client.columns_of(db, state))
+    columns = [c for c in client.columns_of(db, staged) if c in state_columns]
     values = ", ".join(
         f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
     )
     # a unit is of one shard, whose tokens are in order
-    given = [(m.file, place) for of_shard in segments for place, m in enumerate(of_shard) if m.file]
-    names, places = [token for token, _ in given], [place for _, place in given]
+    tokens = [(m.file, place) for of_shard in segments for place, m in enumerate(of_shard) if m.file]
+    names, places = [token for token, _ in tokens], [place for _, place in tokens]
     several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
@@ -165,7 +165,7 @@ def at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, pl
 def _fold_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
     """Fold what the stages of a commit name; return the commit with the rows that their tables have then."""
     for number, stage in enumerate(commit.stages):
-        t = tables.of(number)
+        t = tables.for_stage(number)
         commit = with_gained_rows(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
         if staged_segments(stage.segments):
             db.execute(f"DELETE FROM {t.staged}")
@@ -198,7 +198,7 @@ def clear_merged(
     for number, stage in enumerate(done.stages) if before - waits else ():
         if not staged_segments(stage.segments):
             try:
-                db.execute(f"VACUUM {tables.of(number).staged}")
+                db.execute(f"VACUUM {tables.for_stage(number).staged}")
             except psycopg.Error as error:  # the commit is made: autovacuum, or the next one, comes by
                 log.warning("%s: staged rows were not vacuumed: %s", tables.pipeline, client.error_reason(error))
     return waits
