@@ -289,7 +289,7 @@ def test_what_is_no_address(source: Any, url: str) -> None:
 def test_options(source: Any, options: dict[str, str], message: str) -> None:
     given = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
     with pytest.raises(StartError, match=message):
-        source.RabbitSettings.of(given)
+        source.RabbitSettings.from_options(given)
 
 
 # -- through Spark -----------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> Non
         "flush": False,
     }
     runner.run(**given)
-    listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).listed(runner.spark)
+    listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).list_files(runner.spark)
     assert sorted(local_name(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
     assert all(e.now is not None for e in listed)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")

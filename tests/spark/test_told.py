@@ -84,7 +84,7 @@ class Ways:
         self.patch.setattr(statistics_collector, "MANY_ROWS", many)
         with self.patch.context() as patch:
             if not footers_tell:
-                patch.setattr(FilesSource, "_footers_tell", lambda *_: False)
+                patch.setattr(FilesSource, "_footers_are_complete", lambda *_: False)
             return self._run(source, simple(**({"lateness_ms": "1m"} | window)))
 
     def _run(self, source: sw.Source, window: sw.Window) -> tuple[Any, ...]:

@@ -96,7 +96,7 @@ class TicksSource(SelfPlannedSource):
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
         return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
-    def reread(self, found: Any, letter: str, file: str) -> Any:
+    def rows_of_letters(self, found: Any, letter: str, file: str) -> Any:
         return dead_letter_rows.decoded_rows(found, self.schema, [letter])
 
 
@@ -112,12 +112,12 @@ class Some:
 
 
 class TicksPlanner:
-    left = 0
+    unplanned_files = 0
 
     def __init__(self, source: TicksSource, first: int) -> None:
         self._source, self._next = source, first
 
-    def until_now(self) -> None:
+    def stop_at_current_end(self) -> None:
         """There are no more."""
 
     def next(self) -> Some | None:

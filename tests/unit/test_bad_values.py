@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.sources.bad_values import Record, lines_of, time_told, told
+from slackwater.sources.bad_values import Record, describe_event_time, describe_undecodable, lines_of
 
 SCHEMA = "user STRING, n BIGINT, x DOUBLE, ok BOOLEAN, ts TIMESTAMP, tags ARRAY<STRING>"
 
@@ -33,17 +33,20 @@ def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
     ],
 )
 def test_of_json(row: dict[str, Any], said: str) -> None:
-    assert told(source(), json.dumps(row)) == said
+    assert describe_undecodable(source(), json.dumps(row)) == said
 
 
 @pytest.mark.parametrize(("text", "said"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")])
 def test_of_what_is_no_object(text: str | None, said: str) -> None:
-    assert told(source(), text) == said
+    assert describe_undecodable(source(), text) == said
 
 
 def test_the_column_that_the_reader_lost_goes_before_any_guess() -> None:
     row = {"user": "a", "n": 9, "x": 3}
-    assert told(source(), json.dumps(row), {"user": "a", "x": 3.0}) == 'column "n" holds 9, expected BIGINT'
+    assert (
+        describe_undecodable(source(), json.dumps(row), {"user": "a", "x": 3.0})
+        == 'column "n" holds 9, expected BIGINT'
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,13 +60,13 @@ def test_the_column_that_the_reader_lost_goes_before_any_guess() -> None:
     ],
 )
 def test_of_csv(text: str, said: str) -> None:
-    assert told(source("csv"), text) == said
-    assert told(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
+    assert describe_undecodable(source("csv"), text) == said
+    assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
 
 
 def test_what_has_no_text_says_nothing() -> None:
-    assert told(source("parquet"), "PAR1") == ""
-    assert told(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
+    assert describe_undecodable(source("parquet"), "PAR1") == ""
+    assert describe_undecodable(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_what_has_no_text_says_nothing() -> None:
     ],
 )
 def test_of_an_event_time(column: str, row: dict[str, Any] | None, said: str) -> None:
-    assert time_told(column, row) == said
+    assert describe_event_time(column, row) == said
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])

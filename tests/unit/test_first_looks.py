@@ -67,16 +67,16 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
         os.utime(path, (1000, 1000))
     known = FileChangeTracker()
     known.add(entry(p) for p in paths)
-    assert known.changed() == []
+    assert known.find_changed() == []
     paths[0].write_text("xy")
     os.utime(paths[0], (1000, 1000))  # its time is as it was
     os.utime(paths[1], (2000, 2000))
     paths[2].unlink()
-    assert sorted(e.path for e in known.changed(None)) == sorted(p.as_uri() for p in paths[:2])
-    assert known.changed(None) == []
+    assert sorted(e.path for e in known.find_changed(None)) == sorted(p.as_uri() for p in paths[:2])
+    assert known.find_changed(None) == []
     old = FileChangeTracker()
     old.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
-    assert old.changed() == []
+    assert old.find_changed() == []
 
 
 def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     known.add(FileEntry(f"file:///nowhere/{n}", n) for n in range(100_000))
     path.write_text("xyz")
     looks, left = 0, len(known.entries)
-    while not known.changed():
+    while not known.find_changed():
         looks += 1
-        assert len(known._left) == left - AT_ONCE * looks
+        assert len(known._unchecked) == left - AT_ONCE * looks
     assert looks == 100_001 // AT_ONCE
 
 

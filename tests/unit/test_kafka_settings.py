@@ -31,8 +31,8 @@ REFUSED = {
 }
 QUESTIONS: dict[str, Callable[[KafkaBroker], object]] = {
     "partitions": lambda b: b.partitions("t", 'source "s"'),
-    "bounds": lambda b: b.bounds([("t", 0)]),
-    "at": lambda b: b.at([("t", 0)], 0),
+    "bounds": lambda b: b.offset_ranges([("t", 0)]),
+    "at": lambda b: b.offsets_at_ms([("t", 0)], 0),
     "topic ids": lambda b: b.topic_ids(["t"]),
     "a consumer": lambda b: make_client(Consumer, {**b.settings(), "group.id": "g"}),
 }

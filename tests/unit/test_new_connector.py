@@ -119,7 +119,7 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
     assert found is not None
     parts: list[Any] = [p["ticks"] for _ in range(2) if (p := found.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
-    assert (found.next(), found.files_left) == ({}, 0)
+    assert (found.next(), found.unplanned_files) == ({}, 0)
     streams = SimpleNamespace(sources=[own, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
     with pytest.raises(
         StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'

@@ -61,7 +61,7 @@ def was_read(table: Any) -> None:
     """Let the state have read this table: what a run leaves of a source in its commits."""
     spec = table.source()
     source = system_of(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
-    record = SourceRecord(offsets=source.now.at, columns=source.schema.json())
+    record = SourceRecord(offsets=source.now.offsets, columns=source.schema.json())
     changed(lambda found: found["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True))))
 
 
@@ -132,7 +132,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
         raise OSError("connection refused")
 
     log = type(system_of(table.source().connection).log(table.source()))  # type: ignore[attr-defined]
-    monkeypatch.setattr(log, "now", away)
+    monkeypatch.setattr(log, "snapshot", away)
     code, lines = say()
     assert code == 0
     (line,) = [found for found in lines if found.startswith("unknown")]
@@ -142,7 +142,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     )
     assert len(json.loads(say("", "--json")[1][0])["unknown"]) == 1
     asked = threading.Event()
-    monkeypatch.setattr(log, "now", lambda self: asked.wait())
+    monkeypatch.setattr(log, "snapshot", lambda self: asked.wait())
     monkeypatch.setattr(table_changes, "LONGEST_S", 0.05)
     code, lines = say()
     asked.set()

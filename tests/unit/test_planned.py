@@ -71,9 +71,9 @@ def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) 
     for at in range(3):
         put(tmp_path, f"{at}", at)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
-    planner.until_now()
+    planner.stop_at_current_end()
     put(tmp_path, "3", 3)
-    assert planner.left == 3
+    assert planner.unplanned_files == 3
     assert [names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
 
 
@@ -82,7 +82,7 @@ def test_files_that_vanish_before_they_are_read_are_told(tmp_path: Path, caplog:
         put(tmp_path, f"{at}", at)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
-    planner.until_now()
+    planner.stop_at_current_end()
     (tmp_path / "0").unlink()
     (tmp_path / "1").unlink()
     assert names(planner) == ["2", "3"], "an epoch without files is none"
@@ -95,7 +95,7 @@ def test_files_that_vanish_before_they_are_read_are_told(tmp_path: Path, caplog:
 def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> None:
     path = put(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
-    planner.until_now()
+    planner.stop_at_current_end()
     path.write_text("grown")
     part = planner.next()
     assert part is not None

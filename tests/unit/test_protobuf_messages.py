@@ -48,11 +48,11 @@ NONE = {
 
 
 def decoder(files: ProtoFiles, name: str | None = None, heads: list[bytes] | None = None) -> ProtobufDecoder:
-    return files.decoder(files.named(name), heads, "value")
+    return files.decoder(files.full_name(name), heads, "value")
 
 
 def rows(of: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
-    found: list[Any] = of.structs(pa.array(bodies, pa.binary())).to_pylist()
+    found: list[Any] = of.decode(pa.array(bodies, pa.binary())).to_pylist()
     return found
 
 
@@ -133,7 +133,7 @@ def test_places_of_messages_are_counted_as_writers_do() -> None:
         'syntax = "proto3"; message A { map<string, int32> m = 1; message B { message C { int32 x = 1; } } } message D {}',
         {},
     )
-    places = {name: place for name, place in files.places.items() if -1 not in place}
+    places = {name: place for name, place in files.message_indexes.items() if -1 not in place}
     assert places == {"A": (0,), "A.B": (0, 0), "A.B.C": (0, 0, 0), "D": (1,)}
     assert protobuf_schema.record_prefixes(1, (0,)) == [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\0"]
     assert protobuf_schema.record_prefixes(1, (1, 64)) == [b"\0\0\0\0\1\4\2\x80\1"]
@@ -144,7 +144,7 @@ def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
     bodies = [first({"user": "u", "amount": 5})] * 10_000
     for n in broken:
         bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[n % 3]  # no number, too short, no text
-    found = decoder(from_texts(FIRST, {})).structs(pa.array(bodies, pa.binary()))
+    found = decoder(from_texts(FIRST, {})).decode(pa.array(bodies, pa.binary()))
     assert found.is_null().to_pylist() == [n in set(broken) for n in range(10_000)]
     assert all(row == {"user": "u", "amount": 5} for row in found.drop_null().to_pylist())
 
@@ -193,7 +193,7 @@ OLD = 'syntax = "proto3"; message M { %s }'
     ],
 )
 def test_versions_that_mean_the_same_are_read_by_the_newest(before: str, after: str, reads: bool) -> None:
-    assert from_texts(OLD % before, {}).read_by(from_texts(OLD % after, {}), "M") == reads
+    assert from_texts(OLD % before, {}).is_readable_by(from_texts(OLD % after, {}), "M") == reads
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,11 @@ def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
 
 def test_frames_name_messages_of_the_file_itself() -> None:
     files = from_texts(SECOND, NOTES)
-    assert (files.framed(None), files.framed("shop.Other")) == ("shop.Event", "shop.Other")
+    assert (files.own_message_name(None), files.own_message_name("shop.Other")) == ("shop.Event", "shop.Other")
     with pytest.raises(
         ValueError, match=r'^message "shop.Note" is in a file that it imports, and records can only be of its own'
     ):
-        files.framed("shop.Note")
+        files.own_message_name("shop.Note")
 
 
 def test_what_a_registry_of_confluent_knows_by_itself() -> None:

@@ -49,7 +49,7 @@ class Run:
         part = self.planner.next()
         if part is None:
             return False
-        self.at = part.behind
+        self.at = part.offsets_after
         self.lost += part.lost
         self.epochs.append(sorted(n for file in part.files for n in numbers(file.path)))
         return True
@@ -176,8 +176,8 @@ def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
 def test_the_end_of_the_input_is_what_is_there_when_it_is_asked_for(table: Any) -> None:
     filled(table, 3)
     run = Run(table, max_files_per_trigger=1)
-    run.planner.until_now()
-    assert run.planner.left == 3
+    run.planner.stop_at_current_end()
+    assert run.planner.unplanned_files == 3
     filled(table, 3, first=3)
     run.all()
     assert sorted(run.rows) == [0, 1, 2]
@@ -338,7 +338,7 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
         raise OSError("connection refused, with the password hunter2hunter2")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.source.log, "after", away)
+        patch.setattr(run.source.log, "versions_after", away)
         with pytest.raises(SourceUnavailableError, match=r"does not answer .connection refused"):
             run.epoch()
     assert run.all() == [[0]]

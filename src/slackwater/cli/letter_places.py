@@ -29,12 +29,14 @@ def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -
     if source is None or text is None or letter["reason"] == LATE:
         return ""
     if letter["reason"] == UNDECODABLE:
-        return bad_values.told(source, text)
+        return bad_values.describe_undecodable(source, text)
     if letter["reason"] in (NO_TIME, FUTURE):
         stage_pipeline = next(
             (one for one in pipeline.alone.values() if any(s.name == source.name for s in one.sources)), pipeline
         )
-        return bad_values.time_told(stage_pipeline.transform.step.event_time_column, bad_values.parse_object(text))
+        return bad_values.describe_event_time(
+            stage_pipeline.transform.step.event_time_column, bad_values.parse_object(text)
+        )
     return ""
 
 

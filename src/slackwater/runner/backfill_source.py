@@ -25,7 +25,7 @@ class FilesRangeReader:
 
     def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
         self.source, self._session, self._store = source, session, store
-        self._every = source.listed(session)
+        self._every = source.list_files(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
         read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
@@ -47,7 +47,7 @@ class PlannedRangeReader:
         begin = replace(source, spec=spec)
         self.source, self._session, self._store = source, session, store
         self._planner = begin.planner(record, ())
-        self._planner.until_now()
+        self._planner.stop_at_current_end()
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
         part = self._planner.next()
@@ -62,10 +62,10 @@ class KafkaRangeReader:
         topics = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
         parts = [(t, p) for t, listed in topics.items() for p in listed]
         low, high = span.records_ms
-        self._start, self._end = source.broker.at(parts, low), source.broker.at(parts, high)
+        self._start, self._end = source.broker.offsets_at_ms(parts, low), source.broker.offsets_at_ms(parts, high)
         self.missing = [
             f"{t}-{p}"
-            for (t, p), (first, _) in source.broker.bounds(parts).items()
+            for (t, p), (first, _) in source.broker.offset_ranges(parts).items()
             if 0 < first == self._start[t, p] < self._end[t, p]
         ]
 
@@ -82,7 +82,7 @@ class KafkaRangeReader:
         most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition gets on by its share, so that their times stay side by side
         end = {key: start[key] + -(-most * n // total) for key, n in remaining.items()}
-        batch = self.source.between(self._session, by_topic(start), by_topic(end), record)
+        batch = self.source.read_between(self._session, by_topic(start), by_topic(end), record)
         if batch is None:  # the topic was made anew, and holds less
             batch = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
         # a partition that has nothing in the range would hold the watermark back

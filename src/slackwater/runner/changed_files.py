@@ -45,7 +45,7 @@ class WatchedFiles:
         driver, count = self._parts.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:
-            changed_entries = self._read[name].changed(limit)
+            changed_entries = self._read[name].find_changed(limit)
             if changed_entries:
                 names = [local_name(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))

@@ -72,7 +72,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
                 if pipeline.state_store.kind == "files" and read.lists:
                     tracker = file_change_tracker.FileChangeTracker()
                     tracker.add(files.load_file_list(store, read))
-                    new = tracker.changed(None)
+                    new = tracker.find_changed(None)
                     names += [local_name(e.path) for e in new]
                     count += len(new)
                 if count:

@@ -24,8 +24,8 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
     planners = planners_of(parts.streams, parts.driver.state, files.read)
     if available_now:
         if planners is not None:
-            planners.until_now()
-        runner.reporter.expect_files(files.count_unread_files() if planners is None else planners.files_left)
+            planners.stop_at_current_end()
+        runner.reporter.expect_files(files.count_unread_files() if planners is None else planners.unplanned_files)
     files.report_changes(None)
     runner.reporter.observers.reading()
     if planners is None:
@@ -48,7 +48,7 @@ def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
             continue
         latest = source.spec.starting_offsets == "latest"
         # what is stated: also if this run dies before its first epoch
-        if (offsets := source.latest() if latest else source.stated() if stated else None) is not None:
+        if (offsets := source.latest() if latest else source.configured_start() if stated else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
         parts.driver.commit_start_offsets(start_offsets)

@@ -19,7 +19,7 @@ from slackwater.sources.files import absolute_query, load_file_list
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.protocol import Snapshot
 
-MOST = 100_000  # files that are listed, or compared
+MAX_FILES = 100_000  # files that are listed, or compared
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Backlog:
     """
 
     source: str
-    what: str
+    unit: str
     count: int | None
     rows: int | None
     problem: str | None = None
@@ -43,7 +43,7 @@ Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:
     """Asks for the first and the last offset of each partition."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
-    bounds = broker.bounds([(t, p) for t, parts in partitions.items() for p in parts])
+    bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 
     def answer(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
@@ -57,15 +57,15 @@ def unread_records(broker: KafkaBroker, source: Source) -> Answer:
 
 def unread_files(source: Source) -> Answer:
     """Lists the files that its query means."""
-    return partial(_since, source.name, list_files(absolute_query(source.query or "")))
+    return partial(_file_backlog, source.name, list_files(absolute_query(source.query or "")))
 
 
-def _since(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
+def _file_backlog(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
     record = snapshot.commit.sources.get(name)
     read = FileOffsets.coerce(None if record is None else record.offsets)
     rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
-    if paths is None or done > MOST:
-        return Backlog(name, "files", None, None, f"more than {plural(MOST, 'file')}, which are not compared")
+    if paths is None or done > MAX_FILES:
+        return Backlog(name, "files", None, None, f"more than {plural(MAX_FILES, 'file')}, which are not compared")
     names = {os.path.normpath(local_name(e.path)) for e in load_file_list(snapshot, read)}
     count = sum(1 for path in paths if os.path.normpath(path) not in names)
     return Backlog(name, "files", count, round(rows / done * count) if done else (0 if not count else None))
@@ -73,23 +73,23 @@ def _since(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
 
 def list_files(pattern: str) -> list[str] | None:
     """The files that a query means; None where they are too many to list."""
-    paths = list(islice(_listed(pattern), MOST + 1))
-    return None if len(paths) > MOST else paths
+    paths = list(islice(_iterate_files(pattern), MAX_FILES + 1))
+    return None if len(paths) > MAX_FILES else paths
 
 
-def _listed(pattern: str) -> Iterator[str]:
+def _iterate_files(pattern: str) -> Iterator[str]:
     """Escapes are Spark's: here a character stands for itself in brackets. Spark takes `..` away before it looks."""
     pattern = os.path.normpath(pattern)
     root = Path(Path(pattern).anchor)
     for path in root.glob(re.sub(r"\\(.)", r"[\1]", pattern[len(str(root)) :])):
         if not path.is_dir():
-            yield from [str(path)] * _shown(path.name)
+            yield from [str(path)] * _is_visible(path.name)
             continue
         for folder, folders, names in os.walk(path):
-            folders[:] = [f for f in folders if _shown(f) or "=" in f]
-            yield from (f"{folder}/{n}" for n in names if _shown(n))
+            folders[:] = [f for f in folders if _is_visible(f) or "=" in f]
+            yield from (f"{folder}/{n}" for n in names if _is_visible(n))
 
 
-def _shown(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     """Spark leaves these out, too."""
     return not name.startswith((".", "_")) and not name.endswith("._COPYING_")

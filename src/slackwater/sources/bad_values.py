@@ -29,7 +29,7 @@ _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
 
-def told(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
+def describe_undecodable(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
     """What is wrong with the text of a record that could not be decoded, in a few words; empty where it does not tell.
 
     `parsed`: what its reader made of it, without NULLs, where that is known.
@@ -49,21 +49,23 @@ def told(source: Source, text: str | None, parsed: Mapping[str, Any] | None = No
         except (ValueError, RecursionError):
             return "no JSON"
         if not isinstance(document, Mapping):
-            return f"{_shown(document)}, expected a JSON object"
+            return f"{_format_value(document)}, expected a JSON object"
         values = {name: document[name] for name in types if document.get(name) is not None}
     unparsed = [name for name in values if parsed is not None and parsed.get(name) is None]
     name = next(
         (n for n in (unparsed or values) if not _fits(values[n], types[n], format_)), next(iter(unparsed), None)
     )
-    return "" if name is None else f'column "{name}" holds {_shown(values[name])}, expected {types[name].upper()}'
+    return (
+        "" if name is None else f'column "{name}" holds {_format_value(values[name])}, expected {types[name].upper()}'
+    )
 
 
-def time_told(column: str, row: Mapping[str, Any] | None) -> str:
+def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
     """The value of the event time of a row that was decoded; empty where it is no plain column."""
     if row is None or not re.fullmatch(r"\w+", column) or column.startswith("_"):
         return ""
     value = row.get(column)
-    return f'column "{column}" ' + ("is missing or NULL" if value is None else f"holds {_shown(value)}")
+    return f'column "{column}" ' + ("is missing or NULL" if value is None else f"holds {_format_value(value)}")
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
@@ -123,7 +125,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} characters)"
 
@@ -165,8 +167,8 @@ class _Search:
         if not line_values:
             return False
         if self._values is not None:
-            return all(_alike(line_values.get(n), self._values.get(n)) for n in self._types)
-        return all(_same(line_values.get(n), self._row.get(n), t) for n, t in self._types.items())
+            return all(_is_same_text(line_values.get(n), self._values.get(n)) for n in self._types)
+        return all(_is_read_as(line_values.get(n), self._row.get(n), t) for n, t in self._types.items())
 
     def _read(self, line: str) -> Mapping[str, Any] | None:
         """The values of a line by column; None for what is no record."""
@@ -176,7 +178,7 @@ class _Search:
         return parse_object(line)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _is_same_text(one: Any, other: Any) -> bool:
     """Whether two values of a text are the same, however they are spelled."""
     if one == other or (one in (None, "") and other in (None, "")):
         return True
@@ -187,7 +189,7 @@ def _alike(one: Any, other: Any) -> bool:
     )
 
 
-def _same(written: Any, read: Any, type_: str) -> bool:
+def _is_read_as(written: Any, read: Any, type_: str) -> bool:
     """Whether a value of a file was read as this one; False where that cannot be told, as of lists and structs."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None

@@ -36,8 +36,10 @@ class SourceBatch:
     partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
     lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
     # of files: which of them a mark is of, see `sources.files.marked`
-    marked: Callable[[int], str | None] | None = None
-    known: Callable[[str], ColumnStats | None] | None = None  # of a column: what is known of it without reading a row
+    describe_mark: Callable[[int], str | None] | None = None
+    column_stats: Callable[[str], ColumnStats | None] | None = (
+        None  # of a column: what is known of it without reading a row
+    )
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
-    marked: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
-    known: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
+    describe_mark: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
     results: frozenset[str] = frozenset()  # of the names in `payload`: stages, which no limit of a source judges
     replayed: ReplayRecord | None = None  # it holds dead letters, and no clock hears them
     began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
@@ -77,8 +79,8 @@ def batch_of(id_: BatchId, parts: Mapping[str, SourceBatch], began: float | None
         sum(part.files for part in parts.values()),
         {name: part.partitions for name, part in parts.items() if part.partitions},
         {name: part.lost for name, part in parts.items() if part.lost},
-        {name: part.marked for name, part in parts.items() if part.marked},
-        {name: part.known for name, part in parts.items() if part.known},
+        {name: part.describe_mark for name, part in parts.items() if part.describe_mark},
+        {name: part.column_stats for name, part in parts.items() if part.column_stats},
         began=began,
     )
 
@@ -114,7 +116,7 @@ class Seekable(ABC):
         """Behind all that is there now; None for what has no order."""
         return None
 
-    def stated(self) -> Offsets | None:
+    def configured_start(self) -> Offsets | None:
         """Where the config says that reading begins, unless that is "latest"; None for what has no order."""
         return None
 
@@ -122,7 +124,7 @@ class Seekable(ABC):
         """Tell others how far it was read; nothing here reads that."""
 
     @abstractmethod
-    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         """Dead letters as its rows, with the column `letter`; where it brings files, `file` is called what tells which."""
 
 
@@ -138,11 +140,11 @@ class Planner(Protocol):
     """Where a run stands in one source. Asking may raise NoAnswerError, SlackwaterError, OSError."""
 
     @property
-    def left(self) -> int:
+    def unplanned_files(self) -> int:
         """How many files are known to be there and are not planned yet."""
         ...
 
-    def until_now(self) -> None:
+    def stop_at_current_end(self) -> None:
         """What is there now is the end of the input: nothing that comes later is planned."""
         ...
 

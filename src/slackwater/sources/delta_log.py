@@ -38,16 +38,16 @@ _READ = {  # what a reader must know of a table; the rest changes how files or t
 class DeltaLog:
     """`path`: of the table, as the config has it; `options`: of its object store."""
 
-    keep = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
+    retention_advice = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        self.what = f"Delta table {path}"
+        self.description = f"Delta table {path}"
         self._path, self._options = path, dict(options)
         self._id = ""
-        self._told: int | None = None  # the version whose columns were told first
-        self._seen: tuple[int, object] | None = None  # the newest version that was read, and its file then
+        self._first_version: int | None = None  # the version whose columns were told first
+        self._newest_stamp: tuple[int, object] | None = None  # the newest version that was read, and its file then
 
-    def now(self) -> TableSnapshot:
+    def snapshot(self) -> TableSnapshot:
         table = self._table()
         protocol, metadata = table.protocol(), table.metadata()
         unknown = sorted(set(protocol.reader_features or ()) - _READ)
@@ -55,54 +55,54 @@ class DeltaLog:
         if unknown or mapping != "none":
             feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
             raise StartError(
-                f"{self.what} needs readers that know {feature}, which Slackwater does not read; expected a table without it"
+                f"{self.description} needs readers that know {feature}, which Slackwater does not read; expected a table without it"
             )
         columns = _columns(table.schema().to_json())
         for field in columns.fields:
             if field.name in metadata.partition_columns and field.dataType.simpleString() == "binary":
                 raise StartError(
-                    f'{self.what} is partitioned by "{field.name}", which is binary; expected another type'
+                    f'{self.description} is partitioned by "{field.name}", which is binary; expected another type'
                 )
         self._id = str(metadata.id)
-        self._told = table.version() if self._told is None else self._told
+        self._first_version = table.version() if self._first_version is None else self._first_version
         return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
-    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
         import pyarrow as pa
 
         table = self._table(offsets.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.what} holds files with deletion vectors at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write "
+                f"{self.description} holds files with deletion vectors at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write "
                 'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
             )
         adds = pa.table(table.get_add_actions()).to_pylist()
         files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
         return [self._file(add["path"], add["size_bytes"], add.get("partition") or {}) for add in files]
 
-    def of(self, offsets: TableOffsets) -> TableVersion:
+    def read_version(self, offsets: TableOffsets) -> TableVersion:
         version = self._version(offsets.version)
         if version is None:
             raise VersionGoneError(f"version {offsets.version} is needed, and its log is gone")
         return version
 
-    def after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
+    def versions_after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
         version = offsets.version
         while (table_version := self._version(version + 1)) is not None:
             yield table_version
             version += 1
-        if self._seen is None or self._seen != (version, self._stamp(version)):
-            self._look(version)
+        if self._newest_stamp is None or self._newest_stamp != (version, self._stamp(version)):
+            self._check_newest(version)
 
-    def before(self, version: int) -> TableOffsets:
+    def offsets_before(self, version: int) -> TableOffsets:
         newest = self._table().version()
         if version > newest + 1:
             raise StartError(
-                f"{self.what} has no version {version}, its newest is {newest}; expected one of its versions"
+                f"{self.description} has no version {version}, its newest is {newest}; expected one of its versions"
             )
         return TableOffsets(self._id, version - 1)
 
-    def reason(self, error: BaseException) -> str:
+    def error_reason(self, error: BaseException) -> str:
         return delta_error_reason(error, self._options)
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -115,29 +115,31 @@ class DeltaLog:
             return DeltaTable(self._path, version=version, storage_options=self._options)
         except TableNotFoundError:
             if version is None:
-                raise StartError(f"{self.what} is not there; expected the directory of a Delta table (query)") from None
+                raise StartError(
+                    f"{self.description} is not there; expected the directory of a Delta table (query)"
+                ) from None
             self._table()
             raise VersionGoneError(f"version {version} is needed, and its log is gone") from None
         except Exception as error:
             if version is None or self._table().version() < version:
                 raise
             raise VersionGoneError(
-                f"version {version} is needed, and what it held is gone ({self.reason(error)})"
+                f"version {version} is needed, and what it held is gone ({self.error_reason(error)})"
             ) from None
 
-    def _look(self, version: int) -> None:
+    def _check_newest(self, version: int) -> None:
         """Nothing comes after this version: see that it is the newest one of the table that was read."""
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
-                f"{self.what} was made anew while it was read, at version {version}: what it holds now is another table; begin "
+                f"{self.description} was made anew while it was read, at version {version}: what it holds now is another table; begin "
                 "with it in a new state, or reset the source's place: `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:
             raise VersionGoneError(
                 f"version {version + 1} is needed next, and its log is gone; the newest is {newest.version()}"
             )
-        self._seen = (version, self._stamp(version))
+        self._newest_stamp = (version, self._stamp(version))
 
     def _files(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
@@ -165,7 +167,9 @@ class DeltaLog:
         removes = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
-            raise StartError(f"{self.what} became another table at version {version}; begin with it in a new state")
+            raise StartError(
+                f"{self.description} became another table at version {version}; begin with it in a new state"
+            )
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
         if removes or vectors:
@@ -180,7 +184,7 @@ class DeltaLog:
             files,
             rewrites,
             sum(_rows(a) for a in adds) if rewrites else 0,
-            None if metadata is None or version <= (self._told or 0) else _columns(metadata["schemaString"]),
+            None if metadata is None or version <= (self._first_version or 0) else _columns(metadata["schemaString"]),
         )
 
     def _file(self, path: str, size: int, values: Mapping[str, Any]) -> DataFile:

@@ -19,19 +19,19 @@ class FileChangeTracker:
     """The files that a source has read, by path, as they were."""
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
-    _left: list[str] = field(default_factory=list)  # of the round that goes on; the next to look at is the last
+    _unchecked: list[str] = field(default_factory=list)  # of the round that goes on; the next to look at is the last
 
     def add(self, entries: Iterable[FileEntry]) -> None:
         for entry in entries:
             self.entries[entry.path] = entry
-            self._left.append(entry.path)
+            self._unchecked.append(entry.path)
 
-    def changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
+    def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
         """Which of the next files (None: of all) are others now, as they are now. Told once, until they change again."""
-        if limit is None or not self._left:
-            self._left = list(self.entries)
-        count = len(self._left) if limit is None else min(limit, len(self._left))
-        paths = dict.fromkeys(self._left.pop() for _ in range(count))
+        if limit is None or not self._unchecked:
+            self._unchecked = list(self.entries)
+        count = len(self._unchecked) if limit is None else min(limit, len(self._unchecked))
+        paths = dict.fromkeys(self._unchecked.pop() for _ in range(count))
         changed_entries = []
         for path in paths:
             now = self.entries[path].now

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MERGE_AT = 64  # offset files before they are rewritten as one
 MARKS = 1 << 20  # a mark holds so much of a file's size
 # what makes Spark leave out rows of files that it cannot read, as an option of a reader
-_LEAVES_OUT = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
+_SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
 CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
 
 
@@ -89,7 +89,7 @@ class FilesSource(SparkPlannedSource):
 
     schema: StructType
     zone: str = UTC
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
 
     def plan(self, session: SparkSession) -> DataFrame:
         reader = session.readStream.format(self.spec.format or "").schema(self.schema)
@@ -126,29 +126,33 @@ class FilesSource(SparkPlannedSource):
             return None
         entries = [entry.now or entry for entry in entries]  # just before they are read
         offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
-        return self.of(session, entries, offsets)
+        return self.batch_from_files(session, entries, offsets)
 
-    def of(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
+    def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
         """What these files hold, behind which are these offsets."""
         stats = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
-        stats_if_complete = stats if self._footers_tell(session, files) else None
+        stats_if_complete = stats if self._footers_are_complete(session, files) else None
         return SourceBatch(
-            self.read(session, files), offsets, len(files), marked=describe_mark(files), known=stats_if_complete
+            self.read(session, files),
+            offsets,
+            len(files),
+            describe_mark=describe_mark(files),
+            column_stats=stats_if_complete,
         )
 
-    def _footers_tell(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
+    def _footers_are_complete(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
         """Whether what their footers know is what is read: all rows, of files that this process reads as Spark does."""
         if self.spec.format != "parquet" or not all(f.path.startswith("file:") for f in files):
             return False
-        if any(name.lower() in _LEAVES_OUT for name in self.spec.options):
+        if any(name.lower() in _SKIPPING_OPTIONS for name in self.spec.options):
             return False
-        if self._made.get("asked") is not session:
-            confs = (f"spark.sql.files.{name}" for name in _LEAVES_OUT.values())
+        if self._cache.get("asked") is not session:
+            confs = (f"spark.sql.files.{name}" for name in _SKIPPING_OPTIONS.values())
             settings = [session.conf.get(conf, "false") for conf in confs]
-            self._made.update(asked=session, all_is_read=all(value == "false" for value in settings))
-        return bool(self._made["all_is_read"])
+            self._cache.update(asked=session, all_is_read=all(value == "false" for value in settings))
+        return bool(self._cache["all_is_read"])
 
-    def listed(self, session: SparkSession) -> list[FileEntry]:
+    def list_files(self, session: SparkSession) -> list[FileEntry]:
         """All files that are there now, in the order in which a stream reads them."""
         try:
             entries = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
@@ -165,7 +169,7 @@ class FilesSource(SparkPlannedSource):
 
         Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
         """
-        form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._made
+        form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._cache
         plain = form not in ("json", "csv")
         if cache.get("session") is not session:
             schema = self.schema if plain else self.times.as_read
@@ -181,7 +185,7 @@ class FilesSource(SparkPlannedSource):
         )  # where PySpark keeps it once it was asked for
         return frame if plain else cache["times"].convert(frame)
 
-    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         extra_columns = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
             return dead_letter_rows.text_rows(letters, self.times, extra_columns)
@@ -200,11 +204,11 @@ def absolute_query(query: str) -> str:
     if "://" in query or query.startswith("file:"):
         return query
     path = Path.cwd() / query
-    existing = _there(path)
+    existing = _existing_prefix(path)
     return str(Path(literal_pattern(str(existing)), *path.parts[len(existing.parts) :]))
 
 
-def _there(path: Path) -> Path:
+def _existing_prefix(path: Path) -> Path:
     """As much of a path as is there by that name. A star is always a pattern."""
     existing = Path(path.anchor)
     for part in path.parts[1:]:
@@ -274,7 +278,7 @@ def check_exists(spec: Source) -> None:
     query = spec.query or ""
     if "://" in query:
         return
-    existing = _there(Path.cwd() / query)
+    existing = _existing_prefix(Path.cwd() / query)
     plain = existing / Path(*_before_glob((Path.cwd() / query).relative_to(existing)))
     if not plain.exists():
         raise StartError(
@@ -334,10 +338,10 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     """Which of these files a mark is of, for people."""
 
-    def named(mark: int) -> str | None:
+    def name_files(mark: int) -> str | None:
         return " or ".join(local_name(f.path) for f in files if f.is_marked(mark)) or None
 
-    return named
+    return name_files
 
 
 def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 # what a reader's options may ask of Spark's own stream of files, which then plans
-_OF_SPARK = frozenset(
+_SPARK_STREAM_OPTIONS = frozenset(
     {
         "basepath",
         "cleansource",
@@ -58,7 +58,7 @@ def listing_of_spec(spec: Source) -> DirectoryListing | None:
     """
     options = {name.lower(): value for name, value in spec.options.items()}
     pattern = _LOCAL.sub("", files.absolute_query(spec.query or ""), count=1)
-    if not pattern.startswith("/") or _OF_SPARK & set(options):
+    if not pattern.startswith("/") or _SPARK_STREAM_OPTIONS & set(options):
         return None
     return DirectoryListing(
         pattern, options.get("recursivefilelookup", "").lower() == "true", options.get("pathglobfilter")
@@ -74,16 +74,16 @@ class FileBatch:
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
         offsets = files.store_file_list(store, epoch, FileOffsets.coerce(record.offsets), self.entries)
-        return self.source.of(session, self.entries, offsets)
+        return self.source.batch_from_files(session, self.entries, offsets)
 
 
 def check_readable(spec: Source) -> None:
     """Raise StartError if this user may not list a local source's directories, or not read one of its files."""
-    files_there = listing_of_spec(spec)
-    if files_there is None:
+    file_listing = listing_of_spec(spec)
+    if file_listing is None:
         return
     try:
-        refused = [path for path in files_there.files() if not os.access(path, os.R_OK)]
+        refused = [path for path in file_listing.files() if not os.access(path, os.R_OK)]
     except ValueError as error:
         raise StartError(f'source "{spec.name}": {error}') from None
     except OSError as error:
@@ -108,50 +108,53 @@ class FilesPlanner:
         file_listing = listing_of(source)
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
-        self._most = source.spec.max_files_per_trigger
-        self._known = {local_name(entry.path) for entry in read}  # planned, or not to be read
-        self._waiting: list[FileEntry] = []  # found and not planned yet
+        self._max_files = source.spec.max_files_per_trigger
+        self._seen_paths = {local_name(entry.path) for entry in read}  # planned, or not to be read
+        self._pending: list[FileEntry] = []  # found and not planned yet
         self._ended = False
 
     @property
-    def left(self) -> int:
-        return len(self._waiting)
+    def unplanned_files(self) -> int:
+        return len(self._pending)
 
-    def until_now(self) -> None:
-        self._waiting, self._ended = self._found(), True
+    def stop_at_current_end(self) -> None:
+        self._pending, self._ended = self._new_files(), True
 
     def next(self) -> FileBatch | None:
-        if not self._ended and len(self._waiting) < (self._most or 1):
-            self._waiting = self._found()
+        if not self._ended and len(self._pending) < (self._max_files or 1):
+            self._pending = self._new_files()
         entries: list[FileEntry] = []
-        while self._waiting and not entries:
-            selected, self._waiting = self._waiting[: self._most], self._waiting[self._most :] if self._most else []
+        while self._pending and not entries:
+            selected, self._pending = (
+                self._pending[: self._max_files],
+                self._pending[self._max_files :] if self._max_files else [],
+            )
             entries = [
-                now for entry in selected if (now := self._now(entry)) is not None
+                now for entry in selected if (now := self._refresh(entry)) is not None
             ]  # as they are just before they are read
         return FileBatch(self._source, entries) if entries else None
 
-    def _now(self, entry: FileEntry) -> FileEntry | None:
-        self._known.add(local_name(entry.path))
+    def _refresh(self, entry: FileEntry) -> FileEntry | None:
+        self._seen_paths.add(local_name(entry.path))
         if (now := entry.now) is None:
             name = local_name(entry.path)
             log.warning('source "%s": %s was removed before it was read: nothing of it counts', self._source.name, name)
         return now
 
-    def _found(self) -> list[FileEntry]:
+    def _new_files(self) -> list[FileEntry]:
         """The new files that are there now, in the order in which they are read."""
         try:
-            new = {path for path in self._listing.files() if path not in self._known}
+            new = {path for path in self._listing.files() if path not in self._seen_paths}
         except ValueError as error:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
             raise ExhaustedError.from_error(error) or EpochError(
                 f'source "{self._source.name}": {unlistable(error)}'
             ) from None
-        entries = [entry for path in new if (entry := self._entry(path)) is not None]
+        entries = [entry for path in new if (entry := self._file_entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 
-    def _entry(self, path: str) -> FileEntry | None:
+    def _file_entry(self, path: str) -> FileEntry | None:
         """None for what is gone by now, and for what Spark cannot be told of."""
         try:
             status = Path(path).stat()
@@ -159,7 +162,7 @@ class FilesPlanner:
         except FileNotFoundError:
             return None
         except UnicodeEncodeError:
-            self._known.add(path)
+            self._seen_paths.add(path)
             name = os.fsencode(path).decode(errors="backslashreplace")
             log.warning(
                 'source "%s": the name of %s is no UTF-8, and Spark cannot read it; rename it', self._source.name, name

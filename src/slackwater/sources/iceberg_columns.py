@@ -27,7 +27,7 @@ _PLAIN: dict[Any, str] = {
 }
 
 
-def columns_of(table: str, schema: Schema) -> StructType:
+def spark_columns(table: str, schema: Schema) -> StructType:
     """Raises StartError for a column that Spark's reader cannot give as the table has it. `table`: the table, for people."""
     try:
         columns: StructType = _spark(schema.as_struct())

@@ -13,7 +13,7 @@ from slackwater.config.paths import spark_address
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError
-from slackwater.sources.iceberg_columns import columns_of
+from slackwater.sources.iceberg_columns import spark_columns
 from slackwater.sources.tables import DataFile, TableSnapshot, TableVersion, VersionGoneError
 
 if TYPE_CHECKING:
@@ -25,61 +25,61 @@ if TYPE_CHECKING:
 class IcebergLog:
     """`load`: the table as its catalog has it now, None if it is not there; `reason`: what PyIceberg says, without secrets."""
 
-    keep = "keep snapshots longer (history.expire.max-snapshot-age-ms)"
+    retention_advice = "keep snapshots longer (history.expire.max-snapshot-age-ms)"
 
     def __init__(self, name: str, load: Callable[[], Table | None], reason: Callable[[BaseException], str]) -> None:
-        self.what, self._load, self.reason = f"Iceberg table {name}", load, reason
+        self.description, self._load, self.error_reason = f"Iceberg table {name}", load, reason
         self._schema: int | None = None  # by its id: the columns that were told first
 
-    def now(self) -> TableSnapshot:
+    def snapshot(self) -> TableSnapshot:
         table = self._table()
         if self._schema is None:
             self._schema = table.schema().schema_id
         current = table.current_snapshot()
         none = TableOffsets(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
-        offsets = none if current is None else _place(table, current)
-        return TableSnapshot(offsets, columns_of(self.what, table.schema()))
+        offsets = none if current is None else _offsets_of(table, current)
+        return TableSnapshot(offsets, spark_columns(self.description, table.schema()))
 
-    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
         table = self._table()
         numbered_files: list[tuple[int, DataFile]] = []
         for manifest in self._snapshot(table, offsets).manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.what} holds {_deletes(entry)} at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write its files "
+                        f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write its files "
                         'anew (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
                     )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
         return [file for _, file in sorted(numbered_files, key=lambda one: (one[0], one[1].path))]
 
-    def of(self, offsets: TableOffsets) -> TableVersion:
+    def read_version(self, offsets: TableOffsets) -> TableVersion:
         table = self._table()
         return self._version(table, self._snapshot(table, offsets))
 
-    def after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
+    def versions_after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
         table = self._table()
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.what} was made anew while it was read, at {offsets}: what it holds now is another table; begin with it in a "
+                f"{self.description} was made anew while it was read, at {offsets}: what it holds now is another table; begin with it in a "
                 "new state, or reset the source's place: `slackwater state reset`"
             )
-        return iter([self._version(table, snapshot) for snapshot in self._way_from(table, offsets)])
+        return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
 
-    def before(self, version: int) -> TableOffsets:
+    def offsets_before(self, version: int) -> TableOffsets:
         table = self._table()
-        for snapshot in self._way_from(table, TableOffsets(str(table.metadata.table_uuid)), until=version):
+        for snapshot in self._snapshots_after(table, TableOffsets(str(table.metadata.table_uuid)), until=version):
             if snapshot.snapshot_id == version:
-                return _place(table, snapshot, files=0)
+                return _offsets_of(table, snapshot, files=0)
         raise StartError(
-            f"{self.what} has no snapshot {version} on its way to the current one; expected the id of one of its snapshots"
+            f"{self.description} has no snapshot {version} on its way to the current one; expected the id of one of its snapshots"
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def _table(self) -> Table:
         if (table := self._load()) is None:
-            raise StartError(f"{self.what} is not in the catalog; expected namespace.table (query)")
+            raise StartError(f"{self.description} is not in the catalog; expected namespace.table (query)")
         return table
 
     def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
@@ -87,7 +87,7 @@ class IcebergLog:
             raise VersionGoneError(f"{offsets.fully_read} is needed, and it was expired")
         return snapshot
 
-    def _way_from(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
+    def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
         """The snapshots after a place, the oldest first; `until`: no further back than this one, as far as they are there."""
         snapshots: list[Snapshot] = []
         snapshot = table.current_snapshot()
@@ -101,17 +101,17 @@ class IcebergLog:
             return snapshots[::-1]
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.what} does not lead back to {offsets}, which was read: it was rolled back or replaced; restore it, or reset the "
+                f"{self.description} does not lead back to {offsets}, which was read: it was rolled back or replaced; restore it, or reset the "
                 "source's place: `slackwater state reset`"
             )
-        if snapshots and _follows(snapshots[-1], offsets):
+        if snapshots and _is_successor(snapshots[-1], offsets):
             return snapshots[::-1]
         since = f" and snapshot {snapshots[-1].snapshot_id}" if snapshots else " and now"
         raise VersionGoneError(f"snapshots between {offsets}{since} are needed, and were expired")
 
     def _version(self, table: Table, snapshot: Snapshot) -> TableVersion:
         operation = "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
-        offsets = _place(table, snapshot)
+        offsets = _offsets_of(table, snapshot)
         files: list[DataFile] = []
         deleted_files, deletes, rows = 0, "", 0
         for manifest in snapshot.manifests(table.io) if operation != "replace" else ():
@@ -121,7 +121,7 @@ class IcebergLog:
                 if entry.snapshot_id not in (None, snapshot.snapshot_id) or _status(entry) == "EXISTING":
                     continue
                 if _is_deletes(manifest):
-                    deletes = deletes or _deletes(entry)
+                    deletes = deletes or _kind_of_deletes(entry)
                 elif _status(entry) == "DELETED":
                     deleted_files += 1
                 else:
@@ -142,21 +142,23 @@ class IcebergLog:
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
-        return None if schema is None else columns_of(self.what, schema)
+        return None if schema is None else spark_columns(self.description, schema)
 
     def _file(self, entry: ManifestEntry) -> DataFile:
         data = entry.data_file
         kind = str(data.file_format.value).lower()
         if kind != "parquet":
-            raise StartError(f"{self.what} holds files of the format {kind} ({data.file_path}); expected parquet")
+            raise StartError(
+                f"{self.description} holds files of the format {kind} ({data.file_path}); expected parquet"
+            )
         return DataFile(spark_address(data.file_path), data.file_size_in_bytes)
 
 
-def _place(table: Table, snapshot: Snapshot, files: int | None = None) -> TableOffsets:
+def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> TableOffsets:
     return TableOffsets(str(table.metadata.table_uuid), snapshot.snapshot_id, snapshot.sequence_number or 0, files)
 
 
-def _follows(snapshot: Snapshot, offsets: TableOffsets) -> bool:
+def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
     """Whether nothing came between a place and a snapshot whose parent is not known any more: commits are numbered.
 
     PyIceberg forgets parents that it expires. In tables of format version 1 all have the number 0.
@@ -174,5 +176,5 @@ def _is_deletes(manifest: ManifestFile) -> bool:
     return str(manifest.content.name) == "DELETES"
 
 
-def _deletes(entry: ManifestEntry) -> str:
+def _kind_of_deletes(entry: ManifestEntry) -> str:
     return "equality deletes" if entry.data_file.content.name == "EQUALITY_DELETES" else "position deletes"

@@ -24,7 +24,7 @@ _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 def schema_columns(text: str, others: Mapping[str, str]) -> str:
     """The columns, as DDL. `others`: schemas by the names that `$ref`s give them. Raises ValueError where there are none."""
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
-    columns = _Document(documents, "").members(documents[""])
+    columns = _Document(documents, "").properties(documents[""])
     if not columns:
         raise ValueError("it describes no object with properties, which become columns")
     return ", ".join(f"{quote_column(name)} {kind}" for name, kind in columns.items())
@@ -32,25 +32,25 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """Where a `$ref` is looked up. `within`: those that are being followed."""
+    """Where a `$ref` is looked up. `followed`: those that are being followed."""
 
     documents: Mapping[str, Any]
     name: str
-    within: frozenset[tuple[str, str]] = field(default=frozenset())
+    followed: frozenset[tuple[str, str]] = field(default=frozenset())
 
-    def members(self, schema: Any) -> dict[str, str]:
+    def properties(self, schema: Any) -> dict[str, str]:
         """The properties of an object, and their types."""
-        here, schema = self._followed(schema)
+        here, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return {}
         columns = {name: here.type_of(one) for name, one in (schema.get("properties") or {}).items()}
         for one in schema.get("allOf") or ():
-            columns |= here.members(one)
+            columns |= here.properties(one)
         return columns
 
     def type_of(self, schema: Any) -> str:
         """The type of a column for what this describes."""
-        here, schema = self._followed(schema)
+        here, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return TEXT
         if (choices := schema.get("oneOf") or schema.get("anyOf")) is not None:
@@ -64,7 +64,7 @@ class _Document:
             items = schema.get("items")
             return f"ARRAY<{here.type_of(items)}>" if isinstance(items, Mapping) else TEXT
         if kinds == ["object"] or (not kinds and ("properties" in schema or "allOf" in schema)):
-            if members := here.members(schema):
+            if members := here.properties(schema):
                 return "STRUCT<" + ", ".join(f"{quote_column(name)}: {kind}" for name, kind in members.items()) + ">"
             values = schema.get("additionalProperties")
             return f"MAP<STRING, {here.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
@@ -74,13 +74,13 @@ class _Document:
             )
         return _PLAIN[kinds[0]] if kinds and kinds[0] in _PLAIN else TEXT
 
-    def _followed(self, schema: Any) -> tuple[_Document, Any]:
+    def _resolve_ref(self, schema: Any) -> tuple[_Document, Any]:
         """What a `$ref` stands for, and where its own are looked up; None where it leads to itself."""
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return self, schema
         name, _, path = schema["$ref"].partition("#")
         place = (name or self.name, path)
-        if place in self.within:
+        if place in self.followed:
             return self, None
         target = self.documents.get(place[0])
         for part in path.split("/")[1:]:
@@ -88,4 +88,4 @@ class _Document:
             target = target.get(key) if isinstance(target, Mapping) else None
         if target is None:
             raise ValueError(f"{json.dumps(schema['$ref'])} leads to nothing that it or its references have")
-        return _Document(self.documents, place[0], self.within | {place})._followed(target)
+        return _Document(self.documents, place[0], self.followed | {place})._resolve_ref(target)

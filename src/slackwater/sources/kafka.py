@@ -58,7 +58,7 @@ class KafkaSource(SparkPlannedSource):
     payload: Payload
     group: str
     with_headers: bool = True
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def schema(self) -> StructType:
@@ -111,7 +111,7 @@ class KafkaSource(SparkPlannedSource):
         else:
             reader = reader.option("subscribe", ",".join(named_topics(query)))
         if not isinstance(start, str):
-            start = json.dumps(self._start(start))
+            start = json.dumps(self._complete_offsets(start))
         reader = reader.option("startingOffsets", start)
         if self.spec.max_offsets_per_trigger is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.spec.max_offsets_per_trigger)
@@ -133,7 +133,7 @@ class KafkaSource(SparkPlannedSource):
                     f"spark-sql-kafka-0-10_2.13:{session.version} in spark.jars, or let slackwater start Spark"
                 ) from None
 
-    def _start(self, offsets: ByTopic) -> ByTopic:
+    def _complete_offsets(self, offsets: ByTopic) -> ByTopic:
         """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): offsets.get(t, {}).get(str(p), -2) for p in parts} for t, parts in topics.items()}
@@ -143,17 +143,17 @@ class KafkaSource(SparkPlannedSource):
         topics = self.broker.partitions(self.spec.query or "", self._where)
         ids, bounds = (
             self.broker.topic_ids(topics),
-            self.broker.bounds([(t, p) for t, numbers in topics.items() for p in numbers]),
+            self.broker.offset_ranges([(t, p) for t, numbers in topics.items() for p in numbers]),
         )
         return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
-    def stated(self) -> KafkaOffsets:
+    def configured_start(self) -> KafkaOffsets:
         """The offsets that `starting_offsets` means, unless it is "latest"."""
         start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = start if isinstance(start, Mapping) else {}
         ids, bounds = (
             self.broker.topic_ids(topics),
-            self.broker.bounds([(t, p) for t, numbers in topics.items() for p in numbers]),
+            self.broker.offset_ranges([(t, p) for t, numbers in topics.items() for p in numbers]),
         )
         return KafkaOffsets(
             {
@@ -167,19 +167,19 @@ class KafkaSource(SparkPlannedSource):
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
         """The offsets a fresh checkpoint starts from; "-": this source was never read."""
-        return "-" if record.offsets is None else json.dumps(self.begins(record))
+        return "-" if record.offsets is None else json.dumps(self.start_offsets(record))
 
-    def begins(self, record: SourceRecord) -> ByTopic:
+    def start_offsets(self, record: SourceRecord) -> ByTopic:
         """Return where each partition goes on: where the state ends.
 
         A partition that the state does not know was added since the last commit. It begins at its first record, or where a table of
         `starting_offsets` names it. "latest" does not count for it, because that would lose what was written during a stop. A topic that was created again begins at its first record. Raises EpochError unless `on_data_loss` is "skip".
         """
         if record.offsets is None:
-            return (self.latest() if self.spec.starting_offsets == "latest" else self.stated()).topics
+            return (self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()).topics
         before = KafkaOffsets.coerce(record.offsets)
         partitions = self.partitions()
-        ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.bounds(partitions)
+        ids, bounds = self.broker.topic_ids({t for t, _ in partitions}), self.broker.offset_ranges(partitions)
         replaced = self._check_topics(before, ids)
         start = self.spec.starting_offsets
         offsets: dict[str, dict[str, int]] = {}
@@ -225,14 +225,17 @@ class KafkaSource(SparkPlannedSource):
         record: SourceRecord,
     ) -> SourceBatch | None:
         """The records of one planned batch; None if it has none of this source."""
-        end = self._offsets(checkpoint, index, number)
+        end = self._planned_end(checkpoint, index, number)
         if end is None:
             return None
-        return self.between(
-            session, self._offsets(checkpoint, index, number - 1) or self._initial(checkpoint, index), end, record
+        return self.read_between(
+            session,
+            self._planned_end(checkpoint, index, number - 1) or self._initial_offsets(checkpoint, index),
+            end,
+            record,
         )
 
-    def between(
+    def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
         """Return the records from `start` up to `end`, which is not included; None if there are none.
@@ -251,12 +254,12 @@ class KafkaSource(SparkPlannedSource):
             return None
         return SourceBatch(frame, KafkaOffsets(end, ids), partitions=record_counts, lost=lost)
 
-    def _offsets(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
+    def _planned_end(self, checkpoint: Path, index: int, number: int) -> ByTopic | None:
         line = checkpoint_line(checkpoint, index, number) if number >= 0 else None
         offsets: ByTopic | None = None if line is None else json.loads(line)
         return offsets
 
-    def _initial(self, checkpoint: Path, index: int) -> ByTopic:
+    def _initial_offsets(self, checkpoint: Path, index: int) -> ByTopic:
         path = checkpoint / "sources" / str(index) / "0"
         try:
             text = path.read_bytes().decode(errors="replace")
@@ -270,7 +273,7 @@ class KafkaSource(SparkPlannedSource):
     def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
         """From where to where each partition is read, and how many records are gone (with `on_data_loss = "skip"`)."""
         parts = [(t, int(p)) for t, numbers in end.items() for p in numbers]
-        bounds = self.broker.bounds(parts)
+        bounds = self.broker.offset_ranges(parts)
         ranges, lost, losses = {}, 0, []
         for topic, part in parts:
             low, high = bounds[topic, part]
@@ -306,18 +309,18 @@ class KafkaSource(SparkPlannedSource):
 
     def _reader(self, session: SparkSession) -> Any:
         """Of all epochs: Spark is told once what does not change."""
-        if self._made.get("session") is not session:
+        if self._cache.get("session") is not session:
             read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
             read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
-            self._made.update(session=session, reader=read)
-        return self._made["reader"]
+            self._cache.update(session=session, reader=read)
+        return self._cache["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
         """Records as Spark reads them from a topic, with their headers, as rows of this source. `more`: columns to keep."""
         meta = [f"{m[1:]} AS {m}" for m in _META]
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 
-    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         return self.decode(as_records(letters, letter), [letter])
 
     # -- for others ----------------------------------------------------------------------------------------------

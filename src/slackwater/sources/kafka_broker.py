@@ -94,7 +94,7 @@ class KafkaBroker:
                 ) from None
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
-    def at(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
+    def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
         """Per partition the offset of the first record whose time is `ms` or later; of the next to be written if none is."""
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -110,18 +110,18 @@ class KafkaBroker:
                 f"({error.args[0].str()}); check that the brokers run"
             ) from None
         none = [key for key, offset in offsets.items() if offset < 0]
-        return {**offsets, **{key: high for key, (_, high) in self.bounds(none).items()}} if none else offsets
+        return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
 
-    def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """The first offset that is there and the next to be written, per partition. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        low, high = self._listed(partitions, first, last)
+        low, high = self._list_offsets(partitions, first, last)
         return {p: (low[p], high[p]) for p in low}
 
-    def ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
+    def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
         """Up to where each partition can be read: with "read_committed" up to its first transaction that goes on. Raises EpochError."""
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -129,19 +129,19 @@ class KafkaBroker:
         committed = isolation == "read_committed"
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        (offsets,) = self._listed(partitions, last, isolation_level=level)
+        (offsets,) = self._list_offsets(partitions, last, isolation_level=level)
         return offsets
 
-    def since(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
+    def offsets_at_us(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
         """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         spec: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
         last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        offsets, high = self._listed(partitions, spec, last)
+        offsets, high = self._list_offsets(partitions, spec, last)
         return {p: high[p] if offsets[p] < 0 else offsets[p] for p in offsets}
 
-    def _listed(
+    def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
         """What the brokers answer to each of these questions, per partition."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Offsets = Mapping[tuple[str, int], int]
 
 # what a reader's options may ask of Spark's own stream of records, which then plans
-_OF_SPARK = frozenset(
+_SPARK_STREAM_OPTIONS = frozenset(
     {
         "assign",
         "maxoffsetspertrigger",
@@ -47,25 +47,25 @@ class OffsetRanges:
     end: ByTopic
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        return self.source.between(session, self.start, self.end, record)
+        return self.source.read_between(session, self.start, self.end, record)
 
 
 class KafkaPlanner:
     """`record`: where the state stands. Raises StartError, EpochError where the brokers do not answer."""
 
     def __init__(self, source: KafkaSource, record: SourceRecord) -> None:
-        self._source, self._most = source, source.spec.max_offsets_per_trigger
-        self._at: Offsets = _by_partition(source.begins(record))
+        self._source, self._max_records = source, source.spec.max_offsets_per_trigger
+        self._position: Offsets = _by_partition(source.start_offsets(record))
         self._end: Offsets | None = None  # of the input
         self._partitions: list[tuple[str, int]] = []
         self._partitions_at = -math.inf
 
     @property
-    def left(self) -> int:
+    def unplanned_files(self) -> int:
         """It reads no files."""
         return 0
 
-    def until_now(self) -> None:
+    def stop_at_current_end(self) -> None:
         self._end = self._latest()
 
     def next(self) -> OffsetRanges | None:
@@ -73,23 +73,26 @@ class KafkaPlanner:
             latest = self._latest() if self._end is None else self._end
         except (StartError, EpochError) as error:
             raise SourceUnavailableError(error) from None
-        if latest == self._at:
+        if latest == self._position:
             return None
-        start, self._at = self._at, limit_offsets(self._at, latest, self._most)
-        return OffsetRanges(self._source, by_topic(start), by_topic(self._at))
+        start, self._position = self._position, limit_offsets(self._position, latest, self._max_records)
+        return OffsetRanges(self._source, by_topic(start), by_topic(self._position))
 
     def _latest(self) -> Offsets:
         """Where each partition ends. One that is new begins at its first record."""
         if time.monotonic() - self._partitions_at > _PARTITIONS_FOR_S:
             self._partitions, self._partitions_at = self._source.partitions(), time.monotonic()
-        latest = self._source.broker.ends(self._partitions, self._source.isolation)
-        new = [p for p in latest if p not in self._at]
+        latest = self._source.broker.readable_ends(self._partitions, self._source.isolation)
+        new = [p for p in latest if p not in self._position]
         if new:
-            self._at = {**self._at, **{p: low for p, (low, _) in self._source.broker.bounds(new).items()}}
-        behind = [p for p, end in latest.items() if end < self._at[p]]
+            self._position = {
+                **self._position,
+                **{p: low for p, (low, _) in self._source.broker.offset_ranges(new).items()},
+            }
+        behind = [p for p, end in latest.items() if end < self._position[p]]
         if behind:  # of a transaction that goes on, or the topic was made anew
-            bounds = self._source.broker.bounds(behind)
-            latest |= {p: self._at[p] for p in behind if self._at[p] <= bounds[p][1]}
+            bounds = self._source.broker.offset_ranges(behind)
+            latest |= {p: self._position[p] for p in behind if self._position[p] <= bounds[p][1]}
         return latest
 
 
@@ -111,7 +114,7 @@ class PlannedKafkaSource(KafkaSource, SelfPlannedSource):
 
     @property
     def plans_itself(self) -> bool:
-        return not _OF_SPARK & {name.lower() for name in self.spec.options}
+        return not _SPARK_STREAM_OPTIONS & {name.lower() for name in self.spec.options}
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> KafkaPlanner:
         return KafkaPlanner(self, record)

@@ -47,15 +47,15 @@ class DirectoryListing:
 
     def files(self) -> Iterator[str]:
         """The paths of all files that are there now. Raises ValueError, for folders that do not fit together, and OSError."""
-        for path in self._all():
+        for path in self._candidates():
             if self.only is None or globs.matches_pattern(self.only, posixpath.basename(path)):
                 yield path
 
-    def _all(self) -> Iterator[str]:
+    def _candidates(self) -> Iterator[str]:
         if not globs.is_pattern(self.pattern):
             log = posixpath.join(globs.plain_path(self.pattern), SINK_LOG)
             if Path(log).is_dir():
-                yield from _of_sink(log)
+                yield from _committed_files(log)
                 return
         direct: list[str] = []
         below: dict[
@@ -66,11 +66,11 @@ class DirectoryListing:
                 if not is_hidden(posixpath.basename(root.path)):
                     direct.append(root.path)
                 continue
-            for folder, names in _leaves(root.path):
+            for folder, names in _folders_with_files(root.path):
                 if folder == root.path:
                     direct += names
                 else:
-                    below[folder] = (_top(folder, root.path), names)
+                    below[folder] = (_table_root(folder, root.path), names)
         yield from direct
         if self.recursive or self._is_partitioned({folder: top for folder, (top, _) in below.items()}, direct):
             for _, names in below.values():
@@ -90,7 +90,7 @@ class DirectoryListing:
         return True
 
 
-def _leaves(root: str) -> Iterator[tuple[str, list[str]]]:
+def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
     """Every folder from a root on that has files, with their paths."""
     pending = [root]
     while pending:
@@ -106,7 +106,7 @@ def _leaves(root: str) -> Iterator[tuple[str, list[str]]]:
             yield folder, names
 
 
-def _top(folder: str, root: str) -> str | None:
+def _table_root(folder: str, root: str) -> str | None:
     """The folder that a `column=value` path below a root hangs in; None where it has no such part."""
     in_partition, current = False, folder
     while current != root:
@@ -119,7 +119,7 @@ def _top(folder: str, root: str) -> str | None:
     return current if in_partition else None
 
 
-def _of_sink(log: str) -> Iterator[str]:
+def _committed_files(log: str) -> Iterator[str]:
     """The files that a stream of Spark has committed to a folder, by the log that it keeps there."""
     numbers: dict[int, str] = {}
     for entry in globs.scan_folder(log):

@@ -32,7 +32,7 @@ class ColumnStats(NamedTuple):
     unit_us: int
     least: int | None = None
     greatest: int | None = None
-    place: str | None = None
+    newest_file: str | None = None
 
 
 def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
@@ -48,7 +48,7 @@ def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
     parts, pool = list[ColumnStats](), ThreadPoolExecutor(min(len(files), _AT_ONCE))
     try:
         for file, footer in zip(files, pool.map(pq.read_metadata, files), strict=True):
-            part = _of_file(file, footer, column)
+            part = _file_stats(file, footer, column)
             if part is None or part.unit_us != (parts or [part])[0].unit_us:
                 return None
             parts.append(part)
@@ -56,11 +56,11 @@ def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
         return None
     finally:
         pool.shutdown(cancel_futures=True)
-    return _together(parts)
+    return _combine(parts)
 
 
-def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:
-    number = _number_of(footer, column)
+def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:
+    number = _leaf_index(footer, column)
     if number is None:
         return None
     unit = _unit_us(footer.schema.column(number))
@@ -79,13 +79,13 @@ def _of_file(file: Path, footer: FileMetaData, column: str) -> ColumnStats | Non
             groups.append(ColumnStats(rows, rows, unit))
         else:
             return None
-    together = _together(groups or [ColumnStats(0, 0, unit)])
-    if unit and together.least is not None and together.least * unit < _ONE_CALENDAR_US:
+    combined = _combine(groups or [ColumnStats(0, 0, unit)])
+    if unit and combined.least is not None and combined.least * unit < _ONE_CALENDAR_US:
         return None
-    return together
+    return combined
 
 
-def _number_of(footer: FileMetaData, column: str) -> int | None:
+def _leaf_index(footer: FileMetaData, column: str) -> int | None:
     """Which leaf of the schema a column is, whose name Spark does not tell from others by its case; None where it is not one, or several."""
     names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
     matches = [n for n, name in enumerate(names) if name == column.casefold()]
@@ -103,8 +103,8 @@ def _unit_us(column: ColumnSchema) -> int | None:
     return 0 if plain else None
 
 
-def _together(parts: Sequence[ColumnStats]) -> ColumnStats:
+def _combine(parts: Sequence[ColumnStats]) -> ColumnStats:
     newest = max(parts, key=lambda part: float("-inf") if part.greatest is None else part.greatest)
     least = min((part.least for part in parts if part.least is not None), default=None)
     rows, nulls = sum(part.rows for part in parts), sum(part.nulls for part in parts)
-    return ColumnStats(rows, nulls, newest.unit_us, least, newest.greatest, newest.place)
+    return ColumnStats(rows, nulls, newest.unit_us, least, newest.greatest, newest.newest_file)

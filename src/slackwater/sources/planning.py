@@ -24,22 +24,22 @@ class Planners:
     """Those of all sources of a pipeline, by name."""
 
     streams: SourceSet
-    each: Mapping[str, Planner]
-    _found: dict[str, PlannedBatch] = field(
+    by_source: Mapping[str, Planner]
+    _planned: dict[str, PlannedBatch] = field(
         default_factory=dict
     )  # by the ask that goes on: another source may not answer
 
-    def until_now(self) -> None:
-        for planner in self.each.values():
-            planner.until_now()
+    def stop_at_current_end(self) -> None:
+        for planner in self.by_source.values():
+            planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
         """What each source has for the next epoch; empty if none has anything. Where one does not answer, the next ask has what others said."""
-        for name, planner in self.each.items():
-            if name not in self._found and (part := planner.next()) is not None:
-                self._found[name] = part
-        planned = {name: self._found[name] for name in self.each if name in self._found}
-        self._found.clear()
+        for name, planner in self.by_source.items():
+            if name not in self._planned and (part := planner.next()) is not None:
+                self._planned[name] = part
+        planned = {name: self._planned[name] for name in self.by_source if name in self._planned}
+        self._planned.clear()
         return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
@@ -49,9 +49,9 @@ class Planners:
         return batch_of(id_, {name: one for name, one in batches.items() if one is not None})
 
     @property
-    def files_left(self) -> int:
+    def unplanned_files(self) -> int:
         """How many files are known to be there and are not planned yet."""
-        return sum(planner.left for planner in self.each.values())
+        return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
 def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:

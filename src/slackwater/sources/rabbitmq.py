@@ -73,7 +73,7 @@ class RabbitSettings:
     on_data_loss: str = "fail"
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> RabbitSettings:
+    def from_options(cls, options: Mapping[str, str]) -> RabbitSettings:
         """Raises StartError for an option that is missing, unknown or wrong."""
         lower_options = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
@@ -88,13 +88,13 @@ class RabbitSettings:
         return cls(
             lower_options["url"],
             lower_options["queue"],
-            _whole(lower_options, "max_messages_per_trigger", 1000, MOST_MESSAGES),
-            _whole(lower_options, "read_timeout_ms", 500, 600_000),
+            _parse_count(lower_options, "max_messages_per_trigger", 1000, MOST_MESSAGES),
+            _parse_count(lower_options, "read_timeout_ms", 500, 600_000),
             loss,
         )
 
 
-def _whole(options: Mapping[str, str], key: str, default: int, most: int) -> int:
+def _parse_count(options: Mapping[str, str], key: str, default: int, most: int) -> int:
     text = options.get(key, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= most:
         raise StartError(f'{FORMAT}: option {key}: found "{text}", expected a whole number from 1 to {most}')
@@ -109,7 +109,7 @@ def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> li
     expected = Counter(identities)
     end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RETURN)
     while True:
-        messages = _searched(settings, expected)
+        messages = _search_queue(settings, expected)
         if len(messages) == expected.total():
             return messages
         if time.monotonic() > end:
@@ -123,7 +123,7 @@ def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> li
     )
 
 
-def _searched(settings: RabbitSettings, expected: Counter[bytes]) -> list[RabbitMessage]:
+def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[RabbitMessage]:
     missing, messages, looked = expected.copy(), [], 0
     most = 2 * expected.total() + MOST_MESSAGES
     connection, channel, _ = connect_queue(settings.url, settings.queue, prefetch=most)
@@ -148,11 +148,11 @@ def _searched(settings: RabbitSettings, expected: Counter[bytes]) -> list[Rabbit
     return messages
 
 
-def _packed(messages: Iterable[RabbitMessage]) -> str:
+def _pack_identities(messages: Iterable[RabbitMessage]) -> str:
     return base64.b64encode(b"".join(m.identity or b"" for m in messages)).decode()
 
 
-def _unpacked(text: str) -> list[bytes]:
+def _unpack_identities(text: str) -> list[bytes]:
     whole = base64.b64decode(text)
     return [whole[i : i + HASH] for i in range(0, len(whole), HASH)]
 
@@ -163,33 +163,33 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: RabbitSettings) -> None:
         self._settings = settings
         self._open: RabbitQueue | None = None
-        self._left: int | None = None
+        self._remaining: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_settings": self._settings, "_open": None, "_left": None}
+        return {"_settings": self._settings, "_open": None, "_remaining": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return {"batch": 0, "ids": "", "before": ""}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._left = self._queue().ready
+        self._remaining = self._queue().ready
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
         queue = self._queue()
-        queue.remember([*_unpacked(start["before"]), *_unpacked(start["ids"])], start["batch"])
+        queue.remember([*_unpack_identities(start["before"]), *_unpack_identities(start["ids"])], start["batch"])
         queue.ack(start["batch"])  # Spark goes on only after a batch; its own `commit` waits until there is a next one
-        if self._left == 0:
+        if self._remaining == 0:
             return iter([]), start
-        messages = queue.fetch(start["batch"] + 1, self._left)
-        if self._left is not None:
-            self._left -= len(messages)
+        messages = queue.fetch(start["batch"] + 1, self._remaining)
+        if self._remaining is not None:
+            self._remaining -= len(messages)
         if not messages:
             return iter([]), start
-        end = {"batch": start["batch"] + 1, "ids": _packed(messages), "before": start["ids"]}
+        end = {"batch": start["batch"] + 1, "ids": _pack_identities(messages), "before": start["ids"]}
         return iter([astuple(m) for m in messages]), end
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
-        expected = _unpacked(end["ids"])
+        expected = _unpack_identities(end["ids"])
         return iter([astuple(m) for m in replay_messages(self._settings, expected)] if expected else [])
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ class RabbitDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._settings = RabbitSettings.of(options)
+        self._settings = RabbitSettings.from_options(options)
 
     @classmethod
     def name(cls) -> str:
@@ -231,7 +231,7 @@ class RabbitDataSource(DataSource):
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
     """A queue as a streaming DataFrame. Raises StartError if the broker or the queue is not there."""
     reader_options = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
-    RabbitSettings.of(reader_options)
+    RabbitSettings.from_options(reader_options)
     check_queue(url, queue)
     _register(session)
     return session.readStream.format(FORMAT).options(**reader_options).load()

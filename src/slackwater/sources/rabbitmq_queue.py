@@ -171,12 +171,12 @@ class RabbitQueue:
         self._url, self._queue = url, queue
         self._max, self._timeout = max_messages, read_timeout_ms / 1000
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._connection: Any = None
         self._channel: Any = None
         self._pending: dict[int, list[int]] = {}  # delivery tags of batches that are not done
-        self._seen: OrderedDict[bytes, int] = OrderedDict()  # identity -> batch
-        self._done = 0
+        self._batch_of_identity: OrderedDict[bytes, int] = OrderedDict()  # identity -> batch
+        self._acknowledged_through = 0
         self.ready = 0
         self._open()
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
@@ -184,9 +184,9 @@ class RabbitQueue:
     def remember(self, identities: Iterable[bytes], through: int) -> None:
         """Messages of batches up to `through`, which are done, maybe before this process began."""
         with self._lock:
-            self._done = max(self._done, through)
+            self._acknowledged_through = max(self._acknowledged_through, through)
             for identity in identities:
-                self._note(identity, through)
+                self._remember_identity(identity, through)
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
         """The next messages, in the order of the queue; none if none comes within `read_timeout_ms`."""
@@ -216,13 +216,13 @@ class RabbitQueue:
                 break
             method, properties, body = delivery
             message = message_of(method, properties, body)
-            if not self._is_known(message, method.delivery_tag):
+            if not self._was_handed_out(message, method.delivery_tag):
                 taken.append((method.delivery_tag, message))
         if taken:
             self._pending.setdefault(batch, []).extend(tag for tag, _ in taken)
             for _, message in taken:
                 if message.identity is not None:
-                    self._note(message.identity, batch)
+                    self._remember_identity(message.identity, batch)
         return [message for _, message in taken]
 
     def _next(self, seconds: float) -> tuple[Any, Any, bytes] | None:
@@ -233,29 +233,29 @@ class RabbitQueue:
             "declare it again and start again"
         )
 
-    def _is_known(self, message: RabbitMessage, tag: int) -> bool:
+    def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:
         """Whether a redelivered message was handed out before; its new delivery tag takes the place of the lost one."""
         identity = message.identity
-        if not message.redelivered or identity is None or identity not in self._seen:
+        if not message.redelivered or identity is None or identity not in self._batch_of_identity:
             return False
-        batch = self._seen[identity]
-        if batch <= self._done:
+        batch = self._batch_of_identity[identity]
+        if batch <= self._acknowledged_through:
             self._channel.basic_ack(tag)
         else:
             self._pending.setdefault(batch, []).append(tag)
         return True
 
-    def _note(self, identity: bytes, batch: int) -> None:
-        self._seen[identity] = batch
-        self._seen.move_to_end(identity)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+    def _remember_identity(self, identity: bytes, batch: int) -> None:
+        self._batch_of_identity[identity] = batch
+        self._batch_of_identity.move_to_end(identity)
+        while len(self._batch_of_identity) > REMEMBERED:
+            self._batch_of_identity.popitem(last=False)
 
     def ack(self, through: int) -> None:
         """All batches up to this one are committed: the broker may forget their messages."""
         lost = import_client().exceptions.AMQPError
         with self._lock:
-            self._done = max(self._done, through)
+            self._acknowledged_through = max(self._acknowledged_through, through)
             done = [n for n in self._pending if n <= through]
             tags = sorted(tag for n in done for tag in self._pending.pop(n))
             later = [tag for rest in self._pending.values() for tag in rest]
@@ -271,7 +271,7 @@ class RabbitQueue:
 
     def close(self) -> None:
         """End the connection; the broker takes back what is not acknowledged."""
-        self._ended.set()
+        self._closed.set()
         with self._lock:
             close_connection(self._connection)
 
@@ -292,6 +292,6 @@ class RabbitQueue:
                 time.sleep(0.5)
 
     def _keep_alive(self) -> None:
-        while not self._ended.wait(_KEEPALIVE):
+        while not self._closed.wait(_KEEPALIVE):
             with self._lock, suppress(Exception):  # the next fetch finds a lost connection itself
                 self._connection.process_data_events(0)

@@ -60,11 +60,13 @@ class SourceSet:
     def _tagged(self, index: int, source: AnySource) -> DataFrame:
         if isinstance(source, DataFrameSource):
             return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
-        return _by_spark(source).plan(self.session).selectExpr(f"{index} AS __src")
+        return _spark_planned(source).plan(self.session).selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
         """What a checkpoint is good for: another list of sources needs a fresh one."""
-        return [{"name": s.name} if isinstance(s, DataFrameSource) else _by_spark(s).signature() for s in self.sources]
+        return [
+            {"name": s.name} if isinstance(s, DataFrameSource) else _spark_planned(s).signature() for s in self.sources
+        ]
 
     def checkpoint(self, state: Commit) -> Path:
         """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
@@ -80,7 +82,7 @@ class SourceSet:
 
     def _checkpoint(self, state: Commit) -> Path:
         home = self.store.checkpoint
-        seekable = [_by_spark(s) for s in self.sources if not isinstance(s, DataFrameSource)]
+        seekable = [_spark_planned(s) for s in self.sources if not isinstance(s, DataFrameSource)]
         if len(seekable) < len(self.sources) and state.batch is not None:
             last = home / state.batch.checkpoint
             signature = last / "sources.json"
@@ -133,7 +135,7 @@ class SourceSet:
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
-            part = _by_spark(source).batch(
+            part = _spark_planned(source).batch(
                 self.session, checkpoint, position, number, self.store, state.epoch + 1, record
             )
             position += 1
@@ -142,7 +144,7 @@ class SourceSet:
         return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
 
 
-def _by_spark(source: Seekable) -> SparkPlannedSource:
+def _spark_planned(source: Seekable) -> SparkPlannedSource:
     """A source of a pipeline that a streaming query plans: `planning.planners_of` has refused what cannot be planned so."""
     assert isinstance(source, SparkPlannedSource)
     return source

@@ -50,7 +50,7 @@ class TableVersion:
     `rewrites`: in words, that it takes rows away or writes them anew, and with what; its files then hold `rows` rows.
     """
 
-    at: TableOffsets
+    offsets: TableOffsets
     files: Sequence[DataFile] = ()
     rewrites: str | None = None
     rows: int = 0
@@ -64,7 +64,7 @@ class TableSnapshot:
     `partitions`: columns that its files do not hold.
     """
 
-    at: TableOffsets
+    offsets: TableOffsets
     columns: StructType
     partitions: Sequence[str] = ()
 
@@ -77,36 +77,36 @@ class TableLog(Protocol):
     """What a format's library tells of a table. May raise GoneError, SlackwaterError; whatever else: it does not answer."""
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The table, for people."""
         ...
 
     @property
-    def keep(self) -> str:
+    def retention_advice(self) -> str:
         """How versions are kept for longer, for people."""
         ...
 
-    def now(self) -> TableSnapshot:
+    def snapshot(self) -> TableSnapshot:
         """Raises StartError where there is no table, or one that Spark cannot read as it is."""
         ...
 
-    def content(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
         """All files that a version holds, those that were added first at the beginning; always in the same order."""
         ...
 
-    def of(self, offsets: TableOffsets) -> TableVersion:
+    def read_version(self, offsets: TableOffsets) -> TableVersion:
         """What a version did."""
         ...
 
-    def after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
+    def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
         """The versions that came after one, in their order."""
         ...
 
-    def before(self, version: int) -> TableOffsets:
+    def offsets_before(self, version: int) -> TableOffsets:
         """The place of which this version comes next. Raises StartError if there is no such version."""
         ...
 
-    def reason(self, error: BaseException) -> str:
+    def error_reason(self, error: BaseException) -> str:
         """What the library says, in one line and without secrets."""
         ...
 
@@ -117,11 +117,11 @@ class TableSource(Seekable):
 
     log: TableLog
     now: TableSnapshot
-    _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def where(self) -> str:
-        return f'source "{self.name}": {self.log.what}'
+        return f'source "{self.name}": {self.log.description}'
 
     @property
     def schema(self) -> StructType:
@@ -131,32 +131,32 @@ class TableSource(Seekable):
 
     def latest(self) -> TableOffsets:
         """The place behind what is there now."""
-        return self._asked(self.log.now).at
+        return self._query_log(self.log.snapshot).offsets
 
-    def stated(self) -> TableOffsets:
+    def configured_start(self) -> TableOffsets:
         """The place that the config means, unless it is "latest"."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
-            return self._asked(lambda: self.log.before(version))
+            return self._query_log(lambda: self.log.offsets_before(version))
         return self._whole()
 
     def _whole(self) -> TableOffsets:
         """The place before all that is there now."""
-        offsets = self._asked(self.log.now).at
+        offsets = self._query_log(self.log.snapshot).offsets
         return (
             offsets
             if offsets.version < 0
             else TableOffsets(offsets.table, offsets.version, offsets.sequence, files=0, content=True)
         )
 
-    def begins(self, record: SourceRecord) -> TableOffsets:
+    def start_offsets(self, record: SourceRecord) -> TableOffsets:
         """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
         read = record.offsets
         if isinstance(read, TableOffsets) and read.is_unread:
             return self._whole()
         if not isinstance(read, TableOffsets):
-            return self.latest() if self.spec.starting_offsets == "latest" else self.stated()
-        if read.table != (now := self.now.at).table:
+            return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
+        if read.table != (now := self.now.offsets).table:
             raise StartError(
                 f"{self.where} is another table than the one that was read up to {read}: it was made anew; nothing was read: "
                 f"begin with it from its first row by `slackwater state reset … --offsets {self.name}=earliest`"
@@ -168,26 +168,26 @@ class TableSource(Seekable):
             )
         return read
 
-    def named(self, error: SlackwaterError) -> SlackwaterError:
+    def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
         """An error of the log, with the source that it is of."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
+    def _query_log(self, ask: Callable[[], Any]) -> Any:
         try:
             return ask()
         except SlackwaterError as error:
-            raise self.named(error) from None
+            raise self.with_source_name(error) from None
         except VersionGoneError as error:
-            raise self.gone(str(error)) from None
+            raise self.version_gone(str(error)) from None
         except Exception as error:
             raise StartError(
-                f"{self.where} cannot be read ({self.log.reason(error)}); check query and the connection's options"
+                f"{self.where} cannot be read ({self.log.error_reason(error)}); check query and the connection's options"
             ) from None
 
-    def gone(self, problem: str) -> EpochError:
+    def version_gone(self, problem: str) -> EpochError:
         return EpochError(
             f"{self.where}: {problem}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
-            f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.keep}"
+            f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
         )
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -202,21 +202,21 @@ class TableSource(Seekable):
             assert frame.schema is not None
         except Exception as error:
             if any(sign in str(error) for sign in _GONE):
-                raise self.gone(f"a file of it is gone ({spark_error_reason(error)})") from None
+                raise self.version_gone(f"a file of it is gone ({spark_error_reason(error)})") from None
             raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
         return frame
 
     def _reader(self, session: SparkSession) -> Any:
         """Of all epochs: Spark is told once what does not change."""
-        if self._made.get("session") is not session:
+        if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
             if any("parquet.field.id" in f.metadata for f in self.now.columns.fields):
                 session.conf.set(_BY_ID, "true")
             in_files = StructType([f for f in self.now.columns.fields if f.name not in self.now.partitions])
             reader = session.read.format("parquet").options(**self.spec.options).schema(in_files)
-            self._made.update(session=session, reader=reader)
-        return self._made["reader"]
+            self._cache.update(session=session, reader=reader)
+        return self._cache["reader"]
 
     def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
         """The rows with the values that only the table knows of each file, in the order of its columns."""
@@ -229,7 +229,7 @@ class TableSource(Seekable):
             values = {n: F.lit(files[0].values.get(n)) for n in self.now.partitions}
         else:
             values = {n: F.col(f"__values.v{i}") for i, n in enumerate(self.now.partitions)}
-            listed = [(_place(f.path), *(f.values.get(n) for n in self.now.partitions)) for f in files]
+            listed = [(_path_without_scheme(f.path), *(f.values.get(n) for n in self.now.partitions)) for f in files]
             columns = ", ".join(f"v{i} STRING" for i in range(len(self.now.partitions)))
             file_values = session.createDataFrame(listed, f"{_FILE} STRING, {columns}").alias("__values")
             row_path = F.expr(
@@ -245,7 +245,7 @@ class TableSource(Seekable):
         selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
         return rows.select(*selected)
 
-    def reread(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         return dead_letter_rows.decoded_rows(letters, self.schema, [f"file AS {file}", letter])
 
 
@@ -255,22 +255,24 @@ class TableFileBatch:
 
     source: TableSource
     files: Sequence[DataFile]
-    behind: TableOffsets
+    offsets_after: TableOffsets
     lost: int = 0
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        rows, offsets = self.source.read(session, self.files), self.behind
-        return SourceBatch(rows, offsets, files=len(self.files), lost=self.lost, marked=describe_mark(self.files))
+        rows, offsets = self.source.read(session, self.files), self.offsets_after
+        return SourceBatch(
+            rows, offsets, files=len(self.files), lost=self.lost, describe_mark=describe_mark(self.files)
+        )
 
 
 def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
     """Which of these files a mark may be of, for people: it tells the size."""
 
-    def named(mark: int) -> str | None:
+    def name_files(mark: int) -> str | None:
         paths = [f.path for f in files if f.size % MARKS == mark % MARKS]
         return " or ".join(paths) if 0 < len(paths) <= _NAMED else None
 
-    return named
+    return name_files
 
 
 def without_ids(columns: StructType) -> StructType:
@@ -280,7 +282,7 @@ def without_ids(columns: StructType) -> StructType:
     return StructType([StructField(f.name, f.dataType) for f in columns.fields])
 
 
-def _place(path: str) -> str:
+def _path_without_scheme(path: str) -> str:
     """A path as it is compared with those that Spark tells: without its scheme, which has several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")

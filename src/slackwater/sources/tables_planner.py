@@ -23,11 +23,11 @@ log = logging.getLogger("slackwater")
 
 
 @dataclass(frozen=True)
-class _PendingVersions:
+class _PendingFile:
     """A file that is to be read, or None: rows that are passed over; and the place behind it."""
 
     file: DataFile | None
-    behind: TableOffsets
+    offsets_after: TableOffsets
     lost: int = 0
 
 
@@ -35,100 +35,104 @@ class TablePlanner:
     """`record`: where the state stands. Raises SlackwaterError if the table is not the one that was read."""
 
     def __init__(self, source: TableSource, record: SourceRecord) -> None:
-        self._source, self._most = source, source.spec.max_files_per_trigger
-        self._at = source.begins(record)  # all of it is waiting or planned
-        self._waiting: deque[_PendingVersions] = deque()
-        self._within = self._at.files is not None  # of its version some files are still to be found
+        self._source, self._max_files = source, source.spec.max_files_per_trigger
+        self._position = source.start_offsets(record)  # all of it is waiting or planned
+        self._pending: deque[_PendingFile] = deque()
+        self._is_inside_version = self._position.files is not None  # of its version some files are still to be found
         self._problem: SlackwaterError | None = None
         self._ended = False
 
     @property
-    def left(self) -> int:
-        return len(self._waiting)
+    def unplanned_files(self) -> int:
+        return len(self._pending)
 
-    def until_now(self) -> None:
+    def stop_at_current_end(self) -> None:
         try:
-            self._find()
+            self._find_versions()
         except SourceUnavailableError as error:
             raise error.cause from None
         self._ended = True
 
     def next(self) -> TableFileBatch | None:
-        if not self._ended and self._problem is None and len(self._waiting) < (self._most or 1):
-            self._find()
-        if not self._waiting:
+        if not self._ended and self._problem is None and len(self._pending) < (self._max_files or 1):
+            self._find_versions()
+        if not self._pending:
             if self._problem is not None:
                 raise self._problem
             return None
-        some = [self._waiting.popleft() for _ in range(min(self._most or len(self._waiting), len(self._waiting)))]
-        files = [w.file for w in some if w.file is not None]
-        return TableFileBatch(self._source, files, some[-1].behind, sum(w.lost for w in some))
+        selected = [
+            self._pending.popleft() for _ in range(min(self._max_files or len(self._pending), len(self._pending)))
+        ]
+        files = [w.file for w in selected if w.file is not None]
+        return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
-    def _find(self) -> None:
+    def _find_versions(self) -> None:
         """What came meanwhile waits now; NoAnswerError: the table does not say what it has."""
         source = self._source
         try:
-            if self._within:
-                self._rest()
-            for version in source.log.after(self._at):
-                self._take(version)
+            if self._is_inside_version:
+                self._add_remaining_files()
+            for version in source.log.versions_after(self._position):
+                self._add_version(version)
         except VersionGoneError as error:
-            self._problem = source.gone(str(error))
+            self._problem = source.version_gone(str(error))
         except SlackwaterError as error:
-            self._problem = source.named(error)
+            self._problem = source.with_source_name(error)
         except Exception as error:
             raise SourceUnavailableError(
-                EpochError(f"{source.where} does not answer ({source.log.reason(error)}); check that it can be reached")
+                EpochError(
+                    f"{source.where} does not answer ({source.log.error_reason(error)}); check that it can be reached"
+                )
             ) from None
 
-    def _rest(self) -> None:
+    def _add_remaining_files(self) -> None:
         """What is left of the version that was read in part."""
-        offsets, done = self._at, self._at.files or 0
+        offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:
-            files = self._source.log.content(offsets)
+            files = self._source.log.files_of(offsets)
         else:
-            version = self._source.log.of(offsets)
+            version = self._source.log.read_version(offsets)
             self._check(version)
             files = version.files
         if done > len(files):
             raise VersionGoneError(
                 f"{offsets.fully_read} has {plural(len(files), 'file')}, and {done:,} of them were read"
             )
-        self._add(files[done:], offsets, done, end)
-        self._at, self._within = end, False
+        self._add_files(files[done:], offsets, done, end)
+        self._position, self._is_inside_version = end, False
 
-    def _take(self, version: TableVersion) -> None:
+    def _add_version(self, version: TableVersion) -> None:
         if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
             log.warning(
                 "%s: %s %s; it is passed over with the %s of its files (on_rewrite)",
                 self._source.where,
-                version.at,
+                version.offsets,
                 version.rewrites,
                 plural(version.rows, "row"),
             )
-            self._waiting.append(_PendingVersions(None, version.at, version.rows))
+            self._pending.append(_PendingFile(None, version.offsets, version.rows))
         else:
             self._check(version)
-            self._add(version.files, version.at, 0, version.at)
-        self._at = version.at
+            self._add_files(version.files, version.offsets, 0, version.offsets)
+        self._position = version.offsets
 
     def _check(self, version: TableVersion) -> None:
         source = self._source
         if version.rewrites is not None:
             raise EpochError(
-                f"{source.where}: {version.at} {version.rewrites}, and rows that were read cannot be taken back; read a table that is "
+                f"{source.where}: {version.offsets} {version.rewrites}, and rows that were read cannot be taken back; read a table that is "
                 'only appended to, or set on_rewrite = "skip" to pass such versions over'
             )
         if version.columns is not None:
             choice = source.spec.schema_changes
-            check_columns(source.where, source.schema, version.columns, choice, str(version.at), running=True)
+            check_columns(source.where, source.schema, version.columns, choice, str(version.offsets), running=True)
 
-    def _add(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
+    def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
-            self._waiting.append(_PendingVersions(file, end if n == done + len(files) else replace(offsets, files=n)))
-        if not files and self._waiting:  # nothing to read: the next commit is behind it, too
-            self._waiting[-1] = replace(self._waiting[-1], behind=end)
+            self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
+        if not files and self._pending:  # nothing to read: the next commit is behind it, too
+            self._pending[-1] = replace(self._pending[-1], offsets_after=end)
 
 
 class PlannedTableSource(TableSource, SelfPlannedSource):

@@ -87,19 +87,21 @@ class TextTimestampSchema:
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
             return rows
-        wrong = " OR ".join(self._wrong(quote_column(name), kind) for name, kind in text_columns.items())
+        invalid = " OR ".join(self._invalid_sql(quote_column(name), kind) for name, kind in text_columns.items())
         columns = ", ".join(quote_column(f.name) for f in self.schema.fields)
         sep = next((v for k, v in self.options.items() if k.lower() in ("sep", "delimiter")), None)
         with_sep = f", map('sep', '{_escaped(sep)}')" if sep is not None and self.form == "csv" else ""
         written = f"to_{self.form}(struct({columns}){with_sep})"
         exprs = {
-            name: f"{self._value(quote_column(name), kind)} AS {quote_column(name)}"
+            name: f"{self._value_sql(quote_column(name), kind)} AS {quote_column(name)}"
             for name, kind in text_columns.items()
         }
-        exprs[CORRUPT] = f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {wrong} THEN {written} END AS {CORRUPT}"
+        exprs[CORRUPT] = (
+            f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {invalid} THEN {written} END AS {CORRUPT}"
+        )
         return rows.selectExpr(*(exprs.get(c, quote_column(c)) for c in rows.columns))
 
-    # -- types, values, and what is wrong with them, each along the type -------------------------------------------
+    # -- types, values, and what is invalid with them, each along the type -------------------------------------------
 
     def _is_text(self, kind: DataType) -> bool:
         pattern = _PATTERN.get(kind.simpleString())
@@ -121,22 +123,22 @@ class TextTimestampSchema:
             return MapType(kind.keyType, self._as_text(kind.valueType), kind.valueContainsNull)
         return StringType() if self._is_text(kind) else kind
 
-    def _value(self, text: str, kind: Any) -> str:
+    def _value_sql(self, text: str, kind: Any) -> str:
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if not self._has_text(kind):
             return text
         if isinstance(kind, StructType):
             fields = (
-                f"'{_escaped(f.name)}', {self._value(f'{text}.{quote_column(f.name)}', f.dataType)}"
+                f"'{_escaped(f.name)}', {self._value_sql(f'{text}.{quote_column(f.name)}', f.dataType)}"
                 for f in kind.fields
             )
             return f"CASE WHEN {text} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
         item = f"x{text.count('->')}_"
         if isinstance(kind, ArrayType):
-            return f"transform({text}, {item} -> {self._value(item, kind.elementType)})"
+            return f"transform({text}, {item} -> {self._value_sql(item, kind.elementType)})"
         if isinstance(kind, MapType):
-            return f"transform_values({text}, (k{item}, {item}) -> {self._value(item, kind.valueType)})"
+            return f"transform_values({text}, (k{item}, {item}) -> {self._value_sql(item, kind.valueType)})"
         name = kind.simpleString()
         if name == "date":
             return date_sql(text)
@@ -144,19 +146,19 @@ class TextTimestampSchema:
             return _ntz_sql(text)
         return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
 
-    def _wrong(self, text: str, kind: Any) -> str:
+    def _invalid_sql(self, text: str, kind: Any) -> str:
         """Whether there is a text and it is no time."""
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):
             fields = [(f"{text}.{quote_column(f.name)}", f.dataType) for f in kind.fields if self._has_text(f.dataType)]
-            return f"({' OR '.join(self._wrong(name, inner) for name, inner in fields)})"
+            return f"({' OR '.join(self._invalid_sql(name, inner) for name, inner in fields)})"
         item = "x_"
         if isinstance(kind, ArrayType):
-            return f"coalesce(exists({text}, {item} -> {self._wrong(item, kind.elementType)}), false)"
+            return f"coalesce(exists({text}, {item} -> {self._invalid_sql(item, kind.elementType)}), false)"
         if isinstance(kind, MapType):
-            return f"coalesce(exists(map_values({text}), {item} -> {self._wrong(item, kind.valueType)}), false)"
-        return f"({text} IS NOT NULL AND ({self._value(text, kind)}) IS NULL)"
+            return f"coalesce(exists(map_values({text}), {item} -> {self._invalid_sql(item, kind.valueType)}), false)"
+        return f"({text} IS NOT NULL AND ({self._value_sql(text, kind)}) IS NULL)"
 
 
 def zone_of(options: Mapping[str, str], zone: str | None) -> str:

@@ -37,5 +37,5 @@ def letter_frames(
                 "rows back; expected files, tables or Kafka, or choose others by --reason and --epoch"
             )
         records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
-        frames[source.name] = source.reread(records, LETTER, FILE)
+        frames[source.name] = source.rows_of_letters(records, LETTER, FILE)
     return frames

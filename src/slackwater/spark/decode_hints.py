@@ -78,10 +78,10 @@ def _cause(
 ) -> tuple[str, str]:
     """The value to blame, and advice."""
     if bad["__bad"] != "undecodable":
-        return bad_values.time_told(column, row), ""
+        return bad_values.describe_event_time(column, row), ""
     if source is None:
         return "", ""
-    return bad_values.told(source, _text(bad), row), decode_hint(source, bad["text"], bad["length"])
+    return bad_values.describe_undecodable(source, _text(bad), row), decode_hint(source, bad["text"], bad["length"])
 
 
 def source_of(pipeline: Pipeline, name: str) -> Source | None:

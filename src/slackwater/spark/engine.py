@@ -168,7 +168,7 @@ class SparkEngine:
             newest = (
                 newest_of(read.timed[name], name, statistics["newest"], self._at_once) if are_many(counts) else None
             )
-            stats[name] = stats_of(statistics, counts, batch.marked.get(name, lambda mark: None), newest)
+            stats[name] = stats_of(statistics, counts, batch.describe_mark.get(name, lambda mark: None), newest)
             self.told.heard(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
@@ -187,7 +187,7 @@ class SparkEngine:
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:
-            ask, plain = batch.known.get(name), self.rows.plain_time(name)
+            ask, plain = batch.column_stats.get(name), self.rows.plain_time(name)
             if ask is None or plain is None or self.looks.ask(name):
                 continue
             column, unit_us = plain

@@ -79,7 +79,7 @@ def facts_of(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> 
     if oldest is not None and newest is not None and not first <= oldest <= newest <= last:
         return None
     never = dict.fromkeys(("undecodable", "future", OUTSIDE), 0)
-    return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.place, **never}
+    return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.newest_file, **never}
 
 
 def count_unfit(rows: DataFrame) -> Any:

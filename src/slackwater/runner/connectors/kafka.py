@@ -52,7 +52,7 @@ class KafkaConnector(Connector[KafkaConnection]):
             spec,
             address=self.connection.schema_registry,
             topics=named_topics(query),
-            known=schema_json,
+            stored_schema=schema_json,
             sample=lambda: sample_records(session, spec, self.connection),
             zone=zone_of(pipeline, spec),
         )
@@ -73,10 +73,11 @@ class KafkaConnector(Connector[KafkaConnection]):
         topics = broker.partitions(spec.query or "", f'source "{spec.name}"')
         partitions = [(t, p) for t, parts in topics.items() for p in parts]
         if isinstance(position, int):
-            offsets = broker.since(partitions, position)
+            offsets = broker.offsets_at_us(partitions, position)
         else:
             offsets = {
-                p: bounds[("earliest", "latest").index(position)] for p, bounds in broker.bounds(partitions).items()
+                p: bounds[("earliest", "latest").index(position)]
+                for p, bounds in broker.offset_ranges(partitions).items()
             }
         return KafkaOffsets(by_topic(offsets), broker.topic_ids(topics))
 

@@ -37,6 +37,8 @@ class SparkStreamConnector(Connector[C]):
         if spark_connect.is_connect(session):
             raise not_over_connect(pipeline.name, spec.name)
         records = self.records(session, spec)
-        payload = payload_of(RawRecords(session, spec, records.body, known=schema_json, zone=zone_of(pipeline, spec)))
+        payload = payload_of(
+            RawRecords(session, spec, records.body, stored_schema=schema_json, zone=zone_of(pipeline, spec))
+        )
         beside = [*records.beside, f"{quote_column(records.body)} AS _value"]
         return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, beside))

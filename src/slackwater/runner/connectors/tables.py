@@ -44,20 +44,20 @@ class TableConnector(Connector[C]):
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
         """Behind what the table holds now, which is its "latest"."""
-        return table_source(self.log(spec), spec, None).now.at
+        return table_source(self.log(spec), spec, None).now.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         log, where = self.log(spec), f'source "{spec.name}"'
         try:
-            now = log.now()
+            now = log.snapshot()
         except SlackwaterError as error:
             raise StartError(f"{where}: {error}") from None
         except Exception as error:
-            why = f"{where}: {log.what} cannot be read ({log.reason(error)}); what changed in it is not known"
+            why = f"{where}: {log.description} cannot be read ({log.error_reason(error)}); what changed in it is not known"
             raise SourceUnavailableError(StartError(why)) from None
         source = _checked(PlannedTableSource(spec, log, now), record.columns)
         if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
-            source.begins(record)
+            source.start_offsets(record)
         types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
         if record.columns is None or spec.schema_changes != "add":
             return (), types
@@ -80,12 +80,12 @@ def table_source(log: TableLog, spec: Source, schema_json: str | None) -> Planne
     """
     where = f'source "{spec.name}"'
     try:
-        now = log.now()
+        now = log.snapshot()
     except SlackwaterError as error:
         raise StartError(f"{where}: {error}") from None
     except Exception as error:  # what the libraries, stores and catalogs raise
         raise StartError(
-            f"{where}: {log.what} cannot be read ({log.reason(error)}); check query and the connection's options"
+            f"{where}: {log.description} cannot be read ({log.error_reason(error)}); check query and the connection's options"
         ) from None
     return _checked(PlannedTableSource(spec, log, now), schema_json)
 

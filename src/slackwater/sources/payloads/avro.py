@@ -30,7 +30,7 @@ class AvroPayload(Payload):
     FAILED: ClassVar[str] = f"_p IS NULL OR _p.{_MARK} IS NULL"
 
     @classmethod
-    def of(cls, records: RawRecords) -> AvroPayload:
+    def from_records(cls, records: RawRecords) -> AvroPayload:
         spec = records.spec
         writers: dict[int | None, str] = {}
         if spec.avro_schema_file is not None:
@@ -40,12 +40,12 @@ class AvroPayload(Payload):
         latest = list(writers.values())[-1]
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
-    def parsed(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame) -> DataFrame:
         F, from_avro = spark_connect.sql_functions(records), spark_connect.from_avro(records)  # noqa: N806
         options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
         if None in self.writers:
             return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
-        writer, rest = F.expr(self.writer), F.expr(self.framed)
+        writer, rest = F.expr(self.writer_id), F.expr(self.body_after_frame)
         payload: Any = None
         for number, schema in self.writers.items():
             decoded = from_avro(rest, schema, options)

@@ -35,7 +35,7 @@ class RawRecords:
     body: str = "value"
     address: str | None = None
     topics: Sequence[str] = ()  # those that are named
-    known: str | None = None
+    stored_schema: str | None = None
     sample: Callable[[], Sequence[str]] = list
     zone: str = UTC
 
@@ -61,24 +61,24 @@ class Payload(ABC):
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         """The payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
-        return self.parsed(records).selectExpr(
+        return self.with_payload(records).selectExpr(
             *(f"_p.{quote_column(f.name)}" for f in self.schema.fields),
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
         )
 
     @abstractmethod
-    def parsed(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame) -> DataFrame:
         """The records, and the payload as the struct `_p`."""
 
     @property
-    def writer(self) -> str:
+    def writer_id(self) -> str:
         """SQL for the id of the writer's schema, as text; NULL where no frame of a registry stands before it."""
         number = f"conv(hex(substring({self.body}, 2, 4)), 16, 10)"
         return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN {number} END"
 
     @property
-    def framed(self) -> str:
+    def body_after_frame(self) -> str:
         """SQL for what stands behind the frame."""
         return f"substring({self.body}, {registry.FRAME + 1})"
 
@@ -88,7 +88,7 @@ class RawPayload(Payload):
     """The bytes as they are, one BINARY column."""
 
     @classmethod
-    def of(cls, records: RawRecords) -> RawPayload:
+    def from_records(cls, records: RawRecords) -> RawPayload:
         from pyspark.sql.types import BinaryType, StructField, StructType
 
         return cls(StructType([StructField(records.body, BinaryType())]), records.body)
@@ -96,5 +96,5 @@ class RawPayload(Payload):
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         return records.selectExpr(self.body, *meta)
 
-    def parsed(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame) -> DataFrame:
         return records.selectExpr("*", f"struct({self.body}) AS _p")

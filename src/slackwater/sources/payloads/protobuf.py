@@ -26,48 +26,48 @@ class ProtobufPayload(Payload):
     decoder: ProtobufDecoder = field(kw_only=True)
 
     @classmethod
-    def of(cls, records: RawRecords) -> ProtobufPayload:
+    def from_records(cls, records: RawRecords) -> ProtobufPayload:
         path = records.spec.protobuf_schema_file
-        decoder, ddl = _of_registry(records) if path is None else _of_file(records, Path(path))
+        decoder, ddl = _decoder_from_registry(records) if path is None else _decoder_from_file(records, Path(path))
         return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, decoder=decoder)
 
-    def parsed(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StructField, StructType
 
         schema = StructType([*records.schema.fields, StructField("_p", self.schema)])
         return records.mapInArrow(partial(decode_batches, self.decoder), schema)
 
 
-def _of_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
+def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
     """What decodes records without a frame, and their columns."""
     spec = records.spec
-    with _refused(spec, f'protobuf_schema_file "{path}"'):
+    with _as_start_error(spec, f'protobuf_schema_file "{path}"'):
         files = protobuf_schema.from_file(path)
-        decoder = files.decoder(files.named(spec.protobuf_message), None, records.body)
+        decoder = files.decoder(files.full_name(spec.protobuf_message), None, records.body)
         return decoder, protobuf_schema.message_columns(decoder)
 
 
-def _of_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
+def _decoder_from_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
     """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
     spec, versions = records.spec, dict[int, ProtoFiles]()
     for version in records.versions("protobuf_schema_file"):
-        with _refused(spec, f"schema {version.id} of the registry"):
+        with _as_start_error(spec, f"schema {version.id} of the registry"):
             versions[version.id] = protobuf_schema.from_texts(version.text, version.references)
     latest, newest = list(versions.items())[-1]
-    with _refused(spec, f"schema {latest} of the registry"):
-        name = newest.framed(spec.protobuf_message)
-        heads = [
-            head
+    with _as_start_error(spec, f"schema {latest} of the registry"):
+        name = newest.own_message_name(spec.protobuf_message)
+        prefixes = [
+            prefix
             for number, files in versions.items()
-            if files.read_by(newest, name)
-            for head in protobuf_schema.record_prefixes(number, files.places[name])
+            if files.is_readable_by(newest, name)
+            for prefix in protobuf_schema.record_prefixes(number, files.message_indexes[name])
         ]
-        decoder = newest.decoder(name, heads, records.body)
+        decoder = newest.decoder(name, prefixes, records.body)
         return decoder, protobuf_schema.message_columns(decoder)
 
 
 @contextmanager
-def _refused(spec: Source, schema_name: str) -> Iterator[None]:
+def _as_start_error(spec: Source, schema_name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:

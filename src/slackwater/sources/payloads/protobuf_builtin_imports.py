@@ -22,7 +22,7 @@ syntax = "proto3";
 package confluent.type;
 message Variant { bytes metadata = 1; bytes value = 2; }
 """
-KNOWN = {
+BUILTIN_IMPORTS = {
     "confluent/meta.proto": META,
     "confluent/type/decimal.proto": DECIMAL,
     "confluent/type/variant.proto": VARIANT,

@@ -1,6 +1,6 @@
 """Protobuf in a worker of Spark: batches of records come in, and go out with the payload beside them; Arrow throughout.
 
-a record's bytes ──▶ do they begin as `heads` do? ──▶ the message ──▶ ptars, a batch at once ──▶ types of Spark ──▶ `_p`
+a record's bytes ──▶ do they begin as `prefixes` do? ──▶ the message ──▶ ptars, a batch at once ──▶ types of Spark ──▶ `_p`
                                │ no                                      │ fails: each half of the batch by itself,
                                ▼                                         ▼        down to the record that cannot be read
                               NULL                                      NULL
@@ -23,21 +23,21 @@ _END = 2**31 - 1  # of any value
 class ProtobufDecoder:
     """What workers are told.
 
-    `files`: a FileDescriptorSet; `message`: its full name; `heads`: what may stand before it, each a frame with an id
+    `files`: a FileDescriptorSet; `message`: its full name; `prefixes`: what may stand before it, each a frame with an id
     and the indexes of the message (None: nothing does); `body`: the column of the bytes.
     """
 
     files: bytes
     message: str
-    heads: tuple[bytes, ...] | None
+    prefixes: tuple[bytes, ...] | None
     body: str
 
-    def structs(self, body: pa.Array) -> pa.Array:
+    def decode(self, body: pa.Array) -> pa.Array:
         """The payloads as structs of Spark's types, NULL where there is none or it cannot be decoded."""
         import pyarrow as pa
 
         messages = self._messages(body.cast(pa.binary()))
-        pieces = list(_pieces(message_decoder(self.files, self.message), messages, self.type))
+        pieces = list(_decode_pieces(message_decoder(self.files, self.message), messages, self.type))
         return pa.concat_arrays(pieces) if pieces else pa.array([], self.type)
 
     @property
@@ -51,16 +51,16 @@ class ProtobufDecoder:
         return spark_type
 
     def _messages(self, body: pa.Array) -> pa.Array:
-        """What stands behind the heads; NULL where another one does."""
+        """What stands behind the prefixes; NULL where another one does."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if self.heads is None:
+        if self.prefixes is None:
             return body
         messages = pa.nulls(len(body), pa.binary())
-        for length in sorted({len(head) for head in self.heads}):
-            heads = pa.array([head for head in self.heads if len(head) == length], pa.binary())
-            matches = pc.is_in(pc.binary_slice(body, 0, length), value_set=heads)
+        for length in sorted({len(prefix) for prefix in self.prefixes}):
+            prefixes = pa.array([prefix for prefix in self.prefixes if len(prefix) == length], pa.binary())
+            matches = pc.is_in(pc.binary_slice(body, 0, length), value_set=prefixes)
             messages = pc.if_else(matches, pc.binary_slice(body, length, _END), messages)
         return messages
 
@@ -70,12 +70,12 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
     import pyarrow as pa
 
     for batch in batches:
-        payloads = decoder.structs(batch.column(decoder.body))
+        payloads = decoder.decode(batch.column(decoder.body))
         fields = pa.schema([*batch.schema, pa.field("_p", payloads.type)])
         yield pa.RecordBatch.from_arrays([*batch.columns, payloads], schema=fields)
 
 
-def _pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
+def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
     """Structs of this type, in order. Half by half where a batch has what cannot be read."""
     import pyarrow as pa
 
@@ -86,19 +86,19 @@ def _pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.
         batch = decoder.array_to_record_batch(messages)
         columns = [batch.column(field.name).cast(field.type) for field in kind]
     except BaseException as error:
-        if not _is_of_decoder(error):
+        if not _is_decoder_error(error):
             raise
         if len(messages) == 1:
             yield pa.nulls(1, kind)
             return
         half = len(messages) // 2
-        yield from _pieces(decoder, messages[:half], kind)
-        yield from _pieces(decoder, messages[half:], kind)
+        yield from _decode_pieces(decoder, messages[:half], kind)
+        yield from _decode_pieces(decoder, messages[half:], kind)
         return
     yield pa.StructArray.from_arrays(columns, fields=list(kind), mask=messages.is_null())
 
 
-def _is_of_decoder(error: BaseException) -> bool:
+def _is_decoder_error(error: BaseException) -> bool:
     """Whether it tells of a record: a panic of Rust is no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 

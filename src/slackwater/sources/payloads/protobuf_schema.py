@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.message_format import suggestion_or_list
-from slackwater.sources.payloads.protobuf_builtin_imports import KNOWN
+from slackwater.sources.payloads.protobuf_builtin_imports import BUILTIN_IMPORTS
 from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder
 from slackwater.windows.aggregations import quote_column
 
@@ -63,19 +63,19 @@ class ProtoFiles:
     @cached_property
     def messages(self) -> Mapping[str, Any]:
         """All of them, by full name."""
-        return {name: message for file in self._set.file for name, _, message in _within(file)}
+        return {name: message for file in self._set.file for name, _, message in _messages_in(file)}
 
     @cached_property
-    def places(self) -> Mapping[str, tuple[int, ...]]:
+    def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the file itself: their number among those beside them, behind the numbers of what they are in."""
-        return {name: place for name, place, _ in _within(self._set.file[-1])}
+        return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
 
-    def named(self, name: str | None) -> str:
+    def full_name(self, name: str | None) -> str:
         """The full name of the message that is meant: the first one of the file, unless it is said."""
         if name is None:
-            if not self.places:
+            if not self.message_indexes:
                 raise ValueError("it holds no message")
-            return next(iter(self.places))
+            return next(iter(self.message_indexes))
         if name not in self.messages:
             raise ValueError(f'there is no message "{name}" in it{suggestion_or_list(name, self.messages)}')
         return name
@@ -93,23 +93,23 @@ class ProtoFiles:
             if field.type in (_MESSAGE, _GROUP):
                 self.check(field.type_name.lstrip("."), [*within, name])
 
-    def framed(self, name: str | None) -> str:
+    def own_message_name(self, name: str | None) -> str:
         """The same where frames tell the message, which they can of the file's own alone."""
-        full_name = self.named(name)
-        if full_name not in self.places:
+        full_name = self.full_name(name)
+        if full_name not in self.message_indexes:
             raise ValueError(f'message "{full_name}" is in a file that it imports, and records can only be of its own')
         return full_name
 
-    def decoder(self, name: str, heads: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
+    def decoder(self, name: str, prefixes: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
         self.check(name)
-        return ProtobufDecoder(self.data, name, None if heads is None else tuple(heads), body)
+        return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
 
-    def read_by(self, newest: ProtoFiles, name: str) -> bool:
+    def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
         """Whether records that are written with these files mean the same to the message of others."""
-        return name in self.places and _alike(self, name, newest, name, set())
+        return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
 
 
-def _within(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     def below(messages: Any, before: str, place: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         number = 0
         for message in messages:
@@ -122,7 +122,7 @@ def _within(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     yield from below(file.message_type, f"{file.package}." if file.package else "", ())
 
 
-def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
+def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
     """Whether every field that both messages have is read as it was written."""
     if (was, name) in compared:
         return True
@@ -137,7 +137,7 @@ def _alike(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[
         if before.type != after.type and after.type not in _READ_AS.get(before.type, ()):
             return False
         both = (before.type_name.lstrip("."), after.type_name.lstrip("."))
-        if after.type in (_MESSAGE, _GROUP) and not _alike(old, both[0], new, both[1], compared):
+        if after.type in (_MESSAGE, _GROUP) and not _is_compatible(old, both[0], new, both[1], compared):
             return False
     return True
 
@@ -149,7 +149,7 @@ def from_file(path: Path) -> ProtoFiles:
     """A .proto file, which finds what it imports beside it, or a descriptor set."""
     if path.suffix == ".proto":
         path.read_bytes()  # a file that is not there is told by its own error
-        return ProtoFiles(_compiled(path.parent, path.name))
+        return ProtoFiles(_compile(path.parent, path.name))
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
 
@@ -168,16 +168,16 @@ def from_file(path: Path) -> ProtoFiles:
 def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
     """A text of a registry, with others by the names under which it imports them."""
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
-        for name, content in {**KNOWN, **others, _MAIN: text}.items():
+        for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError(f'it refers to "{name}", which is no name of a file')
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content)
-        return ProtoFiles(_compiled(Path(folder), _MAIN))
+        return ProtoFiles(_compile(Path(folder), _MAIN))
 
 
-def _compiled(folder: Path, name: str) -> bytes:
+def _compile(folder: Path, name: str) -> bytes:
     """A FileDescriptorSet of a file in a folder and all that it imports: from there, or of Google's common types."""
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []

@@ -10,11 +10,11 @@ from slackwater.sources.payloads.protobuf import ProtobufPayload
 from slackwater.sources.payloads.text import JsonPayload
 
 _FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
-    "json": JsonPayload.of,
-    "json_schema": JsonPayload.of_registry,
-    "avro": AvroPayload.of,
-    "protobuf": ProtobufPayload.of,
-    "raw": RawPayload.of,
+    "json": JsonPayload.from_records,
+    "json_schema": JsonPayload.from_registry,
+    "avro": AvroPayload.from_records,
+    "protobuf": ProtobufPayload.from_records,
+    "raw": RawPayload.from_records,
 }
 
 

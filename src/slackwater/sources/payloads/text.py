@@ -45,12 +45,12 @@ class JsonPayload(Payload):
     FAILED: ClassVar[str] = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL"
 
     @classmethod
-    def of(cls, records: RawRecords) -> JsonPayload:
+    def from_records(cls, records: RawRecords) -> JsonPayload:
         """The declared schema, the one stored with the state, or one inferred from a sample."""
         return cls(_schema(records), records.body, records.zone)
 
     @classmethod
-    def of_registry(cls, records: RawRecords) -> JsonPayload:
+    def from_registry(cls, records: RawRecords) -> JsonPayload:
         """The columns of the newest version of the subject `<topic>-value` in a registry."""
         *_, latest = records.versions(file=None)
         try:
@@ -64,13 +64,17 @@ class JsonPayload(Payload):
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
         return self._times.convert(super().decode(records, meta))
 
-    def parsed(self, records: DataFrame) -> DataFrame:
+    def with_payload(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StringType, StructField, StructType
 
         schema = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         F = spark_connect.sql_functions(records)  # noqa: N806
-        rest = F.when(F.expr(f"{self.writer} IS NOT NULL"), F.expr(self.framed)) if self.in_frame else F.col(self.body)
+        rest = (
+            F.when(F.expr(f"{self.writer_id} IS NOT NULL"), F.expr(self.body_after_frame))
+            if self.in_frame
+            else F.col(self.body)
+        )
         return records.withColumn("_p", F.from_json(rest.cast("string"), schema, options))
 
     @property
@@ -84,8 +88,8 @@ def _schema(records: RawRecords) -> StructType:
     session, spec = records.session, records.spec
     if spec.schema_ is not None:
         return declared_schema(session, spec.name, spec.schema_)
-    if records.known is not None:
-        stored = StructType.fromJson(json.loads(records.known))
+    if records.stored_schema is not None:
+        stored = StructType.fromJson(json.loads(records.stored_schema))
         return StructType([f for f in stored.fields if f.name not in _INJECTED])
     texts = records.sample()
     if not texts:
