@@ -94,10 +94,10 @@ def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: s
     """Whole new rows only: neither what was shown, nor what a merge rewrote beside them."""
     there = at(place)
     results = result_reader(there.pipeline)
-    assert results.newest(10) is None
+    assert results.latest(10) is None
 
     def fresh() -> list[tuple[Any, int]]:
-        found = results.fresh()
+        found = results.poll()
         return [] if found is None else sorted(((u, int(n)) for u, n in found.select("user", "n").iter_rows()), key=str)
 
     assert fresh() == []
@@ -111,7 +111,7 @@ def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: s
         there.publish((0, "b", 9), gone=[(1, "a", 2)])
         assert fresh() == [("b", 9)]
         again = result_reader(there.pipeline)
-        found = again.newest(10)
+        found = again.latest(10)
         assert found is not None
         assert sorted(found.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
         again.close()
@@ -160,7 +160,7 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(at: Callable[[str],
     there.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
         (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
-    found = result_reader(there.pipeline).newest(10)
+    found = result_reader(there.pipeline).latest(10)
     assert found is not None
     assert found.height == 1
 
@@ -170,7 +170,7 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Pla
     there = at("postgres")
     there.publish((0, "a", 0))
     results = result_reader(there.pipeline)
-    seen = [] if (first := results.newest(10_000)) is None else first["n"].to_list()
+    seen = [] if (first := results.latest(10_000)) is None else first["n"].to_list()
     url, done = str(there.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
 
     def write(worker: int) -> None:
@@ -190,7 +190,7 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Pla
     while not done.is_set():
         if not any(w.is_alive() for w in writers):
             done.set()
-        found = results.fresh()
+        found = results.poll()
         seen += [] if found is None else found["n"].to_list()
     assert sorted(seen) == list(range(301))
 
@@ -203,13 +203,13 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
         for n in (3, 1, 2, 9, 5):
             db.execute("INSERT INTO joined VALUES (%s, 'x')", (n,))
         results = PostgresResults(url, "joined", None)
-        found = results.newest(3)
+        found = results.latest(3)
         assert found is not None
         assert in_order(found, None)["top"].to_list() == [1, 2, 9, 5], (
             "one more than asked for says that there are more"
         )
         db.execute("INSERT INTO joined VALUES (4, 'y')")
-        fresh = results.fresh()
+        fresh = results.poll()
         assert fresh is not None
         assert fresh.rows() == [(4, "y")]
 

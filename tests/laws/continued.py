@@ -266,7 +266,7 @@ class Story:
         named = self.pipeline.model_copy(update={"formerly": None})
         for name in dict.fromkeys([self.name, *self.known_names] if self.kind == "files" else [self.name]):
             with closing(result_reader(named.model_copy(update={"name": name}))) as results:
-                frame = results.newest(100_000)
+                frame = results.latest(100_000)
             if frame is not None and frame.height:
                 for at, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
                     found[(at - BEGIN_US) // MINUTE_US] += n

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.laws import hostile
 
-from slackwater.query.windows import OWN
+from slackwater.query.windows import STATE_COLUMNS
 
 CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values": 12, "states": 25, "commands": 60}
 
@@ -39,7 +39,12 @@ BROKEN: tuple[
     tuple[str, str, Any, range], ...
 ] = (  # a kind, a guard, what stands in its place, and cases that it is for
     ("names", "slackwater.config.window.name_problem", lambda name: None, range(59, 60)),
-    ("names", "slackwater.query.windows.own_names", lambda logic: {n: n for n in OWN}, range(62, 63)),
+    (
+        "names",
+        "slackwater.query.windows.state_column_names",
+        lambda logic: {n: n for n in STATE_COLUMNS},
+        range(62, 63),
+    ),
     ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
     ("where", "tests.laws.hostile_where.filter_frame", lambda frame, wanted: [frame.filter(~wanted)], range(40)),

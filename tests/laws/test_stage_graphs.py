@@ -14,7 +14,7 @@ from tests.support.effort import some
 import slackwater as sw
 from slackwater.cli.format import summary
 from slackwater.query.text import waiting_text
-from slackwater.query.why import why_of
+from slackwater.query.why import why_from_snapshot
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -102,7 +102,7 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         store = FilesStore(test._directory, "law")
         with store.peek() as snapshot:
             assert snapshot is not None
-            told = why_of(spec, snapshot, None, 0)
+            told = why_from_snapshot(spec, snapshot, None, 0)
         assert 'stage "visits"' in waiting_text(told.stages[1])
         assert "it holds its results back by 15 minutes, since sessions may still be cut" in waiting_text(
             told.stages[1]

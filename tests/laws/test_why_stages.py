@@ -16,7 +16,7 @@ from tests.support.effort import some
 
 import slackwater as sw
 from slackwater.query.pipeline_from_state import pipeline_in
-from slackwater.query.why import why_of
+from slackwater.query.why import why_from_snapshot
 from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -27,7 +27,7 @@ FAR = 10**12
 def asked(test: LocalPipeline, **more: Any) -> WhyReport:
     with test._driver.store.peek() as snapshot:
         assert snapshot is not None
-        return why_of(test.pipeline, snapshot, None, test.now_us, **more)
+        return why_from_snapshot(test.pipeline, snapshot, None, test.now_us, **more)
 
 
 def marks(test: LocalPipeline) -> dict[str, int]:
@@ -61,20 +61,20 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
         test = midway(seed)
         with test:
             before, answer = marks(test), asked(test)
-            held = [s for s in answer.told if s.holder is not None]
+            held = [s for s in answer.reported_stages if s.holder is not None]
             for name in {s.holder.source for s in held if s.holder is not None}:
                 assert name in ("a", "b"), seed
-            of = {s.stage: s for s in answer.told}
+            of = {s.stage: s for s in answer.reported_stages}
             for s in held:
                 for up, down in zip((s.stage, *s.through), s.through, strict=False):
                     assert down in of[up].reads, (seed, s)
                 end = of[(s.stage, *s.through)[-1]]
                 assert s.holder is not None and s.holder.source in end.reads, (seed, s)
             names = {s.holder.source for s in held if s.holder is not None}
-            if len(names) != 1 or len(held) < len(answer.told):
+            if len(names) != 1 or len(held) < len(answer.reported_stages):
                 continue
             (holder,) = names
-            if all(c.idle for s in answer.told for c in s.clocks if c.source != holder and not c.of_stage):
+            if all(c.idle for s in answer.reported_stages for c in s.clocks if c.source != holder and not c.of_stage):
                 continue  # the others would come back, and hold it themselves
             test.pipe({n: [{"k": "far", "v": 1, "ts": FAR}] for n in ("a", "b") if n != holder})
             assert marks(test) == before, (seed, holder)
@@ -84,7 +84,7 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
 
 
 def of_stage(answer: WhyReport, name: str) -> StageReport:
-    return next(s for s in answer.told if s.stage == name)
+    return next(s for s in answer.reported_stages if s.stage == name)
 
 
 @pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
@@ -97,7 +97,7 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
             test = midway(seed)
             with test:
                 answer = asked(test)
-                later = [s for s in answer.told if s.next]
+                later = [s for s in answer.reported_stages if s.next]
                 if not later:
                     break
                 stage = later[-1]
@@ -124,9 +124,9 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
             mine = asked(test)
             with test._driver.store.peek() as snapshot:
                 assert snapshot is not None
-                other = why_of(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
-            assert [s.stage for s in other.told] == [s.stage for s in mine.told], seed
-            for one, two in zip(mine.told, other.told, strict=True):
+                other = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
+            assert [s.stage for s in other.reported_stages] == [s.stage for s in mine.reported_stages], seed
+            for one, two in zip(mine.reported_stages, other.reported_stages, strict=True):
                 assert (one.watermark_us, one.through, one.open_windows) == (
                     two.watermark_us,
                     two.through,
@@ -141,8 +141,8 @@ def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() 
         test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
         with test._driver.store.peek() as snapshot:
             assert snapshot is not None
-            told = why_of(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
-        assert [(s.stage, s.kind, s.reads) for s in told.told] == [
+            told = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
+        assert [(s.stage, s.kind, s.reads) for s in told.reported_stages] == [
             ("w", "tumbling", ("a",)),
             ("s", "session", ("w",)),
             ("t", "tumbling", ("a",)),

@@ -30,7 +30,7 @@ SOURCES = Path(sw.__file__).parent
 COUNT = sw.Aggregation(agg="count", as_="n")
 
 
-def own_names() -> list[str]:
+def state_column_names() -> list[str]:
     """Every name that the sources write like a hidden column, and the words that frames of ours have had as names."""
     written = re.compile(r"(?<![\w.])_{1,2}[a-z][a-z_0-9]*[a-z0-9](?!_|\w|\()")
     found = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
@@ -90,7 +90,7 @@ def right(which: str, name: str, found: list[dict[str, Any]]) -> bool:
 
 def drawn(seed: int) -> str:
     chance = random.Random(seed)
-    name = chance.choice(own_names() * 2 + AWKWARD)
+    name = chance.choice(state_column_names() * 2 + AWKWARD)
     return chance.choice([name, name, name.upper(), name.capitalize()])
 
 

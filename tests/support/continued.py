@@ -187,7 +187,7 @@ class Continued:
         """The minutes in the target, with their counts; a row that is there twice counts twice."""
         found: Counter[int] = Counter()
         with closing(result_reader(self.pipeline())) as results:
-            frame = results.newest(100_000)
+            frame = results.latest(100_000)
         if frame is not None:
             starts = frame["window_start"]
             if starts.dtype == pl.String:  # of a topic

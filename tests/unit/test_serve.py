@@ -190,7 +190,7 @@ def test_other_malformed_questions(served: HttpServer, path: str) -> None:
     [
         ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: ask for fewer"),
         ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; ask for fewer windows"),
-        ("QUESTION_S", 0.0, 400, "where: the answer takes longer than 0 seconds; ask for the windows of one key"),
+        ("SCAN_SECONDS", 0.0, 400, "where: the answer takes longer than 0 seconds; ask for the windows of one key"),
     ],
 )
 def test_an_answer_has_bounds(
@@ -208,7 +208,7 @@ def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypat
         assert free.wait(30)
         return {"was": "slow"}
 
-    monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/slow": slow})
+    monkeypatch.setattr(server, "_HANDLERS", {**server._HANDLERS, "/slow": slow})
     running = server.serve_state(view, 0)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(get(running, "/slow")))
@@ -233,14 +233,14 @@ def test_a_hundred_at_once_are_all_answered(served: HttpServer) -> None:
         thread.join()
     assert len(found) == 100
     assert set(found) <= {200, 503}
-    assert found.count(200) >= server.AT_ONCE
+    assert found.count(200) >= server.MOST_RUNNING
 
 
 def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(view: StateView, given: Any) -> dict[str, Any]:
         raise pl.exceptions.PanicException("out of luck\nand more")
 
-    monkeypatch.setattr(server, "_ANSWERS", {**server._ANSWERS, "/bug": wrong})
+    monkeypatch.setattr(server, "_HANDLERS", {**server._HANDLERS, "/bug": wrong})
     running = server.serve_state(view, 0)
     try:
         assert get(running, "/bug") == (500, {"error": "internal error: PanicException; the log has more"})
@@ -331,7 +331,7 @@ def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch:
         assert free.wait(30)
         return {"was": "slow"}
 
-    monkeypatch.setattr(server, "_ANSWERS", {"/slow": slow})
+    monkeypatch.setattr(server, "_HANDLERS", {"/slow": slow})
     running = server.serve_state(view, 0)
     try:
         with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:

@@ -111,17 +111,17 @@ def _show(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> No
     results = result_reader(pipeline)
     printer = _Printer(pipeline, view)
     try:
-        newest = results.newest(MOST if view.reads_all else view.most)
+        newest = results.latest(MOST if view.reads_all else view.most)
         if newest is None:
             _nothing_yet(pipeline, file)
         else:
             count = printer.rows(newest, view.most)
             if count > view.most and not (view.as_json or view.as_csv):
-                printer.left_out(view.most, RowCount(count) if view.reads_all else results.total(newest.height))
+                printer.left_out(view.most, RowCount(count) if view.reads_all else results.count(newest.height))
         while follow:
             _pause()
-            if (fresh := results.fresh()) is not None:
-                printer.rows(fresh)
+            if (new_rows := results.poll()) is not None:
+                printer.rows(new_rows)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:  # `show … | head`

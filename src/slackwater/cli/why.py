@@ -67,7 +67,7 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     )
     behind = "" if w.watermark_us is None else f", {format_age(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {format_iso(w.committed_us)}, {format_age(w.now_us - w.committed_us)} ago, {published}"
-    several = len(w.told) > 1
+    several = len(w.reported_stages) > 1
     yield from align_rows(
         [
             ["runner", running],
@@ -79,7 +79,10 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     if several:
         heading = ["stage", "reads", "watermark", "waits for"]
         yield from align_rows(
-            [heading, *([s.stage, ", ".join(s.reads), _time(s.watermark_us), waiting_text(s)] for s in w.told)]
+            [
+                heading,
+                *([s.stage, ", ".join(s.reads), _time(s.watermark_us), waiting_text(s)] for s in w.reported_stages),
+            ]
         )
         yield ""
     yield from align_rows(
@@ -87,13 +90,13 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     )
     for source, changed in w.changed_files.items():
         yield changed_text(source, list(changed["last"]), int(changed["count"]))
-    for s in w.told:
+    for s in w.reported_stages:
         if (advice := advice_text(s.lateness)) is not None:
             yield f"stage {quote_stage(s.stage)}: {advice}" if several else advice
-    for s in w.told:
+    for s in w.reported_stages:
         yield ""
         yield from _open(s, f"stage {quote_stage(s.stage)}: " if several else "")
-    for s in w.told:
+    for s in w.reported_stages:
         if s.key is not None:
             yield ""
             yield from _of_key(s, s.key, f"stage {quote_stage(s.stage)}: " if several else "")

@@ -1,1 +1,1 @@
-"""Questions to a state and to what was published, beside a runner, without Spark; changes nothing."""
+"""Read-only queries of a state and of published results. They need no Spark and run while a runner is up."""

@@ -1,4 +1,4 @@
-"""Two outputs compared by identity: which rows are equal, which are in one alone, which differ and where.
+"""Compares two outputs by identity: which rows are equal, in one output only, or different, and in which columns.
 
     A  user  window_start  n        B  user  window_start  n
        a     09:00         3           a     09:00         3     equal
@@ -6,8 +6,8 @@
        b     09:00         7                                     only in A
                                        NULL  09:00         1     only in B
 
-NULL equals NULL, NaN equals NaN, -0.0 equals 0.0. Columns that are stored as different types (a CSV has text alone) are
-compared as the more exact one.
+NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0. Columns of different types (a CSV holds only text) are compared in
+the more precise type.
 """
 
 from __future__ import annotations
@@ -29,10 +29,20 @@ _NTH = "__nth"
 
 @dataclass(frozen=True)
 class ResultComparison:
-    """The outcome. `columns`: how many rows differ in each; `missing`: columns that one side alone has, per side.
+    """Result of a comparison. Pairs hold a value for A and one for B.
 
-    `repeated`: rows per side that share their identity with an earlier one. Examples: rows of one side (all columns), and
-    rows that differ: the identity, then per column `<name>` of A, `<name>__b` of B, and `<name>__differs`.
+    Args:
+        by: The columns that identify a row.
+        rows: The number of rows.
+        equal: The number of rows that are equal.
+        only: The number of rows that the other output does not have.
+        different: The number of rows with equal identity and different values.
+        columns: The number of rows that differ, by column.
+        missing: The columns that the other output does not have.
+        repeated: The number of rows that share their identity with an earlier row.
+        only_examples: Examples of the rows that the other output does not have, with all columns.
+        different_examples: Examples of different rows: the identity, then `<name>` (A), `<name>__b` (B) and
+            `<name>__differs` per column.
     """
 
     by: tuple[str, ...]
@@ -48,6 +58,7 @@ class ResultComparison:
 
     @property
     def same(self) -> bool:
+        """Return whether the outputs have equal rows and equal columns."""
         return not (any(self.only) or self.different or any(self.missing))
 
 
@@ -59,34 +70,43 @@ def compare_outputs(
     tolerance: float = 0.0,
     examples: int = 10,
 ) -> ResultComparison:
-    """Compare two outputs by `by`, or by the identity that they tell themselves.
+    """Compare two outputs.
 
-    Rows of one identity are numbered in the order of their values, so that repeated rows pair up; where rows carry
-    `_revision`, only the newest of an identity counts. `tolerance`: numbers are equal if they differ by at most that times
-    the larger of 1 and their size. Raises StartError.
+    Rows with the same identity are numbered in the order of their values, so that repeated rows can be paired. If rows
+    have a `_revision`, only the newest revision counts.
+
+    Args:
+        a: One output.
+        b: The other output.
+        by: The columns that identify a row. By default, the identity that the outputs declare.
+        ignore: Columns that are not compared.
+        tolerance: Numbers are equal if they differ by at most this, times the larger of 1 and their absolute values.
+        examples: The largest number of example rows of each kind.
+
+    Raises StartError if a column does not exist, or if the identity is unknown.
     """
-    by = _identity(a, b, by)
+    by = _choose_identity(a, b, by)
     for side in (a, b):
         for column in by:
             if column not in side.rows.columns:
                 raise StartError(
                     f'{side.label}: there is no column "{column}"; there are: {", ".join(side.rows.columns)}'
                 )
-    rows_a, rows_b = (_latest(side.rows, by) for side in (a, b))
+    rows_a, rows_b = (_latest_revisions(side.rows, by) for side in (a, b))
     columns = [c for c in rows_a.columns if c in rows_b.columns and c not in ignore]
     missing = tuple(
         tuple(c for c in one.columns if c not in other.columns and c not in ignore)
         for one, other in ((rows_a, rows_b), (rows_b, rows_a))
     )
-    pairs = [_alike(_plain(rows_a[c]), _plain(rows_b[c])) for c in columns]
+    pairs = [_align_types(_to_comparable(rows_a[c]), _to_comparable(rows_b[c])) for c in columns]
     rows_a, rows_b = pl.DataFrame([p[0] for p in pairs]), pl.DataFrame([p[1] for p in pairs])
     repeated = tuple(side.height - side.select(by).n_unique() if side.height else 0 for side in (rows_a, rows_b))
-    rows_a, rows_b = (_numbered(side, by, any(repeated)) for side in (rows_a, rows_b))
+    rows_a, rows_b = (_number_repeats(side, by, any(repeated)) for side in (rows_a, rows_b))
     on = [*by, _NTH]
     values = [c for c in columns if c not in by]
     only = [one.join(other, on=on, how="anti", nulls_equal=True) for one, other in ((rows_a, rows_b), (rows_b, rows_a))]
     both = rows_a.join(rows_b, on=on, how="inner", nulls_equal=True, suffix="__b").sort(on)
-    unequal = both.select(~_equal(c, both.schema[c], tolerance).alias(c) for c in values)
+    unequal = both.select(~_values_equal(c, both.schema[c], tolerance).alias(c) for c in values)
     differs = unequal.select(pl.any_horizontal(values)).to_series() if values else pl.Series([False] * both.height)
     changed = both.filter(differs)
     return ResultComparison(
@@ -98,14 +118,14 @@ def compare_outputs(
         {c: int(unequal[c].sum()) for c in values if unequal[c].any()},
         (missing[0], missing[1]),
         (repeated[0], repeated[1]),
-        (_shown(only[0], on, examples), _shown(only[1], on, examples)),
+        (_first_rows(only[0], on, examples), _first_rows(only[1], on, examples)),
         pl.concat([changed.drop(_NTH), unequal.filter(differs).rename("{}__differs".format)], how="horizontal").head(
             examples
         ),
     )
 
 
-def _identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> list[str]:
+def _choose_identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> list[str]:
     if by:
         return list(dict.fromkeys(by))
     identities = [side.identity for side in (a, b) if side.identity is not None]
@@ -120,8 +140,8 @@ def _identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> lis
     return list(identities[0])
 
 
-def _latest(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Where rows carry revisions: the newest of each identity, without those that were superseded."""
+def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Keep the newest revision of each row and drop superseded rows. Rows without revisions are returned as they are."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
     alone = pl.col("_emit_reason") == "standalone"
@@ -130,21 +150,21 @@ def _latest(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return pl.concat([newest, rows.filter(alone)])
 
 
-def _numbered(rows: pl.DataFrame, by: Sequence[str], repeated: bool) -> pl.DataFrame:
+def _number_repeats(rows: pl.DataFrame, by: Sequence[str], repeated: bool) -> pl.DataFrame:
     if not repeated:
         return rows.with_columns(pl.lit(0, pl.Int64).alias(_NTH))
     ordered = rows.sort(rows.columns, nulls_last=False)
     return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).over(by).alias(_NTH))
 
 
-def _shown(rows: pl.DataFrame, on: Sequence[str], examples: int) -> pl.DataFrame:
+def _first_rows(rows: pl.DataFrame, on: Sequence[str], examples: int) -> pl.DataFrame:
     return rows.sort(on).head(examples).drop(_NTH)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
+def _values_equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
     one, other = pl.col(column), pl.col(f"{column}__b")
     same = one.eq_missing(other)
     if not tolerance or not kind.is_numeric():
@@ -154,38 +174,38 @@ def _equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
     return same | ((one - other).abs() <= tolerance * size).fill_null(False)
 
 
-def _plain(values: pl.Series) -> pl.Series:
-    """Without nested values: as JSON."""
+def _to_comparable(values: pl.Series) -> pl.Series:
+    """Return values that can be compared: nested values as normalized JSON, and 0.0 for -0.0."""
     if is_nested(values.dtype):
         values = json_columns(values.to_frame()).to_series()
-        return _json(values)
-    return values + 0.0 if values.dtype.is_float() else values  # -0.0 is 0.0
+        return _normalize_json(values)
+    return values + 0.0 if values.dtype.is_float() else values
 
 
-def _json(texts: pl.Series) -> pl.Series:
-    """JSON in one spelling; other text stays."""
+def _normalize_json(texts: pl.Series) -> pl.Series:
+    """Normalize texts that are JSON. Other texts stay as they are."""
 
-    def respelled(text: str | None) -> str | None:
+    def normalize(text: str | None) -> str | None:
         try:
             return None if text is None else json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
         except ValueError:
             return text
 
-    return pl.Series(texts.name, [respelled(t) for t in texts.to_list()], dtype=pl.String)
+    return pl.Series(texts.name, [normalize(t) for t in texts.to_list()], dtype=pl.String)
 
 
-def _alike(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Two columns as one type."""
+def _align_types(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Cast two columns to a common type."""
     if a.dtype == b.dtype and not _is_json(a, b):
         return a, b
     one, other = a.dtype, b.dtype
     if one == pl.Null or other == pl.Null:
         return a.cast(other if one == pl.Null else one), b.cast(one if other == pl.Null else other)
     if one == pl.String and other == pl.String:
-        return _json(a), _json(b)
+        return _normalize_json(a), _normalize_json(b)
     if pl.String in (one, other):
         text, typed = (a, b) if one == pl.String else (b, a)
-        read, typed = _read(text, typed)
+        read, typed = _parse_text(text, typed)
         return (read, typed) if one == pl.String else (typed, read)
     if one.is_temporal() and other.is_temporal():
         return _utc(a), _utc(b)
@@ -200,15 +220,15 @@ def _alike(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _is_json(a: pl.Series, b: pl.Series) -> bool:
-    """Whether both are JSON, which has many spellings: arrays and structs in formats that have neither."""
+    """Return whether both columns hold JSON arrays or objects. Formats without nested types store them as text."""
     if a.dtype != pl.String or b.dtype != pl.String:
         return False
     begins = [s.drop_nulls().str.starts_with("[") | s.drop_nulls().str.starts_with("{") for s in (a, b)]
     return all(len(s) and bool(s.all()) for s in begins)
 
 
-def _read(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Text as the type of the other column; both as text if it cannot be read as that."""
+def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Parse text as the type of the other column. Return both columns as text if a value cannot be parsed."""
     kind = typed.dtype
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")

@@ -1,10 +1,10 @@
-"""A `where`: SQL of strangers, checked piece by piece before Polars sees it.
+"""Validates the SQL of a `where` from untrusted users before Polars evaluates it.
 
-    text ──▶ tokens ──▶ tree of sqlglot ──▶ only what is listed here ──▶ written anew ──▶ Polars
-          length, depth     no statement        no function that can make
-                                                much of little
+    text ──▶ tokens ──▶ sqlglot tree ──▶ allow list ──▶ SQL generated from the tree ──▶ Polars
+          length, depth  no statement   no function whose result is
+                                        much larger than its input
 
-Polars is given what was checked, in the checked tree's own words: no text that two parsers read in two ways passes.
+Polars gets SQL generated from the validated tree. A text that two parsers read differently cannot pass.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CHARS = 4000
 TOKENS = 400
-DEPTH = 30  # Polars' parser gives up at 50, and may take for ever to say so
-DIGITS = 40  # of a number
+DEPTH = 30  # the parser of Polars fails at 50, and may take very long to do so
+DIGITS = 40  # the most digits of a number
 FUNCTIONS = (
     "ABS",
     "CEIL",
@@ -43,18 +43,18 @@ _TYPES = ("BOOLEAN", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "TEXT", "VA
 
 
 def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
-    """The condition over columns that a text states. Raises StartError, one line."""
+    """Parse a SQL condition over these columns into a Polars expression. Raises StartError with a message of one line."""
     try:
-        written = _checked(where, list(columns))
+        written = _validated_sql(where, list(columns))
         return pl.sql_expr(written)
     except RecursionError:
-        raise _wrong("too many things are within each other", "ask in several steps") from None
+        raise _condition_error("too many things are within each other", "ask in several steps") from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise _wrong(_line(error)) from None
+        raise _condition_error(_first_line(error)) from None
 
 
-def _checked(where: str, columns: list[str]) -> str:
-    """The text as it was understood. Raises StartError for what is not a condition, or not allowed in one."""
+def _validated_sql(where: str, columns: list[str]) -> str:
+    """Return SQL generated from the validated tree. Raises StartError if the text is not a condition or is not allowed."""
     import sqlglot
     from sqlglot import errors, exp
 
@@ -62,45 +62,47 @@ def _checked(where: str, columns: list[str]) -> str:
     try:
         tree = sqlglot.parse_one(where, into=exp.Condition, dialect="postgres")
     except errors.SqlglotError as error:
-        raise _wrong(f"{format_value(where)} cannot be read ({_said(error)})") from None
+        raise _condition_error(f"{format_value(where)} cannot be read ({_parser_message(error)})") from None
     _check_depth(tree)
     for node in tree.walk():
-        _check(node, columns)
+        _check_node(node, columns)
     return tree.sql(dialect="postgres", identify=True, comments=False)
 
 
 def _check_size(where: str) -> None:
-    """Raise StartError for a text that is too long for a parser that follows brackets by calling itself."""
+    """Raise StartError for a text that is too long for a recursive parser."""
     import sqlglot
     from sqlglot import errors
 
     if len(where) > CHARS:
-        raise _wrong(f"{len(where)} characters; at most {CHARS} are read", "ask in several steps")
+        raise _condition_error(f"{len(where)} characters; at most {CHARS} are read", "ask in several steps")
     try:
         count = len(sqlglot.tokenize(where, dialect="postgres"))
     except errors.SqlglotError:
-        raise _wrong(f"{format_value(where)} cannot be read: a quote is not closed, or a sign means nothing") from None
+        raise _condition_error(
+            f"{format_value(where)} cannot be read: a quote is not closed, or a sign means nothing"
+        ) from None
     if not count:
-        raise _wrong("is empty")
+        raise _condition_error("is empty")
     if count > TOKENS:
-        raise _wrong(f"{count} words and signs; at most {TOKENS} are read", "ask in several steps")
+        raise _condition_error(f"{count} words and signs; at most {TOKENS} are read", "ask in several steps")
 
 
 def _check_depth(tree: exp.Expr) -> None:
-    """Raise StartError for too much within each other; a chain, as in `a OR b OR c`, is not deep."""
+    """Raise StartError for a tree that is nested too deeply. A chain such as `a OR b OR c` is not deep."""
     from sqlglot import exp
 
     nodes: list[tuple[exp.Expr, int]] = [(tree, 1)]
     while nodes:
         node, depth = nodes.pop()
         if depth > DEPTH:
-            raise _wrong(f"more than {DEPTH} things are within each other", "ask in several steps")
+            raise _condition_error(f"more than {DEPTH} things are within each other", "ask in several steps")
         chain = node.this if isinstance(node, exp.Binary) else None
         nodes += [(part, depth + (part is not chain)) for part in node.iter_expressions()]
 
 
-def _check(node: exp.Expr, columns: list[str]) -> None:
-    """Raise StartError for a part of a condition that is not listed."""
+def _check_node(node: exp.Expr, columns: list[str]) -> None:
+    """Raise StartError for a node that is not on the allow list."""
     from sqlglot import exp
 
     signs: tuple[type, ...] = (
@@ -114,48 +116,50 @@ def _check(node: exp.Expr, columns: list[str]) -> None:
         return
     if isinstance(node, exp.Column):
         if node.args.get("table") is not None:
-            raise _wrong(f"{format_value(node.sql())} is a column of a table; name the column alone")
+            raise _condition_error(f"{format_value(node.sql())} is a column of a table; name the column alone")
         if isinstance(node.this, exp.Star) or node.name not in columns:
-            raise _wrong(f"unable to find column {format_value(node.name)}{suggestion_or_list(node.name, columns)}", "")
+            raise _condition_error(
+                f"unable to find column {format_value(node.name)}{suggestion_or_list(node.name, columns)}", ""
+            )
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:
-            raise _wrong(f"a number of more than {DIGITS} digits", "")
+            raise _condition_error(f"a number of more than {DIGITS} digits", "")
     elif isinstance(node, exp.In):
         if {k for k, v in node.args.items() if v} - {"this", "expressions"}:
-            raise _wrong("IN is followed by values in brackets here, not by a query", "")
+            raise _condition_error("IN is followed by values in brackets here, not by a query", "")
     elif isinstance(node, exp.DataType):
         if node.this.name not in (*_TYPES, "TIMESTAMPTZ") or node.expressions:
-            raise _wrong(f"CAST to {node.sql()[:40]} is not allowed; expected one of {', '.join(_TYPES)}", "")
+            raise _condition_error(f"CAST to {node.sql()[:40]} is not allowed; expected one of {', '.join(_TYPES)}", "")
     elif type(node) is not exp.Cast:
         construct = node.name if isinstance(node, exp.Anonymous) else getattr(type(node), "sql_name", lambda: "")()
         construct = construct or type(node).__name__.upper()
-        raise _wrong(
+        raise _condition_error(
             f"{construct[:40]} is not allowed here; there are {_OPERATORS}, and the functions {', '.join(FUNCTIONS)}",
             "",
         )
 
 
 def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
-    """The rows of a frame that a condition holds for, a slice at a time. Raises StartError."""
+    """Yield the rows that fulfill a condition, one slice of the frame at a time. Raises StartError."""
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:
             yield part.filter(condition)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            raise _wrong(f"{_line(error)}; there are: {', '.join(frame.columns)}", "") from None
+            raise _condition_error(f"{_first_line(error)}; there are: {', '.join(frame.columns)}", "") from None
 
 
-def _wrong(
+def _condition_error(
     fact: str, advice: str = "expected a condition in SQL, as in: events > 100 AND _status = 'open'"
 ) -> StartError:
     return StartError(f"where: {fact}{'; ' * bool(advice)}{advice}")
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["it cannot be answered"])[0][:300]
 
 
-def _said(error: errors.SqlglotError) -> str:
-    """What a parser says, and where."""
+def _parser_message(error: errors.SqlglotError) -> str:
+    """Return the message of a parser error and its position."""
     problems = getattr(error, "errors", None) or [{}]
     description, column = str(problems[0].get("description") or "it is not a condition"), problems[0].get("col")
     fact = "something is missing" if "<class" in description else description.rstrip(". ")

@@ -1,4 +1,4 @@
-"""The results in an Iceberg table: its current snapshot, and the rows of files that came since."""
+"""Reads the results in an Iceberg table: the current snapshot, then the rows of files that are added later."""
 
 from __future__ import annotations
 
@@ -20,52 +20,54 @@ if TYPE_CHECKING:
 
 @dataclass
 class IcebergResults:
+    """Result reader of an Iceberg table. See `ResultReader`."""
+
     connection: IcebergConnection
     name: str
     _files: dict[str, FileScanTask] | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"Iceberg table {self.name}"
 
-    def newest(self, limit: int) -> pl.DataFrame | None:
-        table, now = self._now()
+    def latest(self, limit: int) -> pl.DataFrame | None:
+        table, now = self._load_files()
         self._files = now
-        return None if table is None else self._rows(table, now.values())
+        return None if table is None else self._read_rows(table, now.values())
 
-    def total(self, rows_read: int) -> RowCount:
+    def count(self, rows_read: int) -> RowCount:
         return RowCount(rows_read)
 
-    def fresh(self) -> pl.DataFrame | None:
-        """A merge writes whole files anew: what the removed ones held is not new."""
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows of added files without those of removed files, because a merge rewrites whole files."""
         before = self._files or {}
-        table, now = self._now()
+        table, now = self._load_files()
         self._files = now
         if table is None or now.keys() <= before.keys():
             return None
-        added = self._rows(table, (now[f] for f in now.keys() - before.keys()))
-        removed = self._rows(table, (before[f] for f in before.keys() - now.keys()))
+        added = self._read_rows(table, (now[f] for f in now.keys() - before.keys()))
+        removed = self._read_rows(table, (before[f] for f in before.keys() - now.keys()))
         new_rows = None if added is None else subtract_rows(added, removed)
         return None if new_rows is None or new_rows.is_empty() else new_rows
 
-    def _now(self) -> tuple[Any, dict[str, FileScanTask]]:
+    def _load_files(self) -> tuple[Any, dict[str, FileScanTask]]:
         try:
             table = iceberg.tables_at(self.connection).load(self.name)
             return table, {} if table is None else {t.file.file_path: t for t in table.scan().plan_files()}
         except Exception as error:  # catalogs raise what their clients do
-            raise self._unreadable(error) from None
+            raise self._read_error(error) from None
 
-    def _rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:
+    def _read_rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:
         try:
             frames = [iceberg.rows_of(table, task) for task in tasks]
         except Exception as error:
-            raise self._unreadable(error) from None
+            raise self._read_error(error) from None
         rows = pl.concat(frames) if frames else None
         return None if rows is None or rows.is_empty() else rows
 
-    def _unreadable(self, error: Exception) -> StartError:
+    def _read_error(self, error: Exception) -> StartError:
         return StartError(
-            f"{self.place} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
+            f"{self.location} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
         )
 
     def close(self) -> None:

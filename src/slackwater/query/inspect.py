@@ -1,4 +1,4 @@
-"""Looking into a state from beside its runner, without Spark: its window, the rows of one key, what closes next."""
+"""Inspects a state without Spark, also while a runner is up: its operator, the rows of a key, the windows that close next."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 
 
 def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
-    """What a commit of one stage (see `query.stages`) was written for, by a config of this stage that can go on with it.
+    """Return the operator that wrote a commit of one stage (see `query.stage_view`).
 
-    Where the state does not describe its window, it is the config's, over the columns whose types the fingerprint tells. Raises
-    StateError where these are not known.
+    `pipeline`: a config of this stage that can continue with the state. If the state does not describe its window, the
+    window of the config is used, with the column types in the fingerprint. Raises StateError if these are unknown.
     """
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
@@ -61,9 +61,15 @@ Texts = Sequence[str] | Mapping[str, str | None]
 
 
 def key_of(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
-    """One row with the key columns, from texts `name=value` (several with commas; a name alone: NULL), which `option` gave.
+    """Parse a key into a frame with one row and the key columns.
 
-    Or from a mapping of names to values as texts, which may hold any character. Raises StartError.
+    Args:
+        logic: The window with the keys.
+        texts: Texts `name=value`, each with one or several columns separated by commas; a name alone stands for NULL.
+            Or a mapping of names to texts, which may contain any character.
+        option: The name of the argument in messages.
+
+    Raises StartError.
     """
     names = logic.key_names
     if not names:
@@ -76,7 +82,7 @@ def key_of(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFram
         parts = [p.partition("=") for text in texts for p in re.split(following, text)]
     for name, is_value, value in parts:
         if name not in names:
-            if not is_value and not isinstance(texts, Mapping):  # a value alone
+            if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
                     f'{logic.pipeline}: {option}: found "{name}", expected the name of the column too: {form}'
@@ -90,15 +96,15 @@ def key_of(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFram
         raise StartError(
             f'{logic.pipeline}: {option}: "{missing[0]}" is missing; expected {",".join(f"{n}=…" for n in names)}'
         )
-    return key_frame(logic, {k.name: _value(logic, k, values[k.name]) for k in logic.keys})
+    return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
 def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
-    """One row with the key columns, from their values. Raises StartError for a value of another type."""
+    """Return a frame with one row and the key columns, from their values. Raises StartError for a value of a wrong type."""
     columns = []
     for k in logic.keys:
         try:
-            columns.append(pl.Series(k.name, [_plain_key(k, key[k.name])], dtype=k.polars))
+            columns.append(pl.Series(k.name, [_polars_key_value(k, key[k.name])], dtype=k.polars))
         except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
             raise StartError(
                 f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
@@ -116,10 +122,11 @@ _TAKES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def _plain_key(field: Field, value: Any) -> Any:
-    """A value of a key column as Polars takes it without making another one of it. Raises TypeError, ValueError, ArithmeticError.
+def _polars_key_value(field: Field, value: Any) -> Any:
+    """Return a value of a key column in a form that Polars does not convert to another value.
 
-    Polars makes 1 of True, a day of 1, rounds decimals, and panics at those that are no number.
+    Polars would convert True to 1 and 1 to a date, round decimals, and panic at decimals that are not a number. Raises
+    TypeError, ValueError or ArithmeticError for a value that does not fit the type.
     """
     if value is None:
         return None
@@ -133,7 +140,7 @@ def _plain_key(field: Field, value: Any) -> Any:
     if isinstance(value, bool | str | bytes):
         raise TypeError
     if base in INTEGERS:
-        return operator.index(value)  # NumPy's, too
+        return operator.index(value)  # also accepts integers of NumPy
     if base != "decimal":
         return float(value)
     number = decimal.Decimal(str(value))
@@ -144,8 +151,8 @@ def _plain_key(field: Field, value: Any) -> Any:
     return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
 
 
-def _value(logic: WindowLogic, field: Field, text: str | None) -> Any:
-    """A value of a key column as people write it: ISO 8601 for times (UTC where no offset is given), binary in hexadecimal."""
+def _parse_key_value(logic: WindowLogic, field: Field, text: str | None) -> Any:
+    """Parse the text of a key value. Times are in ISO 8601 (UTC without an offset), binary values in hexadecimal."""
     if text is None:
         return None
     try:
@@ -174,29 +181,36 @@ def _value(logic: WindowLogic, field: Field, text: str | None) -> Any:
 
 
 def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
-    """All state rows of one key; `key` as `key_of` gives it; `stage`: whose windows they are, -1 for the last one's."""
+    """Return all state rows of one key.
+
+    Args:
+        snapshot: The snapshot to read.
+        logic: The operator of the stage.
+        key: One row with the key columns, from `key_of`.
+        stage: The index of the stage; -1 for the last one.
+    """
     stages = snapshot.commit.stages
     state = stages[stage]
     hashes = key_hash(key, logic.keys).to_numpy()
     shard = int(shard_of(hashes, state.shards)[0])
-    unit_rows = snapshot.reader(shard, logic, stage % len(stages)).units(_units(logic, hashes, state))
+    unit_rows = snapshot.reader(shard, logic, stage % len(stages)).units(_unit_hashes(logic, hashes, state))
     same_key = [pl.col(k).eq_missing(key[k][0]) for k in logic.key_names]
     return unit_rows.filter(pl.all_horizontal(same_key)) if same_key else unit_rows
 
 
 @singledispatch
-def _units(operator: Operator, key: Int64s, state: StageState) -> Int64s:
-    """The units that may hold rows of a key, by its hash."""
+def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
+    """Return the hashes of the state units that may hold rows of a key. `key`: the hash of the key."""
     unregistered(operator, "slackwater.query.inspect.rows_of")
 
 
-@_units.register
+@_unit_hashes.register
 def _(operator: PaneOperator, key: Int64s, state: StageState) -> Int64s:
     starts = np.array(sorted(state.panes), dtype=np.int64)
     return distinct_values(mix(np.repeat(key, len(starts)), starts))
 
 
-@_units.register
+@_unit_hashes.register
 def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
     return key
 
@@ -206,9 +220,10 @@ def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
 
 @singledispatch
 def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The open windows that state rows make, as they would be if no row came any more, those that close first first.
+    """Return the open windows of state rows, as they would be emitted if no more rows arrived, in the order of closing.
 
-    Columns: keys, `__start`, `__end`, `__reason` (`close`, `cap`), `__closes` (the watermark that closes it), accumulators.
+    Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the window),
+    and the accumulators. Times are in microseconds.
     """
     unregistered(operator, "slackwater.query.inspect.open_windows")
 
@@ -216,10 +231,10 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
 @open_windows.register
 def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
-        unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
-        rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(unsaid)
+        no_output = pl.lit([], pl.List(pl.Int64)).alias("__out")  # otherwise only changed windows are emitted
+        rows = _as_not_emitted(rows, {CLEAN: DIRTY}).with_columns(no_output)
     windows = pane_emission.emit_windows(operator, rows, watermark, FAR, True).rows
-    return _by_close(operator, windows, pl.col("__end"))
+    return _sort_by_close(operator, windows, pl.col("__end"))
 
 
 @open_windows.register
@@ -227,25 +242,25 @@ def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataF
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
     windows = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
     cut = pl.col("__reason") == "cap"
-    return _by_close(
+    return _sort_by_close(
         operator, windows, pl.when(cut).then(pl.col("__start") + operator.cap_us).otherwise(pl.col("__end") + 1)
     )
 
 
 def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
-    """State rows as if nothing of them had been emitted."""
+    """Mark state rows as not emitted yet."""
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
-def _by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
+def _sort_by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
     return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
 def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
-    """The open sessions that close first, at least `count` if there are so many, as `open_windows` gives them.
+    """Return the open sessions that close first, in the form of `open_windows`: at least `count`, if there are as many.
 
-    The horizon is widened until they are found, so that the work is about theirs and not that of the whole state: by as many
-    rows as are wanted where a store tells when these are due, since very many may be due within a moment.
+    The horizon is widened until they are found, so that the cost depends on them and not on the whole state. If a store
+    knows when rows are due, it is widened by a number of rows, because very many rows may be due at the same moment.
     """
     state = snapshot.commit.stages[0]
     metas = list(state.metas)
@@ -262,7 +277,7 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
         else:
             soon = np.sort(np.concatenate([n for n in near if n is not None]))[:row_count]
             horizon = int(soon[-1]) if len(soon) == row_count else latest
-        due = _closing(logic, since, horizon)
+        due = _closing_between(logic, since, horizon)
         units = pl.concat([r.due(due) for r in readers])
         sessions = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
         if sessions.height >= count or horizon >= latest:
@@ -270,19 +285,22 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
         step, row_count = step * 16, row_count * 16
 
 
-def _closing(logic: SessionOperator, since: int, upto: int) -> DueQuery:
-    """The rows of sessions that close within a span, emitted early or not; of fragments all that may be cut by then."""
+def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueQuery:
+    """Return the query for rows of sessions that close within a span of watermarks (µs).
+
+    It includes sessions that were emitted early, and all fragments that may be cut until then.
+    """
     span = (since, upto)
     pending = FAR if logic.updates else upto
     return DueQuery(((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR)
 
 
 def plain_row(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Key columns of a row as values that JSON and a terminal can show."""
+    """Return the key columns of a row as values that JSON and a terminal can show."""
 
-    def shown(value: Any) -> Any:
+    def printable(value: Any) -> Any:
         if isinstance(value, bytes):
             return value.hex()
         return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
-    return {n: shown(row[n]) for n in names}
+    return {n: printable(row[n]) for n in names}

@@ -1,4 +1,4 @@
-"""The results in a Kafka topic: its end as a table, the latest record of each key, and the records that follow."""
+"""Reads the results in a Kafka topic: its last records as a table, the latest of each key, then later records."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from slackwater.errors import StartError
 from slackwater.query.row_count import RowCount
 from slackwater.sources.kafka_broker import KafkaBroker, make_client
 
-TAIL = 10_000  # records of each partition that are looked at, from its end
+TAIL = 10_000  # the number of records read from the end of each partition
 _SECONDS = 30.0
 
 
 @dataclass
 class KafkaResults:
-    """The records that a pipeline wrote, as far as they are committed."""
+    """Result reader of a Kafka topic. It reads only committed records of this pipeline. See `ResultReader`."""
 
     pipeline: Pipeline
     connection: KafkaConnection
     _consumer: Any = None
     _broker: KafkaBroker = field(init=False)
     _parts: set[int] = field(default_factory=set)
-    _ended: bool = False  # the end was reached once
-    _cut: bool = False  # there are records before those that are looked at
+    _ended: bool = False  # whether all partitions were read to their end before
+    _cut: bool = False  # whether there are records before the ones that are read
 
     def __post_init__(self) -> None:
         if self.pipeline.target.value_format == "avro":
@@ -45,36 +45,36 @@ class KafkaResults:
         return self.pipeline.target.topic or ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f'topic "{self.topic}" at {self.connection.bootstrap_servers}'
 
-    def newest(self, limit: int) -> pl.DataFrame | None:
-        if not self._opened(max(limit, TAIL)):
+    def latest(self, limit: int) -> pl.DataFrame | None:
+        if not self._open_consumer(max(limit, TAIL)):
             return None
         window = self.pipeline.last.transform.window
         latest: dict[Any, bytes | None] = {}
-        records = self._read_on()
+        records = self._read_to_end()
         if window is None or not self.pipeline.target.upserts(self.connection.kind, window):
-            return _frame([value for _, value in records if value is not None])
+            return _parse_rows([value for _, value in records if value is not None])
         for key, value in records:
             latest.pop(key, None)
-            latest[key] = value  # NULL: the row is gone
-        return _frame([value for value in latest.values() if value is not None])
+            latest[key] = value  # a tombstone deletes the row
+        return _parse_rows([value for value in latest.values() if value is not None])
 
-    def total(self, rows_read: int) -> RowCount | None:
+    def count(self, rows_read: int) -> RowCount | None:
         return None if self._cut else RowCount(rows_read)
 
-    def fresh(self) -> pl.DataFrame | None:
-        if not self._opened(TAIL):
+    def poll(self) -> pl.DataFrame | None:
+        if not self._open_consumer(TAIL):
             return None
-        return _frame([value for _, value in self._read_on() if value is not None])
+        return _parse_rows([value for _, value in self._read_to_end() if value is not None])
 
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
 
-    def _opened(self, tail: int) -> bool:
-        """Whether there is a topic; its consumer then stands so many records before the end of each partition."""
+    def _open_consumer(self, tail: int) -> bool:
+        """Open a consumer `tail` records before the end of each partition. Return whether the topic exists."""
         from confluent_kafka import Consumer, TopicPartition
 
         if self._consumer is not None:
@@ -94,8 +94,8 @@ class KafkaResults:
         self._consumer, self._parts = consumer, set(parts)
         return True
 
-    def _read_on(self) -> list[tuple[bytes | None, bytes | None]]:
-        """Keys and values of the records up to where each partition ends now."""
+    def _read_to_end(self) -> list[tuple[bytes | None, bytes | None]]:
+        """Return the keys and values of the records up to the current end of each partition."""
         from confluent_kafka import KafkaError
 
         records: list[tuple[int, bytes | None, bytes | None]] = []
@@ -111,16 +111,16 @@ class KafkaResults:
                         records.append((message.timestamp()[1], message.key(), message.value()))
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     ended.add(message.partition())
-            if not messages and self._ended:  # the end of a partition is told once, until more comes
+            if not messages and self._ended:  # Kafka reports the end of a partition once, until more records arrive
                 break
             if time.monotonic() > end:
                 raise StartError(
-                    f"{self.place} gave nothing for {_SECONDS:g} s "
+                    f"{self.location} gave nothing for {_SECONDS:g} s "
                     f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers run"
                 )
         self._ended = True
         return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]
 
 
-def _frame(values: list[bytes]) -> pl.DataFrame | None:
+def _parse_rows(values: list[bytes]) -> pl.DataFrame | None:
     return pl.read_ndjson(io.BytesIO(b"\n".join(values)), infer_schema_length=None) if values else None

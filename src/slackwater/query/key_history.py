@@ -1,6 +1,6 @@
-"""What became of one key: its late rows, from the dead letters, and its last published results, from the targets.
+"""Reads the history of a key: its late rows from the dead letters, and its last published results from the targets.
 
-Both are read without Spark and without a lock. A letter of a late row names its key (`group_key`, see `core.dead_letter`).
+It needs neither Spark nor a lock. The dead letter of a late row names its key (`group_key`, see `core.dead_letter`).
 """
 
 from __future__ import annotations
@@ -27,45 +27,54 @@ from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, w
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
-SHOWN = 5  # late rows, and results of one target
-_ALL = 2**31 - 1  # rows of a target that keeps no index
+SHOWN = 5  # the number of late rows, and of results per target
+_ALL = 2**31 - 1  # a limit that reads all rows, for targets without an index
 
 
 def with_history(
     pipeline: Pipeline, store: StateStore, answer: WhyReport, key: inspect.Texts, limit: int = SHOWN
 ) -> WhyReport:
-    """An answer about a key with what became of it in each stage that has such keys."""
+    """Add the history of a key to a report, for each stage that has such keys."""
     with store.peek() as snapshot:
         if snapshot is None or not key:
             return answer
-        key_frames = _keys(pipeline, snapshot.commit, key)
-    stages = tuple(_with_key(pipeline, stage, key_frames, limit) for stage in answer.told)
+        key_frames = _key_frames(pipeline, snapshot.commit, key)
+    stages = tuple(_with_key_history(pipeline, stage, key_frames, limit) for stage in answer.reported_stages)
     return replace(answer, key=stages[-1].key, stages=stages if answer.stages else ())
 
 
 def history_of(
     pipeline: Pipeline, stage: str, keys: Sequence[Field], key: pl.DataFrame, limit: int = SHOWN
 ) -> KeyHistory:
-    """What became of a key of a stage. `key`: one row with its key columns, as `query.inspect.key_of` makes it.
+    """Return the history of a key in one stage.
 
-    Dead letters and targets that cannot be read are reported in the answer.
+    Dead letters and targets that cannot be read are reported in the result.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The name of the stage.
+        keys: The key columns of the stage.
+        key: One row with the key columns, from `query.inspect.key_of`.
+        limit: The largest number of late rows, and of results per target.
     """
     late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
     targets = (single for single in pipeline.by_target.values() if single.target.from_ in (stage, None))
-    return KeyHistory(late, more, problem, tuple(_results(single, keys, key, limit) for single in targets))
+    return KeyHistory(late, more, problem, tuple(_published_results(single, keys, key, limit) for single in targets))
 
 
 def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
-    """A key as dead letters name it, in the types of each stage that has such keys. Raises StartError, StateError."""
+    """Return the names of a key in dead letters, one for the key types of each stage. Raises StartError, StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(f"{pipeline.name}: there is no state yet, which knows the types of keys; leave out --key")
-        key_frames = _keys(pipeline, snapshot.commit, key)
+        key_frames = _key_frames(pipeline, snapshot.commit, key)
     return {frame.select(group_key(operator.keys)).item() for operator, frame in key_frames.values()}
 
 
-def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
-    """Each stage with such keys: its window, and the key as one row. Raises StartError where none has them."""
+def _key_frames(
+    pipeline: Pipeline, commit: Commit, key: inspect.Texts
+) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
+    """Return the operator and the key as one row, for each stage with such keys. Raises StartError if there is none."""
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         alone = pipeline.alone.get(stage.name, pipeline)
@@ -80,7 +89,7 @@ def _keys(pipeline: Pipeline, commit: Commit, key: inspect.Texts) -> dict[str, t
     return key_frames
 
 
-def _with_key(
+def _with_key_history(
     pipeline: Pipeline, stage: StageReport, key_frames: Mapping[str, tuple[WindowOperator, pl.DataFrame]], limit: int
 ) -> StageReport:
     if stage.key is None or stage.stage not in key_frames:
@@ -96,10 +105,10 @@ def _with_key(
 def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
-    """The newest late rows, whether there are more, and why they are not known."""
+    """Return the newest late rows, whether more exist, and the reason if they cannot be read."""
     stage_pipeline = pipeline.alone.get(stage, pipeline)
     if all(s.of_stage for s in stage_pipeline.sources):
-        return (), False, None  # what a stage emits is never late for those that read it
+        return (), False, None  # the results of a stage are never late for its readers
     late_data = getattr(stage_pipeline.transform.step, "late_data", "drop")
     if late_data != "dlq" or pipeline.dead_letter is None:
         how = "not kept" if late_data == "drop" else "used"
@@ -121,9 +130,9 @@ def _late_row(letter: Mapping[str, Any]) -> LateRowReport:
         source=letter["source"],
         place=place,
         epoch=letter["epoch"],
-        event_us=_micros(letter["event_time"]),
+        event_us=_to_micros(letter["event_time"]),
         late_us=letter["late_us"],
-        watermark_us=_micros(letter["watermark"]),
+        watermark_us=_to_micros(letter["watermark"]),
         watermark_source=letter["watermark_source"],
         cause=letter["cause"],
         windows=tuple(json.loads(letter["windows"] or "[]")),
@@ -132,15 +141,15 @@ def _late_row(letter: Mapping[str, Any]) -> LateRowReport:
     )
 
 
-def _micros(time: dt.datetime | None) -> int | None:
+def _to_micros(time: dt.datetime | None) -> int | None:
     return None if time is None else (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> PublishedResults:
-    """The newest rows of a key in the first target of a pipeline."""
+def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> PublishedResults:
+    """Return the newest published rows of a key in the first target of a pipeline."""
     name = pipeline.target.name or pipeline.name
     window = pipeline.last.transform.window
     start = None if window is None else window.window_start_column
@@ -150,20 +159,20 @@ def _results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit
         return PublishedResults(name, "", (), str(error))
     try:
         if isinstance(reader, PostgresResults):
-            rows = reader.of_key({k.name: _text(key, k) for k in keys}, limit)
+            rows = reader.latest_of_key({k.name: _sql_text(key, k) for k in keys}, limit)
         else:
-            all_rows = reader.newest(_ALL)
-            rows = None if all_rows is None else all_rows.filter(_is_key(all_rows, keys, key))
+            all_rows = reader.latest(_ALL)
+            rows = None if all_rows is None else all_rows.filter(_key_filter(all_rows, keys, key))
     except (SlackwaterError, OSError) as error:
-        return PublishedResults(name, reader.place, (), str(error))
+        return PublishedResults(name, reader.location, (), str(error))
     finally:
         reader.close()
     listed = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
-    return PublishedResults(name, reader.place, tuple(listed))
+    return PublishedResults(name, reader.location, tuple(listed))
 
 
-def _text(key: pl.DataFrame, field: Field) -> str | None:
-    """The value of a key column as the text that a database reads."""
+def _sql_text(key: pl.DataFrame, field: Field) -> str | None:
+    """Return the value of a key column as text that Postgres can parse."""
     value = key[field.name].item()
     if value is None or isinstance(value, str):
         return value
@@ -172,8 +181,8 @@ def _text(key: pl.DataFrame, field: Field) -> str | None:
     return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 
-def _is_key(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) -> pl.Expr:
-    """Whether a row is of a key; files of JSON and CSV hold numbers, times and bytes as text."""
+def _key_filter(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) -> pl.Expr:
+    """Return a filter for the rows of a key. JSON and CSV files hold numbers, times and bytes as text."""
     same = pl.lit(True)
     for field in keys:
         if field.name not in rows.columns:

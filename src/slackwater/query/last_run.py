@@ -1,4 +1,4 @@
-"""How the last run of a pipeline ended, where it did not end well."""
+"""Describes how the last run of a pipeline failed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from slackwater.state.runs import KILLED
 
 
 def failure_text(store: StateStore, pipeline: str) -> str | None:
-    """The failure of the last run in one line; None where it ended well, where one is up, and where no run is noted."""
+    """Return the failure of the last run in one line.
+
+    Return None if it ended well, if a runner is up, or if no run is recorded.
+    """
     try:
         noted = store.runs()
         if not noted or store.runner() is not None:
             return None
-    except (SlackwaterError, OSError):  # a history is no reason to show nothing
+    except (SlackwaterError, OSError):  # an unreadable history must not hide the results
         return None
     run = noted[-1]
     if run.outcome is None:

@@ -1,4 +1,4 @@
-"""Finding a state: by a config, by the directory it is in, or by the database."""
+"""Locates the state of a pipeline by its config, its directory or URL, or its database."""
 
 from __future__ import annotations
 
@@ -20,88 +20,95 @@ _URL = re.compile(r"postgres(ql)?://")
 
 
 def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
-    """The store of a state; nothing is opened or created yet.
+    """Return the store of a state. Nothing is opened or created yet.
 
-    `where`: a pipeline or its TOML file, a state directory, or the URL of a database (with its `schema`). `pipeline`: its
-    name, needed where several have their state there. Raises StartError, ConfigError.
+    Args:
+        where: A pipeline, its TOML file, a state directory, a URL in an object store, or the URL of a database.
+        pipeline: The name of the pipeline. It is required if several pipelines have their state there.
+        schema: The schema of the tables in a database.
+
+    Raises StartError, ConfigError.
     """
     if isinstance(where, Pipeline):
-        return _configured(where)
+        return _store_of_config(where)
     if _URL.match(str(where)):
-        return _in_database(str(where), schema, pipeline)
+        return _store_in_database(str(where), schema, pipeline)
     if is_url(where):
-        return _in_objects(str(where), pipeline)
+        return _store_in_objects(str(where), pipeline)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
-        return _configured(toml.load(path))
-    return _in_directory(path, pipeline)
+        return _store_of_config(toml.load(path))
+    return _store_in_directory(path, pipeline)
 
 
 def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
-    """The pipelines that have their state in a place. Raises StartError, ConfigError."""
+    """Return the names of the pipelines that have their state there. See `store_at`. Raises StartError, ConfigError."""
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
         where = toml.load(where)
     if isinstance(where, Pipeline):
         store = where.state_store
         if store is None or not store.durable:
-            raise _in_memory(where)
+            raise _in_memory_error(where)
         if store.kind == "postgres":
-            return _in_tables(store.url or "", store.schema_)
+            return _names_in_database(store.url or "", store.schema_)
         where = store.path or ""
         if is_url(where):
             return objects_at(where, store.options)
     elif _URL.match(str(where)):
-        return _in_tables(str(where), schema)
+        return _names_in_database(str(where), schema)
     if is_url(where):
-        above, last = _split(str(where))
-        is_single = above and _reaching(str(where)).is_state(above, last, {})
+        above, last = _split_url(str(where))
+        is_single = above and _object_store_module(str(where)).is_state(above, last, {})
         return [last] if is_single else objects_at(str(where))
     path = Path(where)
-    return [path.name] if (path / "manifests").is_dir() else _below(path)
+    return [path.name] if (path / "manifests").is_dir() else _names_in_directory(path)
 
 
-def _configured(pipeline: Pipeline) -> StateStore:
+def _store_of_config(pipeline: Pipeline) -> StateStore:
     from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        raise _in_memory(pipeline)
+        raise _in_memory_error(pipeline)
     return store_of(pipeline)
 
 
-def _in_memory(pipeline: Pipeline) -> StartError:
+def _in_memory_error(pipeline: Pipeline) -> StartError:
     return StartError(
         f"{pipeline.name}: its state is in memory, where only the runner can look; "
         'set [state_store] kind = "files" or "postgres"'
     )
 
 
-def _in_directory(path: Path, name: str | None) -> FilesStore:
+def _store_in_directory(path: Path, name: str | None) -> FilesStore:
     if (path / "manifests").is_dir():
         if name not in (None, path.name):
             raise StartError(f'{path}: this is the state of "{path.name}", not of "{name}"')
         return FilesStore(path.parent, path.name)
-    return FilesStore(path, _chosen(str(path), name, _below(path)))
+    return FilesStore(path, _choose_name(str(path), name, _names_in_directory(path)))
 
 
-def _below(path: Path) -> list[str]:
+def _names_in_directory(path: Path) -> list[str]:
     if not path.is_dir():
         raise StartError(f"{path}: there is no such state directory; expected a TOML file, a directory or a URL")
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
 def is_url(where: str | Path) -> bool:
-    """Whether that names a place in an object store."""
+    """Return whether this is the URL of an object store."""
     return isinstance(where, str) and not is_local(where)
 
 
 def objects_at(url: str, options: Mapping[str, str] | None = None) -> list[str]:
-    """The pipelines that have their state below a URL; without `options` reached by what the environment says."""
-    objects = _reaching(url)
+    """Return the names of the pipelines that have their state below a URL.
+
+    `options`: how to reach the object store; by default, the environment decides.
+    """
+    objects = _object_store_module(url)
     return [name for name in objects.pipeline_names(url, options or {}) if ASIDE not in name]
 
 
-def _reaching(url: str) -> ModuleType:
-    """What looks into object stores. Raises StartError for a URL of anything else."""
+def _object_store_module(url: str) -> ModuleType:
+    """Return the module that reads object stores. Raises StartError for the URL of any other system."""
     from slackwater.state.files import objects
 
     if url.partition("://")[0] not in OBJECTS:
@@ -109,38 +116,38 @@ def _reaching(url: str) -> ModuleType:
     return objects
 
 
-def _in_objects(url: str, name: str | None) -> FilesStore:
-    """Of a state itself, or of what it lies below."""
-    above, last = _split(url)
-    if above and _reaching(url).is_state(above, last, {}):
+def _store_in_objects(url: str, name: str | None) -> FilesStore:
+    """Return the store of a state by its URL, or by the URL that it is below."""
+    above, last = _split_url(url)
+    if above and _object_store_module(url).is_state(above, last, {}):
         if name not in (None, last):
             raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
         return FilesStore(above, last)
-    return FilesStore(url, _chosen(url, name, objects_at(url)))
+    return FilesStore(url, _choose_name(url, name, objects_at(url)))
 
 
-def _split(url: str) -> tuple[str, str]:
-    """What a URL lies below, empty for a bucket, and its last part."""
+def _split_url(url: str) -> tuple[str, str]:
+    """Split a URL into its parent, which is empty for a bucket, and its last part."""
     scheme, _, rest = url.rstrip("/").partition("://")
     above, cut, last = rest.rpartition("/")
     return (f"{scheme}://{above}", last) if cut else ("", rest)
 
 
-def _in_database(url: str, schema: str, name: str | None) -> StateStore:
+def _store_in_database(url: str, schema: str, name: str | None) -> StateStore:
     from slackwater.state.postgres import client
     from slackwater.state.postgres.store import PostgresStore
 
     place = f'schema "{schema}" of {client.server_address(url)}'
-    return PostgresStore(url, schema, _chosen(place, name, _in_tables(url, schema)))
+    return PostgresStore(url, schema, _choose_name(place, name, _names_in_database(url, schema)))
 
 
-def _in_tables(url: str, schema: str) -> list[str]:
+def _names_in_database(url: str, schema: str) -> list[str]:
     from slackwater.state.postgres.snapshot import pipeline_names
 
     return [name for name in pipeline_names(url, schema) if ASIDE not in name]
 
 
-def _chosen(place: str, name: str | None, names: Sequence[str]) -> str:
+def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
     if not names:
         raise StartError(f"{place}: no pipeline has its state there")
     if name is None and len(names) == 1:

@@ -1,4 +1,4 @@
-"""What is new in rows of which some were there before: a merge writes whole files of a table anew."""
+"""Multiset difference of two reads of a table. A merge rewrites whole files, so not every row of a new file is new."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slackwater.query.text import json_lines
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
-    """The rows that were not there before, equal ones as often as there are more of them now."""
+    """Return `rows` without the rows of `former`. An equal row is removed once per occurrence in `former`."""
     if former is None:
         return rows
     former_counts = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))

@@ -1,9 +1,9 @@
-"""Reading what a pipeline wrote, or holds, as one frame, whatever it lies in; without Spark.
+"""Reads the results or the state of a pipeline as one frame, from any system, without Spark.
 
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
 lake/sessions                                a Delta table, by its log
 postgresql://host/db#schema.table            a table
-sessions.toml, sessions.toml#hours            the target of a pipeline; of several one by name
+sessions.toml, sessions.toml#hours            the target of a pipeline; its name, if there are several
 state:sessions.toml, state:DIR, state:URL    its open and retained windows
 """
 
@@ -56,7 +56,7 @@ _TYPES: Mapping[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class ResultOutput:
-    """Rows with what they are called; `identity`: the columns that tell them apart, where that is known."""
+    """Rows with a label for messages. `identity`: the columns that identify a row, if known."""
 
     label: str
     rows: pl.DataFrame
@@ -64,26 +64,26 @@ class ResultOutput:
 
 
 def output_at(where: str) -> ResultOutput:
-    """The rows of a place (see above). Raises StartError, StateError, ConfigError."""
+    """Read the rows at a location (see the module). Raises StartError, StateError, ConfigError."""
     if where.startswith("state:"):
-        return _state(where.removeprefix("state:"))
+        return _read_state(where.removeprefix("state:"))
     if _URL.match(where):
         url, _, table = where.partition("#")
         if not table:
             raise StartError(
-                f"{_address(url)}: no table is named; append it, as in postgresql://…/database#schema.table"
+                f"{_server_address(url)}: no table is named; append it, as in postgresql://…/database#schema.table"
             )
-        return _postgres(url, table)
+        return _read_postgres(url, table)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
-        return _target(toml.load(path).one_target())
+        return _read_pipeline_target(toml.load(path).one_target())
     file, _, name = where.rpartition("#")
     if file.endswith(".toml") and not path.exists():
-        return _target(toml.load(Path(file)).one_target(name))
-    return _path(where)
+        return _read_pipeline_target(toml.load(Path(file)).one_target(name))
+    return _read_path(where)
 
 
-def _state(where: str) -> ResultOutput:
+def _read_state(where: str) -> ResultOutput:
     place, _, name = where.partition("#")
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
@@ -93,12 +93,12 @@ def _state(where: str) -> ResultOutput:
     return ResultOutput(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 
 
-def _target(pipeline: Pipeline) -> ResultOutput:
+def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
     target, window = pipeline.target, pipeline.last.transform.window
     connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
     assert connection is not None, "the config was checked"
-    output = _written(connection, target)
+    output = _read_target(connection, target)
     if output is None:
         kind = "the console" if connection.kind == "console" else connection.kind
         raise StartError(
@@ -109,30 +109,30 @@ def _target(pipeline: Pipeline) -> ResultOutput:
 
 
 @singledispatch
-def _written(connection: Connection, target: Target) -> ResultOutput | None:
-    """All that a target holds; None for one that gives nothing back, or only by and by."""
+def _read_target(connection: Connection, target: Target) -> ResultOutput | None:
+    """Read all rows of a target. Return None for one that cannot be read, or not as a whole."""
     unregistered(connection, "slackwater.query.outputs")
 
 
-@_written.register
+@_read_target.register
 def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> ResultOutput | None:
     return None
 
 
-@_written.register
+@_read_target.register
 def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
     path = target.path or ""
     if is_local(path):
-        return _path(path)
-    return replace(_path(str(folder_at(path, connection.options).here())), label=path)
+        return _read_path(path)
+    return replace(_read_path(str(folder_at(path, connection.options).here())), label=path)
 
 
-@_written.register
+@_read_target.register
 def _(connection: DeltaConnection, target: Target) -> ResultOutput | None:
-    return _delta(target.path or "", connection.options)
+    return _read_delta(target.path or "", connection.options)
 
 
-@_written.register
+@_read_target.register
 def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
     from slackwater.targets import iceberg_tables as iceberg
 
@@ -147,18 +147,18 @@ def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
     return ResultOutput(label, rows)
 
 
-@_written.register
+@_read_target.register
 def _(connection: PostgresConnection, target: Target) -> ResultOutput | None:
-    return _postgres(str(connection.url), target.table or "")
+    return _read_postgres(str(connection.url), target.table or "")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _path(where: str) -> ResultOutput:
+def _read_path(where: str) -> ResultOutput:
     path = Path(where)
     if "://" in where or (path / "_delta_log").is_dir():
-        return _delta(where, {})
+        return _read_delta(where, {})
     if not path.exists():
         raise StartError(
             f"{where}: there is no such file or directory; expected files, a Delta table, a postgresql:// URL, a TOML file, or "
@@ -175,7 +175,7 @@ def _path(where: str) -> ResultOutput:
 
 
 def read_file(path: Path, kind: str) -> pl.DataFrame:
-    """The rows of a file of this kind. Raises StartError."""
+    """Read the rows of a file. `kind`: parquet, csv or json. Raises StartError."""
     try:
         if kind == "parquet":
             return pl.read_parquet(path)
@@ -191,7 +191,7 @@ def read_file(path: Path, kind: str) -> pl.DataFrame:
         raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})") from None
 
 
-def _delta(path: str, options: Mapping[str, str]) -> ResultOutput:
+def _read_delta(path: str, options: Mapping[str, str]) -> ResultOutput:
     from deltalake import DeltaTable
 
     try:
@@ -205,15 +205,15 @@ def _delta(path: str, options: Mapping[str, str]) -> ResultOutput:
 # -- Postgres --------------------------------------------------------------------------------------------------------
 
 
-def _address(url: str) -> str:
+def _server_address(url: str) -> str:
     from slackwater.state.postgres import client
 
     return client.server_address(url)
 
 
-def _postgres(url: str, table: str) -> ResultOutput:
+def _read_postgres(url: str, table: str) -> ResultOutput:
     schema, _, name = table.rpartition(".")
-    label = f"table {schema or 'public'}.{name} in Postgres at {_address(url)}"
+    label = f"table {schema or 'public'}.{name} in Postgres at {_server_address(url)}"
     rows = read_table(url, table)
     if rows is None:
         raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
@@ -221,12 +221,12 @@ def _postgres(url: str, table: str) -> ResultOutput:
 
 
 def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
-    """The rows of a table, None if it is not there; `tail`: SQL behind FROM table. Raises StartError."""
+    """Read the rows of a table; None if it does not exist. `tail`: the SQL after the table name. Raises StartError."""
     import psycopg
 
     from slackwater.state.postgres import client
 
-    label, place = _named(url, table)
+    label, place = _label_and_sql_name(url, table)
     try:
         with client.open_connection(url, label) as db:
             columns = db.execute(
@@ -236,7 +236,7 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
             ).fetchall()
         if not columns:
             return None
-        types = {column: _type(spelled) for column, spelled in columns}
+        types = {column: _polars_type(spelled) for column, spelled in columns}
         listed = (client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items())
         with client.arrow_cursor(url) as cursor:
             return client.fetch_frame(
@@ -249,12 +249,12 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
 
 
 def count_rows(url: str, table: str, tail: str, most: int) -> int:
-    """How many rows a table has, counted up to `most`; `tail`: SQL behind FROM table. Raises StartError."""
+    """Count the rows of a table, up to `most`. `tail`: the SQL after the table name. Raises StartError."""
     import psycopg
 
     from slackwater.state.postgres import client
 
-    label, place = _named(url, table)
+    label, place = _label_and_sql_name(url, table)
     try:
         with client.open_connection(url, label) as db:
             row = db.execute(f"SELECT count(*) FROM (SELECT FROM {place}{tail} LIMIT {most}) AS counted").fetchone()
@@ -264,8 +264,8 @@ def count_rows(url: str, table: str, tail: str, most: int) -> int:
     return int(row[0])
 
 
-def _named(url: str, table: str) -> tuple[str, str]:
-    """A table for people, and for SQL."""
+def _label_and_sql_name(url: str, table: str) -> tuple[str, str]:
+    """Return the label of a table for messages, and its quoted name for SQL."""
     from slackwater.state.postgres import client
 
     schema, _, name = table.rpartition(".")
@@ -276,13 +276,13 @@ def _named(url: str, table: str) -> tuple[str, str]:
     )
 
 
-def _type(spelled: str) -> pl.DataType | None:
-    """The Polars type of a column; None for one that is read as text."""
+def _polars_type(spelled: str) -> pl.DataType | None:
+    """Return the Polars type of a column; None for a column that is read as text."""
     if spelled in ("text", "character varying"):
         return pl.String()
     if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", spelled):
         return pl.Decimal(int(match[1]), int(match[2]))
     if spelled.endswith("[]"):
-        inner = _type(spelled.removesuffix("[]"))
+        inner = _polars_type(spelled.removesuffix("[]"))
         return None if inner is None else pl.List(inner)
     return _TYPES.get(spelled)

@@ -1,6 +1,6 @@
-"""The pipeline of a state as the state itself describes it: enough to look into it, not to run it.
+"""Rebuilds a pipeline from the description in its state. It is enough to inspect the state, not to run the pipeline.
 
-Sources are known by name and lateness; their queries, SQL, target and secrets are in no commit.
+A commit holds the names and the lateness of sources, but no queries, SQL, targets or secrets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from slackwater.state.commit import Commit, StageState
 
 
 def pipeline_in(commit: Commit) -> Pipeline:
-    """Raises StateError where the state does not describe its window or join."""
+    """Rebuild the pipeline of a commit. Raises StateError if the state does not describe its window or join."""
     try:
         with without_imports():
-            steps = [_step(commit.pipeline, stage) for stage in commit.stages]
+            steps = [_step_argument(commit.pipeline, stage) for stage in commit.stages]
             if not all(steps):
-                raise StateError(_undescribed(commit))
+                raise StateError(_missing_description(commit))
             return _pipeline(commit, steps)
     except ConfigError as error:
-        raise StateError(f"{_undescribed(commit)} ({'; '.join(error.problems)})") from None
+        raise StateError(f"{_missing_description(commit)} ({'; '.join(error.problems)})") from None
 
 
-def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
-    """The argument of a stage."""
+def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
+    """Return the step of a stage as a keyword argument; empty if the state does not describe it."""
     where, kind = f"state of {pipeline}", stage.fingerprint.get("kind")
     for name, spec in Transform.STEPS.items():
         if name in stage.described:
@@ -41,11 +41,11 @@ def _step(pipeline: str, stage: StageState) -> dict[str, Any]:
         if kind == name and "step" in stage.described:
             return {name: from_data(spec, stage.described["step"], where)}
     if kind == "rows":
-        return {"sql": "SELECT * FROM source"}  # whatever it says: nothing of it is in the state
+        return {"sql": "SELECT * FROM source"}  # a stand-in: the SQL is not in the state
     return {}
 
 
-def _undescribed(commit: Commit) -> str:
+def _missing_description(commit: Commit) -> str:
     return (
         f"{commit.pipeline}: the state in epoch {commit.epoch} does not describe its window or join; "
         "name the config's file instead"
@@ -70,7 +70,7 @@ def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
 
 
 def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> int | None:
-    """The lateness of a source, as the stages that read it counted with it; None where each has its own."""
+    """Return the lateness (ms) that the stages recorded for a source; None if they differ."""
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
@@ -81,7 +81,10 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
 
 
 def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
-    """The stages with what each one reads. SQL that only a join reads is in no state: it stands in front of it under its name."""
+    """Yield the stages with their inputs.
+
+    A stage of SQL that only a join reads is not in the state. A stand-in with its name is put before the join.
+    """
     names = [*commit.sources]
     for stage, step in zip(commit.stages, steps, strict=True):
         read, join = tuple(stage.clocks), step.get("join")
@@ -92,13 +95,13 @@ def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
                 origins = tuple(n for n in read if n not in sides) or read
                 yield Stage(name=side, sql="SELECT * FROM source", from_=origins, on_error="dlq")
         names.append(stage.name)
-        if read and not sides:  # a join names its sides
+        if read and not sides:  # a join names its inputs itself
             step = {**step, "from_": read}
         yield Stage(name=stage.name, on_error="dlq", **step)
 
 
 def _targets(commit: Commit, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """What no stage reads goes to a target."""
+    """Return a target for each stage that no other stage reads."""
     read = {n for s in commit.stages for n in s.clocks}
     ends = [(s.name, step) for s, step in zip(commit.stages, steps, strict=True) if s.name not in read]
     targets = tuple(

@@ -1,10 +1,11 @@
-"""What a pipeline has published, and what comes new: read from its target, without Spark and without a lock.
+"""Reads the published results of a pipeline, and new ones, from its target. It needs neither Spark nor a lock.
 
-files      the files that this pipeline wrote          new: files that were not there before
-Delta      the table's latest version                  new: rows of added files that no removed file had
-Iceberg    the table's current snapshot                likewise (see `query.published_iceberg`)
-Postgres   the table                                   new: rows whose transaction the last look did not see
-Kafka      the end of the topic, latest per key        new: the records after it (see `query.published_kafka`)
+target     read at first                               new rows
+files      the files that this pipeline wrote          files that did not exist before
+Delta      the table's latest version                  rows of added files that no removed file had
+Iceberg    the table's current snapshot                likewise (see `query.iceberg_results`)
+Postgres   the table                                   rows whose transaction the last read did not see
+Kafka      the end of the topic, latest per key        the records after it (see `query.kafka_results`)
 """
 
 from __future__ import annotations
@@ -35,91 +36,104 @@ from slackwater.query.row_count import RowCount
 from slackwater.targets.output_directory import OutputDirectory, folder_at
 
 TIMES = ("window_start", "window_end")
-MOST = 2**31 - 1  # rows: all of them
-COUNTED = 100_000  # rows of a table in a database: counting them all reads them all
+MOST = 2**31 - 1  # a limit that reads all rows
+COUNTED = 100_000  # rows of a database table are counted up to here, because counting reads them
 
 
 class ResultReader(Protocol):
-    """The results of a pipeline. `newest` first, then `fresh` as often as wanted."""
+    """Reads the results of a pipeline. Call `latest` first, then `poll` as often as needed."""
 
     @property
-    def place(self) -> str: ...
-
-    def newest(self, limit: int) -> pl.DataFrame | None:
-        """More than the `limit` newest rows if there are more, in any order; None while nothing was published."""
+    def location(self) -> str:
+        """Return the name of what is read, for messages."""
         ...
 
-    def total(self, rows_read: int) -> RowCount | None:
-        """How many rows there are, of which `newest` gave so many; None where that is only known by reading them all."""
+    def latest(self, limit: int) -> pl.DataFrame | None:
+        """Return the newest rows in any order; None if nothing is published yet.
+
+        If there are more than `limit` rows, more than `limit` are returned.
+        """
         ...
 
-    def fresh(self) -> pl.DataFrame | None:
-        """What was published since the last call; None for nothing."""
+    def count(self, rows_read: int) -> RowCount | None:
+        """Return the number of published rows; None if only reading all rows could tell.
+
+        `rows_read`: the number of rows that `latest` returned.
+        """
         ...
 
-    def close(self) -> None: ...
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows that were published since the last call; None if there are none."""
+        ...
+
+    def close(self) -> None:
+        """Release the connections."""
+        ...
 
 
 def result_reader(pipeline: Pipeline) -> ResultReader:
-    """What the target of a pipeline holds (the first of several, see `by_target`). Raises StartError if it keeps nothing."""
+    """Return a reader for the target of a pipeline, or for the first of several (see `by_target`).
+
+    Raises StartError for a target that stores nothing.
+    """
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
-    return _published(connection, pipeline)
+    return _reader_for(connection, pipeline)
 
 
 def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
-    """Return all that a target of a pipeline holds, in the order of the windows; no columns before anything was published.
+    """Return all rows of a target in the order of their windows. Before the first publish, the frame has no columns.
 
-    Raises StartError if it keeps nothing.
+    Raises StartError for a target that stores nothing.
     """
     window = pipeline.last.transform.window
     results = result_reader(pipeline.one_target(target))
     try:
-        rows = results.newest(MOST)
+        rows = results.latest(MOST)
     finally:
         results.close()
     return pl.DataFrame() if rows is None else in_order(rows, None if window is None else window.window_start_column)
 
 
 @singledispatch
-def _published(connection: Connection, pipeline: Pipeline) -> ResultReader:
+def _reader_for(connection: Connection, pipeline: Pipeline) -> ResultReader:
     unregistered(connection, "slackwater.query.result_readers.result_reader")
 
 
-@_published.register
+@_reader_for.register
 def _(connection: FilesConnection, pipeline: Pipeline) -> ResultReader:
     target = pipeline.target
     folder = folder_at(target.path or "", connection.options)
     return _FileResults(folder, target.format or "parquet", pipeline.writers)
 
 
-@_published.register
+@_reader_for.register
 def _(connection: DeltaConnection, pipeline: Pipeline) -> ResultReader:
     return _DeltaResults(pipeline.target.path or "", dict(connection.options))
 
 
-@_published.register
+@_reader_for.register
 def _(connection: IcebergConnection, pipeline: Pipeline) -> ResultReader:
     from slackwater.query.iceberg_results import IcebergResults
 
     return IcebergResults(connection, pipeline.target.table or "")
 
 
-@_published.register
+@_reader_for.register
 def _(connection: PostgresConnection, pipeline: Pipeline) -> ResultReader:
     target, window = pipeline.target, pipeline.last.transform.window
     order = None if window is None else window.window_start_column
     return PostgresResults(str(connection.url), target.table or "", order)
 
 
-@_published.register
+@_reader_for.register
 def _(connection: KafkaConnection, pipeline: Pipeline) -> ResultReader:
     from slackwater.query.kafka_results import KafkaResults
 
     return KafkaResults(pipeline, connection)
 
 
-@_published.register
+@_reader_for.register
 def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
     raise StartError(
         f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
@@ -127,7 +141,7 @@ def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
 
 
 def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
-    """Rows in the order of their windows, or as they came where there are none; times that are text become times."""
+    """Sort rows by their window start, if there is one. Times in text form are parsed."""
     texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
     frame = frame.with_columns(
         pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts
@@ -150,16 +164,16 @@ class _FileResults:
     _seen: set[str] = field(default_factory=set)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.folder.shown
 
-    def newest(self, limit: int) -> pl.DataFrame | None:
-        return self.fresh()
+    def latest(self, limit: int) -> pl.DataFrame | None:
+        return self.poll()
 
-    def total(self, rows_read: int) -> RowCount:
+    def count(self, rows_read: int) -> RowCount:
         return RowCount(rows_read)
 
-    def fresh(self) -> pl.DataFrame | None:
+    def poll(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
         writers = "|".join(map(re.escape, self.writers))
         ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
@@ -170,7 +184,7 @@ class _FileResults:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StartError(f"{self.place} cannot be looked at ({error.strerror}); check who may read it") from None
+            raise StartError(f"{self.location} cannot be looked at ({error.strerror}); check who may read it") from None
         new = [p for p in paths if p.name not in self._seen]
         self._seen |= {p.name for p in new}
         frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]
@@ -190,21 +204,21 @@ class _DeltaResults:
     _files: frozenset[str] | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"Delta table {self.path}"
 
-    def newest(self, limit: int) -> pl.DataFrame | None:
+    def latest(self, limit: int) -> pl.DataFrame | None:
         table = self._table()
         if table is None:
             return None
         self._files = frozenset(table.file_uris())
-        return _some(self._rows(table))
+        return _none_if_empty(self._rows(table))
 
-    def total(self, rows_read: int) -> RowCount:
+    def count(self, rows_read: int) -> RowCount:
         return RowCount(rows_read)
 
-    def fresh(self) -> pl.DataFrame | None:
-        """A merge rewrites whole files: what the removed ones held is not new."""
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows of added files without those of removed files, because a merge rewrites whole files."""
         table = self._table()
         if table is None:
             return None
@@ -213,7 +227,7 @@ class _DeltaResults:
         if files == before:
             return None
         added = self._read(sorted(files - before))
-        return None if added is None else _some(subtract_rows(added, self._read(sorted(before - files))))
+        return None if added is None else _none_if_empty(subtract_rows(added, self._read(sorted(before - files))))
 
     def _table(self) -> Any:
         from deltalake import DeltaTable
@@ -223,13 +237,13 @@ class _DeltaResults:
                 return None
             return DeltaTable(self.path, storage_options=self.options)
         except Exception as error:  # the library has no base class
-            raise self._unreadable(error) from None
+            raise self._read_error(error) from None
 
     def _rows(self, table: Any) -> pl.DataFrame:
         try:
             rows = pl.from_arrow(table.to_pyarrow_table())
         except Exception as error:
-            raise self._unreadable(error) from None
+            raise self._read_error(error) from None
         assert isinstance(rows, pl.DataFrame)
         return rows
 
@@ -239,36 +253,36 @@ class _DeltaResults:
         try:
             frames = [pl.read_parquet(f, storage_options=self.options or None, hive_partitioning=False) for f in files]
         except (pl.exceptions.PolarsError, OSError) as error:
-            raise self._unreadable(error) from None
+            raise self._read_error(error) from None
         return pl.concat(frames, how="diagonal_relaxed")
 
-    def _unreadable(self, error: Exception) -> StartError:
-        return StartError(f"{self.place} cannot be read ({str(error).splitlines()[0]}); check the path")
+    def _read_error(self, error: Exception) -> StartError:
+        return StartError(f"{self.location} cannot be read ({str(error).splitlines()[0]}); check the path")
 
     def close(self) -> None:
         return
 
 
-def _some(rows: pl.DataFrame) -> pl.DataFrame | None:
+def _none_if_empty(rows: pl.DataFrame) -> pl.DataFrame | None:
     return rows if rows.height else None
 
 
 # -- Postgres --------------------------------------------------------------------------------------------------------
 
-# xmin has 32 bits: the whole number of a row's transaction is the nearest one that is not in the future
+# xmin has 32 bits: the full transaction id of a row is the nearest one that is not in the future
 _TOP = '"slackwater top"'
 _XID = f"""(xmin::text::bigint + ({_TOP} >> 32 << 32)
     - CASE WHEN xmin::text::bigint > {_TOP} & 4294967295 THEN 4294967296 ELSE 0 END)"""
 
 
-def _within(snapshot: str) -> str:
-    """SQL: whether a row was there in a snapshot."""
+def _visible_in(snapshot: str) -> str:
+    """Return a SQL condition: the row is visible in a snapshot."""
     return f"pg_visible_in_snapshot(greatest({_XID}, 3)::text::xid8, '{snapshot}'::pg_snapshot)"
 
 
 @dataclass
 class PostgresResults:
-    """A table; `order`: the column that the newest rows are found by, None: by when they were written."""
+    """Result reader of a Postgres table. `order`: the column that the newest rows are chosen by; None: when they were written."""
 
     url: str
     table: str
@@ -276,21 +290,21 @@ class PostgresResults:
     _snapshot: str | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         from slackwater.state.postgres import client
 
         return f"table {self.table} in Postgres at {client.server_address(self.url)}"
 
-    def newest(self, limit: int) -> pl.DataFrame | None:
+    def latest(self, limit: int) -> pl.DataFrame | None:
         from slackwater.state.postgres import client
 
-        self._snapshot = self._now()
-        by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"  # else: written last
+        self._snapshot = self._current_snapshot()
+        by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
         rows = self._read(self._snapshot, f" ORDER BY {by} LIMIT {limit + 1}")
         return None if rows is None else rows.reverse()
 
-    def of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
-        """The newest rows whose columns have these values, as texts; None for NULL."""
+    def latest_of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
+        """Return the newest rows of a key. `key`: values as texts by column; None stands for NULL."""
         from psycopg import sql
 
         from slackwater.state.postgres import client
@@ -301,41 +315,41 @@ class PostgresResults:
         ]
         by = f"{client.quote_name(self.order)} DESC NULLS LAST" if self.order else f"{_XID} DESC"
         where = " AND ".join(conditions) or "true"
-        rows = self._read(self._now(), f" AND {where} ORDER BY {by} LIMIT {limit}")
+        rows = self._read(self._current_snapshot(), f" AND {where} ORDER BY {by} LIMIT {limit}")
         return None if rows is None else rows.reverse()
 
-    def total(self, rows_read: int) -> RowCount:
+    def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "newest was asked"
-        counted = outputs.count_rows(self.url, self.table, self._seen_in(self._snapshot), COUNTED + 1)
+        counted = outputs.count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
         return RowCount(min(counted, COUNTED), counted > COUNTED)
 
-    def fresh(self) -> pl.DataFrame | None:
-        before, now = self._snapshot, self._now()
+    def poll(self) -> pl.DataFrame | None:
+        before, now = self._snapshot, self._current_snapshot()
         if before is None or now == before:
             return None
         self._snapshot = now
-        return self._read(now, f" AND NOT {_within(before)}")
+        return self._read(now, f" AND NOT {_visible_in(before)}")
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
-        """Rows of this snapshot; one that came meanwhile belongs to the next."""
-        rows = outputs.read_table(self.url, self.table, f"{self._seen_in(snapshot)}{tail}")
-        return None if rows is None else _some(rows)
+        """Return the rows of this snapshot. A row that was written after it belongs to the next one."""
+        rows = outputs.read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
+        return None if rows is None else _none_if_empty(rows)
 
     @staticmethod
-    def _seen_in(snapshot: str) -> str:
+    def _snapshot_clause(snapshot: str) -> str:
         top = f"(SELECT pg_snapshot_xmax('{snapshot}'::pg_snapshot)::text::bigint AS {_TOP}) AS s"
-        return f", {top} WHERE {_within(snapshot)}"
+        return f", {top} WHERE {_visible_in(snapshot)}"
 
-    def _now(self) -> str:
+    def _current_snapshot(self) -> str:
         import psycopg
 
         from slackwater.state.postgres import client
 
         try:
-            with client.open_connection(self.url, self.place) as db:
+            with client.open_connection(self.url, self.location) as db:
                 row = db.execute("SELECT pg_current_snapshot()::text").fetchone()
         except psycopg.Error as error:
-            raise StartError(f"{self.place}: cannot be read ({client.error_reason(error)})") from None
+            raise StartError(f"{self.location}: cannot be read ({client.error_reason(error)})") from None
         assert row is not None
         return str(row[0])
 

@@ -1,4 +1,4 @@
-"""How many rows a target holds, for people who are shown some of them."""
+"""The number of rows that a target holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowCount:
-    """So many rows; `at_least`: so many were counted, and there are more."""
+    """A number of rows. `at_least`: counting stopped there, and more rows exist."""
 
     rows: int
     at_least: bool = False

@@ -1,14 +1,14 @@
-"""A read-only HTTP endpoint over a state, in JSON and Arrow.
+"""A read-only HTTP endpoint for a state, in JSON and Arrow.
 
-    GET /                                                    what there is: pipeline, epoch, columns
+    GET /                                                    a description: pipeline, epoch, columns
     GET /fetch?key=user_id=u7                                windows of a key; several columns: key=user_id=u7&key=region=eu
     GET /find-sessions?key=user_id=u7&earliest_end=TIME&latest_start=TIME
     GET /scan?where=events>100&limit=1000                    windows of all keys
 
-With each: `at=EPOCH` for an earlier commit. Arrow comes for `Accept: application/vnd.apache.arrow.stream` or `format=arrow`.
+Each accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow` selects Arrow.
 
-Questions run on a few threads, each of one commit, and each within bounds: of time, of rows, of bytes of its answer, and of
-what a `where` may hold (`query/condition.py`). `routes` mounts in any ASGI application.
+Requests run on a few threads, and each reads one commit. Each has limits: on its time, on the rows and bytes of its response,
+and on what its `where` may contain (`query/condition.py`). `build_routes` returns routes for any ASGI application.
 """
 
 from __future__ import annotations
@@ -43,82 +43,97 @@ from slackwater.web.server import LOOPBACK, HttpServer, start_server
 log = logging.getLogger("slackwater")
 
 ARROW = "application/vnd.apache.arrow.stream"
-LIMIT = 1000  # windows that a scan answers with, unless it is told
-MOST_ROWS = 100_000  # of an answer
-MOST_BYTES = 64 * 1024 * 1024  # of an answer
-QUESTION_S = 10.0  # for a scan
-AT_ONCE = 4  # questions that are looked into
-WAITING = 64  # questions beside them
+LIMIT = 1000  # the default number of windows of a scan
+MOST_ROWS = 100_000  # of a response
+MOST_BYTES = 64 * 1024 * 1024  # of a response
+SCAN_SECONDS = 10.0  # the longest time of a scan
+MOST_RUNNING = 4  # requests that run at the same time
+MOST_WAITING = 64  # requests that wait for a thread
 Query = Mapping[str, str]
 
 
 def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> HttpServer:
-    """Answer questions in threads until `stop` is called; port 0 takes a free one. `names`: see `web.guard`. Raises StartError."""
+    """Serve a state in threads until `stop` is called.
+
+    Args:
+        view: The view to serve.
+        port: The port; 0 selects a free one.
+        host: The address to bind to.
+        names: The host names that clients may use; see `web.guard`.
+
+    Raises StartError.
+    """
     return start_server(build_application(view), port, host, service="the state", option="--port", names=names)
 
 
 def build_application(view: StateView) -> Starlette:
-    """The endpoint as an ASGI application."""
-    app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _refused})
+    """Return the endpoint as an ASGI application."""
+    app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _handle_http_error})
     app.router.redirect_slashes = False
     return app
 
 
 def build_routes(view: StateView) -> list[Route]:
-    """Its routes, for an application of one's own."""
-    pool = _Questions(view)
-    return [Route(path, pool.endpoint(answer), methods=["GET"]) for path, answer in _ANSWERS.items()]
+    """Return the routes of the endpoint, to mount them in another application."""
+    pool = _RequestPool(view)
+    return [Route(path, pool.endpoint(answer), methods=["GET"]) for path, answer in _HANDLERS.items()]
 
 
 class _TooLargeError(StartError):
-    """The answer to a question does not fit the bounds."""
+    """The response exceeds the limits."""
 
 
-class _Questions:
-    """Questions to one view: a few at a time, some more that wait, the rest refused."""
+class _RequestPool:
+    """Runs requests on one view. A few run at the same time, some more wait, and others are refused."""
 
     def __init__(self, view: StateView) -> None:
         self.view = view
-        self._threads = ThreadPoolExecutor(AT_ONCE, "question")
+        self._threads = ThreadPoolExecutor(MOST_RUNNING, "question")
         self._open = 0
 
     def endpoint(self, answer: Callable[[StateView, Query], Any]) -> Callable[[Request], Any]:
-        async def asked(request: Request) -> Response:
-            if self._open >= AT_ONCE + WAITING:
-                return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} questions are open; ask again later")
+        async def handle(request: Request) -> Response:
+            if self._open >= MOST_RUNNING + MOST_WAITING:
+                return _error_response(
+                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} questions are open; ask again later"
+                )
             self._open += 1
             try:
                 wants_arrow = ARROW in request.headers.get("accept", "")
                 query = request.url.query
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, _answered, answer, self.view, query, wants_arrow
+                    self._threads, _answer_request, answer, self.view, query, wants_arrow
                 )
             finally:
                 self._open -= 1
 
-        return asked
+        return handle
 
 
-def _answered(answer: Callable[[StateView, Query], Any], view: StateView, query: str, wants_arrow: bool) -> Response:
-    """The answer to a question, or why there is none. Nothing is raised."""
+def _answer_request(
+    answer: Callable[[StateView, Query], Any], view: StateView, query: str, wants_arrow: bool
+) -> Response:
+    """Return the response to a request, or an error response. Never raises."""
     try:
-        parameters = _given(query)
+        parameters = _parse_query(query)
         answer_body = answer(view, parameters)
         if isinstance(answer_body, dict):
-            return _json(HTTPStatus.OK, json.dumps(answer_body, ensure_ascii=False).encode(errors="replace"))
-        return _rows(answer_body, wants_arrow or parameters.get("format") == "arrow")
+            return _json_response(HTTPStatus.OK, json.dumps(answer_body, ensure_ascii=False).encode(errors="replace"))
+        return _rows_response(answer_body, wants_arrow or parameters.get("format") == "arrow")
     except _TooLargeError as error:
-        return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
+        return _error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
     except (StateError, ExhaustedError) as error:
-        return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return _error_response(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except SlackwaterError as error:
-        return _refusal(HTTPStatus.BAD_REQUEST, str(error))
-    except BaseException as error:  # a panic of Polars is no Exception
+        return _error_response(HTTPStatus.BAD_REQUEST, str(error))
+    except BaseException as error:  # a panic of Polars is not an Exception
         log.exception("a question failed")
-        return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}; the log has more")
+        return _error_response(
+            HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}; the log has more"
+        )
 
 
-def _given(query: str) -> dict[str, str]:
+def _parse_query(query: str) -> dict[str, str]:
     try:
         every = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
     except ValueError:
@@ -126,13 +141,13 @@ def _given(query: str) -> dict[str, str]:
     return {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
 
 
-def _rows(windows: pl.DataFrame, as_arrow: bool) -> Response:
+def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
     if windows.height > MOST_ROWS:
         raise _TooLargeError(
             f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} are sent: ask for fewer"
         )
     if windows.estimated_size() > MOST_BYTES:
-        raise _too_large()
+        raise _too_large_error()
     if as_arrow:
         sink = pa.BufferOutputStream()
         table = to_arrow(windows)
@@ -144,30 +159,32 @@ def _rows(windows: pl.DataFrame, as_arrow: bool) -> Response:
         lines.append(line.encode(errors="replace"))
         size += len(lines[-1]) + 1
         if size > MOST_BYTES:
-            raise _too_large()
-    return _json(HTTPStatus.OK, b"[" + b",".join(lines) + b"]")
+            raise _too_large_error()
+    return _json_response(HTTPStatus.OK, b"[" + b",".join(lines) + b"]")
 
 
-def _too_large() -> StartError:
+def _too_large_error() -> StartError:
     return _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB; ask for fewer windows")
 
 
-def _json(status: HTTPStatus, body: bytes) -> Response:
+def _json_response(status: HTTPStatus, body: bytes) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _refusal(status: HTTPStatus, line: str) -> Response:
-    return _json(status, json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"))
+def _error_response(status: HTTPStatus, line: str) -> Response:
+    return _json_response(status, json.dumps({"error": line}, ensure_ascii=False).encode(errors="replace"))
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return _refusal(HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; there are: {', '.join(_ANSWERS)}")
-    return _refusal(HTTPStatus(error.status_code), error.detail)
+        return _error_response(
+            HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; there are: {', '.join(_HANDLERS)}"
+        )
+    return _error_response(HTTPStatus(error.status_code), error.detail)
 
 
-def _known(parameters: Query, *names: str) -> None:
+def _check_parameters(parameters: Query, *names: str) -> None:
     unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
         raise StartError(
@@ -175,19 +192,19 @@ def _known(parameters: Query, *names: str) -> None:
         )
 
 
-def _at(view: StateView, parameters: Query) -> StateView:
-    return view.as_of(_number(parameters, "at")) if "at" in parameters else view
+def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
+    return view.as_of(_parse_number(parameters, "at")) if "at" in parameters else view
 
 
-def _number(parameters: Query, name: str, most: int = 10**18) -> int:
+def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
         raise StartError(f"{name}: found {format_value(parameters[name])}, expected a whole number from 0 to {most}")
     return int(parameters[name])
 
 
-def _about(view: StateView, parameters: Query) -> dict[str, Any]:
-    _known(parameters)
-    view = _at(view, parameters)
+def _describe(view: StateView, parameters: Query) -> dict[str, Any]:
+    _check_parameters(parameters)
+    view = _view_at_epoch(view, parameters)
     commit = view.manifest()
     watermark = commit.stages[-1].watermark_us
     return {
@@ -196,35 +213,35 @@ def _about(view: StateView, parameters: Query) -> dict[str, Any]:
         "epochs": view.epochs(),
         "watermark_us": None if watermark <= NO_WATERMARK else watermark,
         "columns": {name: sql_type(kind) for name, kind in view.columns.items()},
-        "paths": list(_ANSWERS),
+        "paths": list(_HANDLERS),
     }
 
 
-def _key(view: StateView, parameters: Query) -> dict[str, Any]:
+def _parse_key(view: StateView, parameters: Query) -> dict[str, Any]:
     return view.key_of([parameters["key"]] if "key" in parameters else [])
 
 
 def _fetch(view: StateView, parameters: Query) -> pl.DataFrame:
-    _known(parameters, "key")
-    return _at(view, parameters).fetch(_key(view, parameters))
+    _check_parameters(parameters, "key")
+    return _view_at_epoch(view, parameters).fetch(_parse_key(view, parameters))
 
 
-def _find(view: StateView, parameters: Query) -> pl.DataFrame:
-    _known(parameters, "key", "earliest_end", "latest_start")
+def _find_sessions(view: StateView, parameters: Query) -> pl.DataFrame:
+    _check_parameters(parameters, "key", "earliest_end", "latest_start")
     times = [parameters.get("earliest_end"), parameters.get("latest_start")]
-    return _at(view, parameters).find_sessions(_key(view, parameters), *times)
+    return _view_at_epoch(view, parameters).find_sessions(_parse_key(view, parameters), *times)
 
 
 def _scan(view: StateView, parameters: Query) -> pl.DataFrame:
-    _known(parameters, "where", "limit")
-    limit = _number(parameters, "limit", MOST_ROWS) if "limit" in parameters else LIMIT
-    return _at(view, parameters).scan(parameters.get("where"), limit, timeout_s=QUESTION_S)
+    _check_parameters(parameters, "where", "limit")
+    limit = _parse_number(parameters, "limit", MOST_ROWS) if "limit" in parameters else LIMIT
+    return _view_at_epoch(view, parameters).scan(parameters.get("where"), limit, timeout_s=SCAN_SECONDS)
 
 
-_ANSWERS: Mapping[str, Callable[[StateView, Query], Any]] = {
-    "/": _about,
+_HANDLERS: Mapping[str, Callable[[StateView, Query], Any]] = {
+    "/": _describe,
     "/fetch": _fetch,
-    "/find-sessions": _find,
+    "/find-sessions": _find_sessions,
     "/scan": _scan,
 }
 __all__ = ["ARROW", "LIMIT", "build_application", "build_routes", "serve_state"]

@@ -1,4 +1,4 @@
-"""One stage of a commit as if it were all there is: whoever looks into a window or a join then needs to know of no other."""
+"""Narrows a commit or a snapshot to one stage, so that code that inspects a window or a join sees no other stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slackwater.windows.state_rows import KeyedState
 
 
 def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
-    """The number of a stage, from 0. Raises StartError for one that is not there."""
+    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name of it in messages."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(
@@ -25,7 +25,7 @@ def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
 
 
 def commit_of(commit: Commit, number: int) -> Commit:
-    """A commit with that stage alone, the sources that it reads and the targets that get what it emits."""
+    """Return a commit with this stage only, the sources that it reads, and the targets that get its results."""
     stage = commit.stages[number]
     if not commit.stages[1:]:
         return commit
@@ -42,7 +42,7 @@ def commit_of(commit: Commit, number: int) -> Commit:
 
 
 def snapshot_of(snapshot: Snapshot, number: int) -> Snapshot:
-    """A snapshot of that stage alone: its rows are those of stage 0."""
+    """Return a snapshot of this stage only. There, it is stage 0."""
     if not snapshot.commit.stages[1:]:
         return snapshot
 

@@ -1,4 +1,4 @@
-"""Answers as text: values for people, rows as JSON."""
+"""Formats query results: values for people, rows as JSON and CSV, and clocks in sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.query.why_report import ClockReport, StageReport
 
 
 def format_value(value: Any) -> str:
-    """A value for people: times in ISO 8601, binary in hexadecimal."""
+    """Format a value for people: times in ISO 8601, binary in hexadecimal."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
@@ -27,13 +27,13 @@ def format_value(value: Any) -> str:
 
 
 def json_lines(frame: pl.DataFrame) -> Iterator[str]:
-    """The rows as JSON objects; what JSON has no word for is text, as NaN is."""
+    """Yield the rows as JSON objects. Values that JSON does not have, such as NaN, are texts."""
     for row in frame.iter_rows(named=True):
-        yield json.dumps({k: _finite(v) for k, v in row.items()}, default=format_value, ensure_ascii=False)
+        yield json.dumps({k: _json_number(v) for k, v in row.items()}, default=format_value, ensure_ascii=False)
 
 
 def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
-    """The rows as lines of CSV: NULL is empty, lists and structs are JSON, times are ISO 8601."""
+    """Yield the rows as lines of CSV: NULL is empty, lists and structs are JSON, times are ISO 8601."""
     if with_head:
         yield _csv_line(frame.columns)
     for row in frame.iter_rows():
@@ -48,33 +48,33 @@ def _csv_line(cells: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def _finite(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain_json(value: Any) -> str:
-    """A list or struct in one line."""
+    """Return a list or struct as JSON in one line."""
     return json.dumps(value, default=format_value, ensure_ascii=False)
 
 
 def quote_stage(name: str) -> str:
-    """The name of a stage, as it stands in a sentence."""
+    """Quote the name of a stage for a sentence."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def waiting_text(w: StageReport) -> str:
-    """What the watermark of a stage waits for: a source, or a stage, which waits for …"""
+    """Describe what the watermark of a stage waits for: a source, or a stage that itself waits for something."""
     if w.holder is None:
-        return _to("all sources are idle", w.through)
+        return _blocked_text("all sources are idle", w.through)
     held = ""
     if w.held_back_us:
         length = format_duration(max(w.held_back_us // 1000, 1))
         held = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
-    return _to(name_of(w.holder), w.through) + held
+    return _blocked_text(clock_name(w.holder), w.through) + held
 
 
-def _to(end: str, through: Sequence[str]) -> str:
-    """The way to what is waited for, from the stage that is read to the one that reads that."""
+def _blocked_text(end: str, through: Sequence[str]) -> str:
+    """Describe the chain of stages that leads to the cause `end`. `through`: the stages, the nearest first."""
     if not through:
         return end
     first, *more = through
@@ -85,8 +85,8 @@ def _to(end: str, through: Sequence[str]) -> str:
     )
 
 
-def name_of(c: ClockReport) -> str:
-    """A source, one of its partitions, or a stage."""
+def clock_name(c: ClockReport) -> str:
+    """Return the name of a source, a partition or a stage for a sentence."""
     return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
         f", partition {c.partition}" if c.partition is not None else ""
     )

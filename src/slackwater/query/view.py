@@ -1,12 +1,12 @@
-"""The read-only view of a state (KIP-94's read-only session store): open and retained windows with their values.
+"""Read-only view of a state: open and retained windows with their values, like the read-only session store of KIP-94.
 
-    open_state("state/user-sessions")          the latest commit, looked for again at each question
+    open_state("state/user-sessions")          the latest commit at the time of each query
         .fetch({"user_id": "u7"})              windows of one key
         .find_sessions(…, earliest_end=…)      sessions of one key within times
         .scan(where="events > 100")            windows of all keys
-        .as_of(41)                             the same questions, to an earlier commit
+        .as_of(41)                             a view of an earlier commit
 
-Each answer is one commit's: nothing of a later epoch is in it, whatever a runner does meanwhile, and no runner waits.
+Each query reads one commit and nothing of a later epoch, whatever a runner does meanwhile. No runner waits for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
 from slackwater.query.condition import filter_frame, parse_condition
 from slackwater.query.locate_state import store_at
-from slackwater.query.windows import current_windows, own_names
+from slackwater.query.windows import current_windows, state_column_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore
@@ -47,55 +47,65 @@ Time = dt.datetime | str | int
 
 
 def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, schema: str = "public") -> StateView:
-    """Look into the windows of a pipeline, running or not. Takes no lock and changes nothing.
+    """Open a read-only view of the windows of a pipeline, running or not. It takes no lock.
 
-    `state`: a state directory, the URL of a database (with the `schema` of its tables), the TOML file of the pipeline, or
-    the pipeline. `pipeline`: its name, where several have their state there. Raises StartError, StateError, ConfigError.
+    Args:
+        state: A state directory, a URL in an object store, the URL of a database, the pipeline, or its TOML file.
+        pipeline: The name of the pipeline. It is required if several pipelines have their state there.
+        schema: The schema of the tables in a database.
+
+    Raises StartError, StateError, ConfigError.
     """
     return StateView(store_at(state, pipeline, schema))
 
 
 class StateView(NotebookRepr):
-    """Open and retained windows as Polars frames (`frame.to_arrow()` makes Arrow of them); made by `open_state`.
+    """Open and retained windows as Polars frames; `frame.to_arrow()` converts them to Arrow. See `open_state`.
 
-    The columns are those of the target, with the values as they would come out if no row came any more, and
-    `_status` (open | retained), `_closes_at` (TIMESTAMP, the watermark that closes it), `_last_event` (sessions: TIMESTAMP)
-    and `_epoch` (BIGINT, the commit), with one more `_` where a column of the target has that name. Windows that are gone
-    from the state are in the target alone. Threads may ask at once.
+    The columns are those of the target, with the values that would be emitted if no more rows arrived. The view adds
+    `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only) and
+    `_epoch` (the commit). A name that the target already has gets one more `_`. Windows that have left the state are only
+    in the target. A view may be used from several threads.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
         self._store, self._epoch = store, epoch
-        self._held: tuple[Snapshot, ExitStack, WindowOperator] | None = None
+        self._cached: tuple[Snapshot, ExitStack, WindowOperator] | None = None
         self._opening = threading.Lock()
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------
 
     def fetch(self, key: Any = None) -> pl.DataFrame:
-        """The windows of one key, in order of their start.
+        """Return the windows of one key in the order of their start.
 
-        `key`: a mapping of the group_by columns to values; the value alone where there is one column; nothing where there
-        is none. Raises StartError for a wrong key.
+        `key`: a mapping of the group_by columns to values, or the value if there is one column. Omit it if there is no
+        group_by. Raises StartError for a wrong key.
         """
-        with self._looking() as (snapshot, logic):
-            return self._of_key(snapshot, logic, key)
+        with self._open_snapshot() as (snapshot, logic):
+            return self._windows_of_key(snapshot, logic, key)
 
     def find_sessions(
         self, key: Any, earliest_end: Time | None = None, latest_start: Time | None = None
     ) -> pl.DataFrame:
-        """The sessions of one key whose last event is at or after `earliest_end`, and that start at or before `latest_start`.
+        """Return the sessions of one key within time limits, with the semantics of KIP-94.
 
-        As KIP-94 has it: both bounds are inclusive, and ends are those of the events, without the gap. Times are datetimes
-        (UTC where they have no offset), ISO 8601 texts, or whole microseconds since 1970, of which 0 and 2**63 - 1 are no limit.
-        Raises StartError, also if the windows are no sessions.
+        Both limits are inclusive. A session ends at its last event, without the gap. Times are datetimes (UTC without an
+        offset), ISO 8601 texts, or whole microseconds since 1970, where 0 and 2**63 - 1 set no limit.
+
+        Args:
+            key: The key; see `fetch`.
+            earliest_end: Only sessions whose last event is at or after this time.
+            latest_start: Only sessions that start at or before this time.
+
+        Raises StartError for wrong arguments, and if the windows are not sessions.
         """
-        low = None if earliest_end is None else _time(earliest_end, "earliest_end")
-        high = None if latest_start is None else _time(latest_start, "latest_start")
-        with self._looking() as (snapshot, logic):
+        low = None if earliest_end is None else _to_micros(earliest_end, "earliest_end")
+        high = None if latest_start is None else _to_micros(latest_start, "latest_start")
+        with self._open_snapshot() as (snapshot, logic):
             _check_sessions(logic)
-            sessions = self._of_key(snapshot, logic, key)
+            sessions = self._windows_of_key(snapshot, logic, key)
             if low is not None:
-                sessions = sessions.filter(pl.col(own_names(logic)["_last_event"]).dt.timestamp("us") >= low)
+                sessions = sessions.filter(pl.col(state_column_names(logic)["_last_event"]).dt.timestamp("us") >= low)
             if high is not None:
                 sessions = sessions.filter(pl.col(logic.window.window_start_column).dt.timestamp("us") <= high)
             return sessions
@@ -103,22 +113,28 @@ class StateView(NotebookRepr):
     def scan(
         self, where: str | pl.Expr | None = None, limit: int | None = None, *, timeout_s: float | None = None
     ) -> pl.DataFrame:
-        """The windows of all keys, in order of (start, key).
+        """Return the windows of all keys in the order of (start, key).
 
-        `where`: a condition over the columns, a Polars expression or SQL, as in "events > 100 AND _status = 'open'" (see
-        `slackwater.query.condition` for what it may hold); `limit`: at most so many. The state is read shard by shard, and kept
-        as far as the condition holds. Raises StartError, also if that takes longer than `timeout_s`.
+        The state is read shard by shard, and only matching windows stay in memory.
+
+        Args:
+            where: A condition over the columns, as a Polars expression or as SQL ("events > 100 AND _status = 'open'").
+                `slackwater.query.condition` lists what the SQL may contain.
+            limit: The largest number of windows.
+            timeout_s: The largest number of seconds that the scan may take.
+
+        Raises StartError for wrong arguments, and if the scan takes too long.
         """
-        limit = None if limit is None else _whole(limit, "limit", 0)
+        limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
             raise StartError(f"where: found the {type(where).__name__} {where!r}, expected SQL or a Polars expression")
         ends = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._looking() as (snapshot, logic):
-            nothing = _answer(snapshot, logic, logic.empty_state())
-            condition = parse_condition(where, nothing.columns) if isinstance(where, str) else where
-            selected = [nothing]
-            for rows in _shards(snapshot, logic, self.stage):
-                windows = _answer(snapshot, logic, rows)
+        with self._open_snapshot() as (snapshot, logic):
+            empty = _windows(snapshot, logic, logic.empty_state())
+            condition = parse_condition(where, empty.columns) if isinstance(where, str) else where
+            selected = [empty]
+            for rows in _scan_shards(snapshot, logic, self.stage):
+                windows = _windows(snapshot, logic, rows)
                 for part in [windows] if condition is None else filter_frame(windows, condition):
                     selected.append(part)
                     if ends is not None and time.monotonic() > ends:
@@ -130,23 +146,23 @@ class StateView(NotebookRepr):
             return logic.sorted_output(pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
-        """The view of an earlier commit, while the store keeps it (see `epochs`). Raises StateError otherwise."""
-        if _whole(epoch, "epoch", -1) not in (epochs := self.epochs()):
+        """Return a view of an earlier commit. Raises StateError if the store does not keep it any more (see `epochs`)."""
+        if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
             raise StateError(f"epoch {epoch} is not kept; there is: {available}")
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:
-        """The commits that can be asked, ascending; the Postgres store keeps the latest only."""
+        """Return the epochs of the commits that can be read, ascending. The Postgres store keeps only the latest one."""
         return self._store.epochs()
 
     def manifest(self) -> Commit:
-        """The record of the commit that is asked. Raises StateError if there is none."""
+        """Return the commit that the view reads. Raises StateError if there is none."""
         with self._store.peek(self._epoch) as snapshot:
-            return _there(snapshot).commit
+            return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """A key from texts `name=value`, as people write it (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
+        """Parse a key from texts `name=value` (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
         logic = logic_in(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
@@ -154,48 +170,49 @@ class StateView(NotebookRepr):
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
-        """The columns of the answers."""
-        with self._looking() as (snapshot, logic):
-            return dict(_answer(snapshot, logic, logic.empty_state()).schema)
+        """Return the columns of the frames and their types."""
+        with self._open_snapshot() as (snapshot, logic):
+            return dict(_windows(snapshot, logic, logic.empty_state()).schema)
 
-    stage = -1  # of a pipeline in stages: the last one's windows
+    stage = -1  # the windows of the last stage
 
-    # -- how it looks --------------------------------------------------------------------------------------------
+    # -- access to the state --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
-        """One commit, readable within the block. Files stay open until there is a later commit; a database is asked anew."""
+    def _open_snapshot(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
+        """Yield a commit that can be read within the block, and its operator.
+
+        Files stay open until there is a later commit. A database is queried again each time.
+        """
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as peeked:
-                snapshot = _there(peeked)
+                snapshot = _require_snapshot(peeked)
                 yield snapshot, logic_in(snapshot.commit, self.stage)
             return
         with self._opening:
-            held = self._held
-            if held is None or (self._epoch is None and self._store.epochs()[-1:] != [held[0].commit.epoch]):
-                held = self._opened()
-        yield (
-            held[0],
-            held[2],
-        )  # also if another thread puts a later commit in its place: files stay while they are used
+            cached = self._cached
+            if cached is None or (self._epoch is None and self._store.epochs()[-1:] != [cached[0].commit.epoch]):
+                cached = self._open_latest()
+        # stays readable if another thread caches a later commit: files exist as long as they are used
+        yield cached[0], cached[2]
 
-    def _opened(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
+    def _open_latest(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
         with ExitStack() as stack:
-            snapshot = _there(stack.enter_context(self._store.peek(self._epoch)))
+            snapshot = _require_snapshot(stack.enter_context(self._store.peek(self._epoch)))
             logic = logic_in(snapshot.commit, self.stage)
             self.close()
-            self._held = snapshot, stack.pop_all(), logic
-        return self._held
+            self._cached = snapshot, stack.pop_all(), logic
+        return self._cached
 
-    def _of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
-        rows = inspect.rows_of(snapshot, logic, _key(logic, key), self.stage)
-        return logic.sorted_output(_answer(snapshot, logic, rows))
+    def _windows_of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
+        rows = inspect.rows_of(snapshot, logic, _key_frame(logic, key), self.stage)
+        return logic.sorted_output(_windows(snapshot, logic, rows))
 
     def close(self) -> None:
-        """Let go of the files that are open; the view can still be used."""
-        if self._held is not None:
-            self._held[1].close()
-            self._held = None
+        """Close the open files. The view can still be used."""
+        if self._cached is not None:
+            self._cached[1].close()
+            self._cached = None
 
     def __enter__(self) -> StateView:
         return self
@@ -206,7 +223,7 @@ class StateView(NotebookRepr):
 
 @singledispatch
 def _check_sessions(operator: Operator) -> None:
-    """Raise StartError if the windows are no sessions."""
+    """Raise StartError if the windows are not sessions."""
     unregistered(operator, "slackwater.query.view._check_sessions")
 
 
@@ -220,25 +237,25 @@ def _(operator: SessionOperator) -> None:
     return
 
 
-def _there(snapshot: Snapshot | None) -> Snapshot:
+def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:
     if snapshot is None:
         raise StateError("there is no state yet; it begins with the first epoch of: slackwater run")
     return snapshot
 
 
-def _shards(snapshot: Snapshot, logic: WindowOperator, stage: int) -> Iterator[pl.DataFrame]:
+def _scan_shards(snapshot: Snapshot, logic: WindowOperator, stage: int) -> Iterator[pl.DataFrame]:
     count = len(snapshot.commit.stages)
     for shard in range(snapshot.commit.shards):
         yield snapshot.reader(shard, logic, stage % count).scan()
 
 
-def _answer(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+def _windows(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
     watermark = snapshot.commit.stages[-1].watermark_us
     return current_windows(logic, rows, watermark, snapshot.commit.epoch)
 
 
-def _key(logic: WindowOperator, key: Any) -> pl.DataFrame:
-    """One row with the key columns."""
+def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
+    """Return a frame with one row and the key columns. Raises StartError for a key of other columns."""
     names = logic.key_names
     if not isinstance(key, Mapping):
         if len(names) != 1 and (names or key is not None):
@@ -252,8 +269,8 @@ def _key(logic: WindowOperator, key: Any) -> pl.DataFrame:
     return inspect.key_frame(logic, key)
 
 
-def _time(value: Time, name: str) -> int:
-    """A time in microseconds UTC; numbers beyond int64 are its ends."""
+def _to_micros(value: Time, name: str) -> int:
+    """Return a time in microseconds UTC, clamped to the range of int64. `name`: the parameter, for messages."""
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -265,15 +282,15 @@ def _time(value: Time, name: str) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        us = operator.index(value)  # NumPy's integers, too
+        us = operator.index(value)  # also accepts integers of NumPy
     except TypeError:
         expected = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
         raise StartError(f"{name}: found the {type(value).__name__} {value!r}, expected {expected}") from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 
 
-def _whole(value: int, name: str, least: int) -> int:
-    """A whole number as it was given, within int64."""
+def _whole_number(value: int, name: str, least: int) -> int:
+    """Return a whole number, clamped to the range of int64. Raises StartError for one below `least`."""
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -284,7 +301,7 @@ def _whole(value: int, name: str, least: int) -> int:
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """An answer as an Arrow table with plain types."""
+    """Convert a frame to an Arrow table with the types of the oldest compatibility level."""
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 

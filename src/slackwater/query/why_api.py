@@ -1,4 +1,4 @@
-"""`sw.why`: why a pipeline has no output yet, for programs and notebooks."""
+"""`sw.why`: explains to programs and notebooks why a pipeline has no output yet."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.query.inspect import Texts
 from slackwater.query.key_history import with_history
 from slackwater.query.locate_state import store_at
-from slackwater.query.why import why as look
+from slackwater.query.why import why as build_report
 from slackwater.query.why_report import WhyReport
 
 
 def why(
     pipeline: Pipeline | str | Path, key: Mapping[str, Any] | str | None = None, stage: str | None = None
 ) -> WhyReport:
-    """Who holds the watermark and what closes next, of the latest commit, beside a runner or without one.
+    """Report what holds the watermark in the latest commit, and which windows close next.
 
-    `pipeline`: it, or its TOML file. `key`: also tell of this key, as a mapping or as text ("user_id=u1,page=/"): what is open of
-    it, its late rows and its last published results. `stage`: of several the one that the answer is about, else the last one. Takes no lock and starts no Spark. Raises StateError if there
-    is no state yet, StartError, ConfigError.
+    It works with and without a runner, takes no lock, and does not start Spark.
+
+    Args:
+        pipeline: The pipeline, or its TOML file.
+        key: A key to report on, too, as a mapping or as text ("user_id=u1,page=/"). The report then has the open windows,
+            the late rows and the last published results of the key.
+        stage: The only stage to report on. By default, the report is about the last stage, and `stages` has one for each.
+
+    Raises StateError if there is no state yet, StartError, ConfigError.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = store_at(spec), _texts(key)
     try:
         file = None if isinstance(pipeline, Pipeline) else str(pipeline)
-        return with_history(spec, store, look(spec, store, time.time_ns() // 1000, texts, stage, file), texts)
+        return with_history(spec, store, build_report(spec, store, time.time_ns() // 1000, texts, stage, file), texts)
     finally:
         store.close()
 

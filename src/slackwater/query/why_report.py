@@ -1,4 +1,4 @@
-"""What `why` answers: values only."""
+"""The dataclasses of the report that `why` returns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
 
 @dataclass(frozen=True)
 class ClockReport:
-    """A source, one of its partitions, or a stage whose results are read (`of_stage`), at the commit; µs.
+    """Clock of a source, of one of its partitions, or of a stage that is read, as of the commit.
 
-    `idle_in_us`: more quiet until it counts as idle, None: it does. Of a stage `lateness_us` is how far before its watermark
-    its results may lie; it is never idle.
+    Args:
+        source: The name of the source or stage.
+        partition: The partition; None for the whole source.
+        max_event_us: The newest event time; None before the first event.
+        lateness_us: How far the watermark stays behind the newest event. For a stage: how far the output watermark is
+            behind the stage's own watermark.
+        watermark_us: The watermark; None before the first event.
+        idle: Whether it is idle. A stage is never idle.
+        quiet_us: How long it returned no rows.
+        idle_in_us: How long it must stay quiet until it is idle; None if it is idle.
+        of_stage: Whether this is a stage.
     """
 
     source: str
@@ -31,9 +40,14 @@ class ClockReport:
 
 @dataclass(frozen=True)
 class RequiredEvent:
-    """What a window waits for: an event at or after this time on a source, or on these partitions of it.
+    """An event that a window waits for.
 
-    `choice`: of the needs with one number any will do, since all those sources are idle; None: this one has to be.
+    Args:
+        source: The source that must have the event.
+        partitions: The partitions that must each have the event; empty for any.
+        event_us: The event must have this event time or a later one.
+        choice: One event is enough among the required events with the same number, because their sources are all idle.
+            None: this event is required.
     """
 
     source: str
@@ -44,9 +58,18 @@ class RequiredEvent:
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """An open window or session; µs. `closes_us`: the watermark that closes it; `reason`: close, or cap (it is cut there).
+    """An open window or session.
 
-    `rows`: of a count(*) in it; `groups`: keys in a window, at most. `silence_us`: more quiet that would close it.
+    Args:
+        key: The key columns; None for a window of all keys.
+        start_us: The start of the window.
+        last_us: The last event of a session, if it is known.
+        closes_us: The watermark that closes the window.
+        reason: `close`, or `cap` for a session that is cut there.
+        rows: The number of rows, if the window has a count(*).
+        groups: The largest possible number of keys, for a window of all keys.
+        needs: The events that close the window.
+        silence_us: How long all sources must stay quiet to close the window; None if silence does not close it.
     """
 
     key: Mapping[str, Any] | None
@@ -62,9 +85,10 @@ class OpenWindow:
 
 @dataclass(frozen=True)
 class LateRowReport:
-    """A dead letter: a row of a key that came late; µs. `place`: its file, or its topic, partition and offset.
+    """A late row of a key, from its dead letter. Times are in microseconds.
 
-    `windows`: the starts of the windows that it missed, of sessions none. `applied`: `dlq replay` has corrected them.
+    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows that it missed; empty for
+    sessions. `applied`: `dlq replay` has corrected the windows.
     """
 
     source: str | None
@@ -82,7 +106,10 @@ class LateRowReport:
 
 @dataclass(frozen=True)
 class PublishedResults:
-    """The newest published rows of a key in one target, in the order of their windows; `problem`: why they cannot be read."""
+    """The newest published rows of a key in one target, in the order of their windows.
+
+    `problem`: why they cannot be read.
+    """
 
     target: str
     place: str
@@ -92,9 +119,9 @@ class PublishedResults:
 
 @dataclass(frozen=True)
 class KeyHistory:
-    """What became of a key: its newest late rows and its last published results.
+    """The newest late rows of a key, and its last published results.
 
-    `more_late`: older late rows exist. `late_problem`: why late rows are not known, as where they are dropped.
+    `more_late`: older late rows exist. `late_problem`: why the late rows are unknown, for example because they are dropped.
     """
 
     late: tuple[LateRowReport, ...]
@@ -105,9 +132,14 @@ class KeyHistory:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """One key. `floor_us`: rows at or below are late; `late_before_us`: rows before it are late if they join nothing open.
+    """A key and its open windows.
 
-    `history`: read from the dead letters and the targets where somebody asks for it (`query.key_history`), else None.
+    Args:
+        key: The key columns.
+        open: The open windows of the key.
+        floor_us: Rows at or below this event time are late.
+        late_before_us: Rows before this event time are late unless they join an open session.
+        history: Late rows and results, if `query.key_history` has added them.
     """
 
     key: Mapping[str, Any]
@@ -119,9 +151,15 @@ class KeyReport:
 
 @dataclass(frozen=True)
 class JoinSideReport:
-    """One side of a join, with the rows that are on disk; µs. `outer`: those that find no partner come out.
+    """One side of a join and its stored rows.
 
-    `keep_us`: a row is over once the watermark is past its time plus this; `over_us`: the watermark at which all of them are.
+    Args:
+        side: The name of the side.
+        source: The source or stage that the side reads.
+        rows: The number of stored rows.
+        keep_us: A row expires when the watermark passes its event time plus this.
+        over_us: The watermark at which all stored rows have expired; None if there are none.
+        outer: Whether rows without a partner are emitted.
     """
 
     side: str
@@ -134,13 +172,27 @@ class JoinSideReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StageReport:
-    """What is so of one stage. `clocks`: of what it reads, sources and stages; `read_by`: the stages that read what it emits.
+    """What a commit says about one stage.
 
-    `holder`: the source or partition that holds its watermark, None while all are idle; `through`: the stages that it waits for
-    on the way there, the one that it reads itself first; empty where a source that it reads holds it.
-
-    Of a join (`kind`) `sides` says what waits, and no window is open. `open_windows`: among many sessions, pieces that the cap may
-    yet separate count one by one. `held_back_us`: how far the stage that it waits for holds its results back, since sessions may still be cut. `kept`: where rows come out as they come in and nothing waits, what is in the state.
+    Args:
+        stage: The name of the stage.
+        reads: The sources and stages that it reads.
+        read_by: The stages that read its results.
+        kind: The kind of its step, such as `session` or `join`.
+        watermark_us: Its watermark; None before the first event.
+        clocks: The clocks of the sources and stages that it reads.
+        holder: The source or partition that holds the watermark; None while all sources are idle.
+        through: The stages between this stage and the holder, the nearest first.
+        idle_close_us: After this silence on all sources, the watermark advances with the clock.
+        open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still separate
+            are counted separately.
+        open_keys: The number of keys with open windows, if the commit records it.
+        next: The windows that close first.
+        key: The report of a key, if one was requested.
+        sides: The sides of a join.
+        lateness: Statistics of how late rows were.
+        kept: What the state holds, for a stage whose rows never wait.
+        held_back_us: How far the nearest stage in `through` holds its results back because sessions may still be cut.
     """
 
     stage: str
@@ -164,10 +216,18 @@ class StageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class WhyReport(TerminalRepr, StageReport, NotebookRepr):
-    """The answer, as of one commit. It is about one stage: the one that was asked about, else the last one.
+    """The report of `why` for one commit. Its own fields are about the requested stage, or about the last one.
 
-    `stages`: the same about each stage, where there are several and none was asked about. `changed_files`: per source how many
-    files changed after they were read, and the last ones. `file`: the config, where it is one; None: a Pipeline.
+    Args:
+        pipeline: The name of the pipeline.
+        now_us: The time of the report.
+        runner: The process that runs the pipeline; None if there is none.
+        epoch: The epoch of the commit.
+        committed_us: The time of the commit.
+        is_published: Whether the output of the commit is published.
+        changed_files: By source, the number of files that changed after they were read, and the last of them.
+        stages: A report for each stage, if there are several and none was requested.
+        file: The config file; None for a pipeline in Python.
     """
 
     pipeline: str
@@ -181,13 +241,13 @@ class WhyReport(TerminalRepr, StageReport, NotebookRepr):
     file: str | None = None
 
     @property
-    def told(self) -> tuple[StageReport, ...]:
-        """The stages that it tells of."""
+    def reported_stages(self) -> tuple[StageReport, ...]:
+        """Return the reports of all stages."""
         return self.stages or (self,)
 
 
 def start_text(file: str | None) -> str:
-    """How a pipeline is started: by its config, or in Python."""
+    """Return the command that starts a pipeline, or the Python call if there is no config file."""
     return "slackwater.run(pipeline)" if file is None else f"slackwater run {file}"
 
 

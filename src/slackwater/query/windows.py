@@ -1,4 +1,4 @@
-"""Windows as they stand in a state: open and retained ones, put together from their rows, with finished values.
+"""Computes the open and retained windows of a state from its rows, with finished values.
 
         horizon          watermark
 gone       │   retained      │     open
@@ -24,16 +24,16 @@ from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
 
 TIMES = pl.Datetime("us", "UTC")
-OWN = ("_status", "_closes_at", "_last_event", "_epoch")
+STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
 def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
-    """The windows that whole units of state rows make, as they would come out if no row came any more.
+    """Return the windows of complete units of state rows, as they would be emitted if no more rows arrived.
 
-    Columns: those of the output (without the metadata of emission), `_status`, `_closes_at`, `_last_event` (sessions),
-    `_epoch`, each under the name that `own_names` gives it.
+    Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions only)
+    and `_epoch`, renamed as `state_column_names` says.
     """
-    windows = _put_together(logic, rows, watermark)
+    windows = _assemble(logic, rows, watermark)
     closes = windows["__closes"].to_numpy()
     still = closes > logic.horizon(watermark)
     if not still.all():
@@ -42,7 +42,7 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
     output = logic.output_frame(EmitResult(windows, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
     columns = [c for c in output.get_columns() if c.name not in hidden]
-    names = own_names(logic)
+    names = state_column_names(logic)
     columns.append(pl.Series(names["_status"], np.where(closes > watermark, "open", "retained"), dtype=pl.String))
     columns.append(windows["__closes"].cast(TIMES).alias(names["_closes_at"]))
     if "__last" in windows.columns:
@@ -51,36 +51,36 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
     return pl.DataFrame(columns)
 
 
-def own_names(logic: WindowLogic) -> dict[str, str]:
-    """What the columns are called that answers have beside those of the output: with one more `_` for one that is taken."""
+def state_column_names(logic: WindowLogic) -> dict[str, str]:
+    """Return the names of the state columns. A name that the output already has gets one more `_`."""
     window = logic.window
     of_user = {n.casefold() for n in (*logic.key_names, *(str(a.as_) for a in window.aggregations))}
     of_user |= {window.window_start_column.casefold(), window.window_end_column.casefold()}
-    return {name: f"_{name}" if name in of_user else name for name in OWN}
+    return {name: f"_{name}" if name in of_user else name for name in STATE_COLUMNS}
 
 
 @singledispatch
-def _put_together(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The windows that state rows make, as they would be emitted, with `__closes`; of sessions `__last` too."""
+def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Return the windows of state rows as they would be emitted, with `__closes`, and for sessions with `__last`."""
     unregistered(operator, "slackwater.query.windows.current_windows")
 
 
-@_put_together.register
+@_assemble.register
 def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The windows that hold panes."""
+    """Merge panes into windows."""
     if logic.updates:
-        unsaid = pl.lit([], pl.List(pl.Int64)).alias("__out")  # else only what was changed comes out
-        rows = rows.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"), unsaid)
+        no_output = pl.lit([], pl.List(pl.Int64)).alias("__out")  # otherwise only changed windows are emitted
+        rows = rows.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"), no_output)
     windows = pane_emission.emit_windows(logic, rows, logic.horizon(watermark), FAR, True).rows
     return windows.with_columns(pl.col("__end").alias("__closes"))
 
 
-@_put_together.register
+@_assemble.register
 def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """The sessions: whole ones as they are, and those that fragments make."""
+    """Return whole sessions as they are, and merge fragments into sessions."""
     kind = rows["__kind"].to_numpy()
-    whole = _whole(logic, _only(rows, (kind == WHOLE) | (kind == EMITTED)))
-    fragments = _only(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
+    whole = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
+    fragments = _select_rows(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
     if fragments.is_empty():
         return whole
     fragments = fragments.with_columns(pl.lit(FRAGMENT, pl.Int8).alias("__kind"))
@@ -94,8 +94,8 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
     return pl.concat([whole, sessions.select(whole.columns)])
 
 
-def _whole(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows that are a session each, as they would be emitted, with `__closes` and `__last`."""
+def _whole_sessions(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows that each hold a whole session, as they would be emitted, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
         "__kh",
@@ -111,14 +111,14 @@ def _whole(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _only(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
+def _select_rows(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
     return rows if mask.all() else rows[np.flatnonzero(mask)]
 
 
 def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
-    """The time of each session's last event, in µs.
+    """Return the time of the last event of each session (µs).
 
-    In order of key and start a session is followed by the fragments that it was put together from.
+    In the order of key and start, a session is followed by the fragments that it was merged from.
     """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)

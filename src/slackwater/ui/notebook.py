@@ -21,7 +21,7 @@ from slackwater.explain import Plan
 from slackwater.query.text import quote_stage, waiting_text
 from slackwater.query.view import StateView
 from slackwater.query.why_report import ClockReport, StageReport, WhyReport
-from slackwater.query.windows import own_names
+from slackwater.query.windows import state_column_names
 from slackwater.runner.background import Handle
 from slackwater.secrets import mask_secrets
 from slackwater.ui.blocks.watermark import build_watermark
@@ -100,10 +100,10 @@ def _why(report: WhyReport) -> Markup:
         *lines,
         *(
             _stage_watermark(s, f"Stage {quote_stage(s.stage)}: watermark" if report.stages else "Watermark")
-            for s in report.told
+            for s in report.reported_stages
         ),
         draw_lanes(build_watermark(report, ())),
-        *(_open_rows(s, s.stage if report.stages else None) for s in report.told),
+        *(_open_rows(s, s.stage if report.stages else None) for s in report.reported_stages),
     )
 
 
@@ -160,7 +160,7 @@ def _state(view: StateView) -> Markup:
             return _join(_head(commit.pipeline), *_lines(summary, str(error)))
     except SlackwaterError as error:
         return _problem(error)
-    names, window = own_names(logic), logic.window
+    names, window = state_column_names(logic), logic.window
     start, end, status = window.window_start_column, window.window_end_column, names["_status"]
     events = (
         windows[names["_last_event"]].to_list() if names["_last_event"] in windows.columns else [None] * windows.height

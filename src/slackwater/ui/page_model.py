@@ -17,7 +17,7 @@ from slackwater.query.inspect import Texts
 from slackwater.query.key_history import with_history
 from slackwater.query.pipeline_from_state import pipeline_in
 from slackwater.query.text import quote_stage
-from slackwater.query.why import why_of
+from slackwater.query.why import why_from_snapshot
 from slackwater.query.why_report import WhyReport
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
@@ -140,7 +140,7 @@ def build_model(
     # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
     pipeline = watched.pipeline_at(commit)
-    whole = why_of(pipeline, snapshot, runner, now_us)
+    whole = why_from_snapshot(pipeline, snapshot, runner, now_us)
     summaries = build_stages(commit, whole)
     closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
     answer = whole
@@ -191,12 +191,12 @@ def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
 
 def _join_sources(why: WhyReport, stage: str) -> list[str]:
     """What the sides of a join read."""
-    return [side.source for s in why.told if s.stage == stage for side in s.sides]
+    return [side.source for s in why.reported_stages if s.stage == stage for side in s.sides]
 
 
 def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
     """Of the only stage that reads sources; where several do, each has an advice of its own."""
-    readers = [s for s in why.told if s.lateness.rows]
+    readers = [s for s in why.reported_stages if s.lateness.rows]
     if len(readers) == 1:
         return readers[0].lateness, advice_text(readers[0].lateness)
     each = [
@@ -239,7 +239,7 @@ def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = N
         one, name = windows_of(snapshot, stage)
         one_key(one, key)  # what is wrong with the key is said of its stage
         try:
-            answer = why_of(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
+            answer = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
             if not watched.is_described:
                 answer = with_history(watched.pipeline, watched.store, answer, key)
         except SlackwaterError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.core.humanize import plural
-from slackwater.query.text import name_of, quote_stage, waiting_text
+from slackwater.query.text import clock_name, quote_stage, waiting_text
 from slackwater.query.why_report import WhyReport
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
 from slackwater.ui.format import format_number, format_span, format_time
@@ -67,7 +67,7 @@ def _held(w: WhyReport) -> str:
     if h is None:
         runs_on = "" if w.idle_close_us is None else f"; it runs on after {format_span(w.idle_close_us)} of silence"
         return f"The watermark is at {format_time(w.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
-    name = name_of(h)
+    name = clock_name(h)
     since = (
         f"quiet for {format_span(h.quiet_us)}, since {format_time(w.committed_us - h.quiet_us)}"
         if h.quiet_us

@@ -36,7 +36,7 @@ class StageSummary:
 def build_stages(commit: Commit, why: WhyReport) -> tuple[StageSummary, ...]:
     """Every stage that `why` tells of, in order."""
     by_name = {s.name: (n, s) for n, s in enumerate(commit.stages)}
-    return tuple(_stage(commit, *by_name[s.stage], s) for s in why.told)
+    return tuple(_stage(commit, *by_name[s.stage], s) for s in why.reported_stages)
 
 
 def stage_address(name: str, number: int) -> str:

@@ -1,0 +1,344 @@
+"""Inspects one stage of a snapshot: who holds its watermark, what is open in it, and which events close that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import singledispatchmethod
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from slackwater.config.pipeline import Pipeline
+from slackwater.core.dispatch import unregistered
+from slackwater.core.lateness_histogram import lateness_stats
+from slackwater.engine import next_commit
+from slackwater.errors import StartError
+from slackwater.operators.base import Operator
+from slackwater.operators.immediate import ImmediateOperator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+from slackwater.operators.window_base import WindowOperator
+from slackwater.query import inspect
+from slackwater.query.clock_reports import report_clocks, slowest_clock, time_or_none
+from slackwater.query.stage_view import snapshot_of
+from slackwater.query.why_report import (
+    ClockReport,
+    JoinSideReport,
+    KeyReport,
+    OpenWindow,
+    RequiredEvent,
+    StageReport,
+)
+from slackwater.state.commit import StageState
+from slackwater.state.protocol import Snapshot
+from slackwater.watermark import NO_WATERMARK, SourceClock, holder
+from slackwater.windows import panes
+from slackwater.windows.intervals import IntervalBatch
+
+NEXT = 5  # the number of windows that a report lists
+
+
+class OpenState(NamedTuple):
+    """What is open in a stage.
+
+    Args:
+        kind: The kind of the step, such as `session` or `join`.
+        windows: The number of open windows.
+        keys: The number of keys that have open windows, if the commit records it.
+        next: The windows that close first.
+        sides: The rows that wait on each side of a join.
+        contents: What the state holds, for a stage whose rows never wait.
+    """
+
+    kind: str
+    windows: int = 0
+    keys: int | None = None
+    next: tuple[OpenWindow, ...] = ()
+    sides: tuple[JoinSideReport, ...] = ()
+    contents: str | None = None
+
+
+class StageInspector:
+    """Inspects one stage of a snapshot.
+
+    Args:
+        pipeline: The pipeline reduced to this stage.
+        snapshot: The whole snapshot.
+        number: The index of the stage in the commit.
+        read: The inspectors of the stages that this stage reads, by name.
+    """
+
+    def __init__(self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, StageInspector]) -> None:
+        self.pipeline, self.snapshot, self.number = pipeline, snapshot_of(snapshot, number), number
+        self.state: StageState = self.snapshot.commit.stages[0]
+        self.name, self.read = self.state.name, read
+        self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)
+        source_names = [s.name for s in pipeline.sources if not s.of_stage]
+        input_clocks = next_commit.input_clocks(pipeline, self.state)
+        self.clocks: Mapping[str, SourceClock] = {n: input_clocks[n] for n in source_names}
+
+    @property
+    def key_names(self) -> list[str]:
+        return self.operator.key_names if isinstance(self.operator, WindowOperator) else []
+
+    def report(self) -> StageReport:
+        """Return what the commit says about this stage. `read_by` and `key` are left empty."""
+        idle_close_ms = self.pipeline.transform.step.idle_close_ms
+        holder_clock, through = self.find_holder()
+        state = self._open_state(self.operator)
+        histogram = self.state.counters.get("lateness", {})
+        return StageReport(
+            stage=self.name,
+            reads=(*self.clocks, *self.read),
+            read_by=(),
+            kind=state.kind,
+            watermark_us=time_or_none(self.state.watermark_us),
+            clocks=(
+                *(c for name, clock in self.clocks.items() for c in report_clocks(name, clock)),
+                *(self._stage_clock(name) for name in self.read),
+            ),
+            holder=holder_clock,
+            through=through,
+            held_back_us=max(self._hold_us(through[0]) - self._delay_us(through[0]), 0) if through else 0,
+            idle_close_us=None if idle_close_ms is None else 1000 * idle_close_ms,
+            open_windows=state.windows,
+            open_keys=state.keys,
+            next=state.next,
+            key=None,
+            sides=state.sides,
+            kept=state.contents,
+            lateness=lateness_stats(histogram, next_commit.final_wait_us(self.pipeline)),
+        )
+
+    # -- the holder of the watermark --------------------------------------------------------------------------------------------
+
+    def _output_watermark(self, name: str) -> int:
+        """Return the output watermark (µs) of an input stage: its later results are not older than this."""
+        return self.read[name].state.promised_us
+
+    def _hold_us(self, name: str) -> int:
+        """Return by how many µs the output watermark of an input stage is behind its own watermark."""
+        return self.read[name].state.watermark_us - self._output_watermark(name)
+
+    def _delay_us(self, name: str) -> int:
+        return 1000 * self.read[name].pipeline.watermark_delay_ms
+
+    def _stage_clock(self, name: str) -> ClockReport:
+        """Return the clock of an input stage."""
+        record = self.state.clocks.get(self.read[name].name)
+        newest = None if record is None else record.max_event_us
+        return ClockReport(
+            name,
+            None,
+            newest,
+            self._hold_us(name),
+            time_or_none(self._output_watermark(name)),
+            False,
+            0,
+            None,
+            of_stage=True,
+        )
+
+    def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
+        """Return the source or partition that holds the watermark, and the stages between it and this one.
+
+        The clock is None while all sources are idle.
+        """
+        source = holder(self.clocks)
+        slowest = min(self.read, key=self._output_watermark, default=None)
+        if slowest is not None:
+            # if all sources are idle, the watermark does not move
+            current_us = self.state.watermark_us if source is None and self.clocks else None
+            least = current_us if source is None else self.clocks[source].watermark_us
+            if (
+                least is None
+                or self._output_watermark(slowest) < least
+                or (source is None and self._output_watermark(slowest) <= least)
+            ):
+                clock, through = self.read[slowest].find_holder()
+                return clock, (slowest, *through)
+        if source is None:
+            return None, ()
+        return slowest_clock(report_clocks(source, self.clocks[source])), ()
+
+    # -- what is open --------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _open_state(self, operator: Operator) -> OpenState:
+        unregistered(operator, "slackwater.query.stage_inspector")
+
+    @_open_state.register
+    def _(self, operator: PaneOperator) -> OpenState:
+        """Return the open windows, counted from the groups per pane in the commit."""
+        groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
+        totals = panes.window_totals(operator, groups, self.state.watermark_us)
+        windows = [(s, n) for s, n in sorted(totals.items()) if n]
+        next_windows = (
+            self._open_window(None, s, None, s + operator.duration_us, "close", None, n) for s, n in windows[:NEXT]
+        )
+        return OpenState(operator.window.kind, len(windows), None, tuple(next_windows))
+
+    @_open_state.register
+    def _(self, operator: SessionOperator) -> OpenState:
+        rows = inspect.next_sessions(self.snapshot, operator, NEXT)
+        count = rows.height if rows.height < NEXT else sum(self.state.windows)
+        return OpenState("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
+
+    @_open_state.register
+    def _(self, operator: IntervalJoinOperator) -> OpenState:
+        spec = self.pipeline.transform.join
+        assert spec is not None
+        metas = list(self.state.metas)
+        sides = []
+        for side, source in zip(operator.sides, (spec.left_source, spec.right_source), strict=True):
+            side_metas = [m for m in metas if m.kind == side.name and m.rows]
+            over = max((m.dead for m in side_metas), default=None)
+            sides.append(
+                JoinSideReport(side.name, source, sum(m.rows for m in side_metas), side.keep_us, over, side.outer)
+            )
+        return OpenState("join", sides=tuple(sides))
+
+    @_open_state.register
+    def _(self, operator: ImmediateOperator) -> OpenState:
+        counts = next_commit.stage_counts(self.state)
+        contents, keys = operator.kept_text(counts), operator.size(counts)[1] or None
+        return OpenState(operator.fingerprint["kind"], keys=keys, contents=contents)
+
+    # -- one key -------------------------------------------------------------------------------------------------
+
+    def key_report(self, texts: inspect.Texts) -> KeyReport:
+        """Return what the state holds of a key. Raises StartError for a wrong key, and if the stage has no keys."""
+        report = self._key_report(self.operator, texts)
+        # the results of a stage are never late for its readers
+        return report if self.clocks else replace(report, late_before_us=None)
+
+    @singledispatchmethod
+    def _key_report(self, operator: Operator, texts: inspect.Texts) -> KeyReport:
+        unregistered(operator, "slackwater.query.stage_inspector")
+
+    @_key_report.register
+    def _(self, operator: PaneOperator, texts: inspect.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
+        rows = inspect.rows_of(self.snapshot, operator, key)
+        windows = self._windows_of(operator, inspect.open_windows(operator, rows, watermark))
+        before = None
+        if watermark > NO_WATERMARK:
+            before = panes.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, None, before)
+
+    @_key_report.register
+    def _(self, operator: SessionOperator, texts: inspect.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
+        rows = inspect.rows_of(self.snapshot, operator, key)
+        windows = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
+        unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(watermark)
+        floor = time_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
+        before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
+        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, floor, before)
+
+    @_key_report.register
+    def _(self, operator: IntervalJoinOperator, texts: inspect.Texts) -> KeyReport:
+        raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+
+    @_key_report.register
+    def _(self, operator: ImmediateOperator, texts: inspect.Texts) -> KeyReport:
+        raise StartError(
+            f"{self.pipeline.name}: --key: no row waits, they come out in the epoch that reads them; leave it out"
+        )
+
+    def _sessions(
+        self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
+    ) -> tuple[OpenWindow, ...]:
+        """Return open sessions as reports. `state`: all state rows of the key, if the sessions have a single key."""
+        return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
+
+    def _windows_of(
+        self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
+    ) -> tuple[OpenWindow, ...]:
+        """Return open windows as reports. `last`: returns the time of the last event of a window (µs), if it is known."""
+        count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
+        counts = [None] * rows.height if count is None else count.finish(rows).to_list()
+        windows = []
+        for row, n in zip(rows.iter_rows(named=True), counts, strict=True):
+            key, last_us = inspect.plain_row(row, logic.key_names), None if last is None else last(row)
+            windows.append(self._open_window(key, row["__start"], last_us, row["__closes"], row["__reason"], n, None))
+        return tuple(windows)
+
+    def _last_event_us(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
+        """Return the time of the last event of a session (µs), or None if the state rows are needed and missing."""
+        if row["__reason"] == "close" and not logic.dynamic:
+            return int(row["__end"]) - logic.gap_us
+        if state is None:
+            return None
+        inside = state.filter(pl.col("__start").is_between(row["__start"], row["__end"], closed="left"))
+        last = inside["__last"].max()
+        return last if isinstance(last, int) else None
+
+    def _open_window(
+        self,
+        key: Mapping[str, Any] | None,
+        start: int,
+        last: int | None,
+        closes: int,
+        reason: str,
+        rows: int | None,
+        groups: int | None,
+    ) -> OpenWindow:
+        return OpenWindow(
+            key, start, last, closes, reason, rows, groups, self.required_events(closes), self.closing_silence(closes)
+        )
+
+    # -- what a window waits for ---------------------------------------------------------------------------------------
+
+    def required_events(self, closes: int) -> tuple[RequiredEvent, ...]:
+        """Return the events that move the watermark to `closes` (µs).
+
+        One event is required on each source that is behind, also on those of the stages that this stage reads. If all
+        sources of a stage are idle, an event on any of them is enough.
+        """
+        events = list(self._required_of_sources(closes))
+        for name in self.read:
+            if self._output_watermark(name) < closes:
+                events += self.read[name].required_events(closes + self._delay_us(name))
+        latest: dict[tuple[str, int | None], RequiredEvent] = {}
+        for need in events:
+            other = latest.setdefault((need.source, need.choice), need)
+            # the later event also satisfies the earlier requirement
+            parts = tuple(dict.fromkeys((*other.partitions, *need.partitions)))
+            latest[need.source, need.choice] = replace(max(other, need, key=lambda n: n.event_us), partitions=parts)
+        return tuple(latest.values())
+
+    def _required_of_sources(self, closes: int) -> list[RequiredEvent]:
+        awake = {n: c for n, c in self.clocks.items() if not c.idle}
+        choice = None if awake else self.number
+        events = []
+        for name, clock in (awake or self.clocks).items():
+            parts = tuple(p for p, c in clock.partitions.items() if not c.idle and c.watermark_us < closes)
+            if not awake or parts or clock.watermark_us < closes:
+                events.append(RequiredEvent(name, parts, closes + clock.lateness_us, choice))
+        return events
+
+    def closing_silence(self, closes: int) -> int | None:
+        """Return how many more µs without events on all sources move the watermark to `closes` (`idle_close_ms`).
+
+        Return None if silence never does.
+        """
+        silences = [
+            self.read[n].closing_silence(closes + self._delay_us(n))
+            for n in self.read
+            if self._output_watermark(n) < closes
+        ]
+        if self.clocks:
+            silences.append(self._closing_silence_of_sources(closes))
+        finite = [us for us in silences if us is not None]
+        return max(finite) if finite and len(finite) == len(silences) else None
+
+    def _closing_silence_of_sources(self, closes: int) -> int | None:
+        idle_close_ms = self.pipeline.transform.step.idle_close_ms
+        watermarks = [c.watermark_us for c in self.clocks.values() if c.max_event_us is not None]
+        if idle_close_ms is None or not watermarks:
+            return None
+        quiet = min(c.quiet_us for c in self.clocks.values())
+        return max(closes - max(watermarks), 1000 * idle_close_ms) - quiet
