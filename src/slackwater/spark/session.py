@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from slackwater.errors import StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import spark_error_reason
+from slackwater.sources.payloads import avro_limits
 from slackwater.spark import connect_session, jvm_class_archive, worker_memory
 from slackwater.spark.arrow_batch_size import MOST_ROWS
 
@@ -65,7 +66,9 @@ def start_session(
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
-    for key, value in {**_DEFAULTS, **(settings or {})}.items():
+    java_options = "spark.executor.extraJavaOptions"
+    limits = {java_options: avro_limits.add_java_options((settings or {}).get(java_options, ""))}
+    for key, value in {**_DEFAULTS, **(settings or {}), **limits}.items():
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()

@@ -1,0 +1,40 @@
+"""Limits for what an Avro record may make Java allocate.
+
+A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates what is announced
+before it reads on, which ends Spark's process: the record would stop a pipeline for ever. With these limits it is a bad row.
+Avro reads them as Java system properties when its decoder is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from slackwater.sources import spark_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PREFIX = "org.apache.avro.limits"
+MAX_BYTES = 256 * 1024 * 1024
+MAX_ITEMS = 10_000_000
+LIMITS: Mapping[str, int] = {
+    f"{_PREFIX}.string.maxLength": MAX_BYTES,
+    f"{_PREFIX}.bytes.maxLength": MAX_BYTES,
+    f"{_PREFIX}.collectionItems.maxLength": MAX_ITEMS,
+}
+
+
+def set_limits(session: SparkSession) -> None:
+    """Set the limits in the process of the driver, unless it has its own. A server of Spark Connect keeps its own."""
+    if spark_connect.is_connect(session):
+        return
+    system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    for name, limit in LIMITS.items():
+        if system.getProperty(name) is None:
+            system.setProperty(name, str(limit))
+
+
+def add_java_options(options: str) -> str:
+    """Return the Java options of an executor with the limits. Options that name a limit keep theirs."""
+    return " ".join(filter(None, [options, *(f"-D{name}={n}" for name, n in LIMITS.items() if name not in options)]))

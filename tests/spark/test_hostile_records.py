@@ -1,0 +1,173 @@
+"""Hostile Avro and Protobuf records: each is a row or a bad row, and none of them stops the pipeline.
+
+Records are written by fastavro and by Google's library, and then damaged: flipped bits, cut tails, added tails, and lengths that
+announce up to 2^63 bytes or items. Sound records stand between them, so that a damaged one must not take its neighbours along.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.effort import some
+from tests.support.protobuf import files_of, written
+from tests.support.runner import Runner
+from tests.support.topics import Make, minutes
+
+import slackwater as sw
+
+pytestmark = pytest.mark.spark
+
+AVRO: dict[str, Any] = {
+    "type": "record",
+    "name": "event",
+    "fields": [
+        {"name": "user", "type": "string"},
+        {"name": "amount", "type": "long"},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "nothing", "type": {"type": "array", "items": "null"}},
+        {"name": "counts", "type": {"type": "map", "values": "long"}},
+        {"name": "raw", "type": ["null", "bytes"]},
+        {"name": "kind", "type": {"type": "enum", "name": "kind", "symbols": ["BUY", "LOOK"]}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "sent", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "inner", "type": {"type": "record", "name": "inner", "fields": [{"name": "d", "type": "double"}]}},
+    ],
+}
+PROTO = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+message Event {
+  string user = 1; int64 amount = 2; repeated string tags = 3; map<string, int64> counts = 4; bytes raw = 5; Kind kind = 6;
+  google.protobuf.Timestamp sent = 7; Inner inner = 8; repeated int64 numbers = 9;
+}
+message Inner { double d = 1; repeated string names = 2; }
+enum Kind { BUY = 0; LOOK = 1; }
+"""
+LENGTHS = [2**n + d for n in (28, 30, 31, 32, 40, 62, 63) for d in (-9, -1, 0)] + [-1, -(2**31), -(2**63), 10_000_001]
+
+
+def varint(number: int) -> bytes:
+    """Return an unsigned number of up to 64 bits as both formats write it."""
+    number &= 2**64 - 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def zigzag(number: int) -> bytes:
+    """Return a signed number as Avro writes it."""
+    return varint(number << 1 ^ number >> 63)
+
+
+def avro(draw: random.Random, user: str) -> bytes:
+    import fastavro
+
+    row = {
+        "user": user,
+        "amount": 1,
+        "tags": ["x"] * draw.randrange(3),
+        "nothing": [None] * draw.randrange(3),
+        "counts": {"a": 1} if draw.random() < 0.5 else {},
+        "raw": b"xy" if draw.random() < 0.5 else None,
+        "kind": draw.choice(["BUY", "LOOK"]),
+        "price": Decimal(draw.randrange(10_000)) / 100,
+        "sent": dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+        "day": dt.date(2024, 1, 1),
+        "inner": {"d": 1.5},
+    }
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(dict(AVRO)), row)
+    return out.getvalue()
+
+
+def protobuf(draw: random.Random, user: str) -> bytes:
+    inner = {"d": 1.5, "names": ["x"] * draw.randrange(3)}
+    row = {
+        "user": user, "amount": 1, "tags": ["x"] * draw.randrange(3), "counts": {"a": 1}, "raw": "eHk=", "inner": inner,
+        "kind": draw.choice(["BUY", "LOOK"]), "sent": "2024-01-01T00:00:00Z", "numbers": [1] * draw.randrange(3),
+    }  # fmt: skip
+    return written(files_of(PROTO), "shop.Event", row)
+
+
+def damage(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) -> bytes:
+    """Return the record with one kind of damage."""
+    record = bytearray(sound)
+    kind = draw.randrange(5)
+    if kind == 0:
+        for _ in range(draw.randint(1, 4)):
+            record[draw.randrange(len(record))] ^= 1 << draw.randrange(8)
+    elif kind == 1:
+        del record[draw.randrange(len(record)) :]
+    elif kind == 2:
+        at_byte = draw.randrange(len(record) + 1)
+        record[at_byte : at_byte + draw.randrange(2)] = length(draw.choice(LENGTHS))
+    elif kind == 3:
+        record = bytearray(draw.randbytes(draw.randrange(40)))
+    else:
+        record += draw.randbytes(draw.randint(1, 9))
+    return bytes(record)
+
+
+def nested_groups(levels: int) -> bytes:
+    """A message with groups in groups of an unknown field: a decoder by recursion has no stack for them."""
+    return b"\x0a\x01h" + b"\xa3\x01" * levels + b"\xa4\x01" * levels
+
+
+FORMATS: dict[str, tuple[Callable[[random.Random, str], bytes], Callable[[int], bytes], list[bytes]]] = {
+    "avro": (avro, zigzag, [zigzag(n) for n in LENGTHS]),
+    "protobuf": (
+        protobuf,
+        varint,
+        [nested_groups(50), nested_groups(1_000), nested_groups(100_000), *(b"\x0a" + varint(n) for n in LENGTHS)],
+    ),
+}
+
+
+@pytest.mark.parametrize("payload_format", FORMATS)
+@pytest.mark.parametrize("seed", some(range(8)))
+def test_a_damaged_record_is_a_row_or_a_bad_row(runner: Runner, topic: Make, payload_format: str, seed: int) -> None:
+    write, length, extremes = FORMATS[payload_format]
+    draw, events = random.Random(seed), topic()
+    sound = [write(draw, f"sound{n % 5}") for n in range(100)]
+    damaged = [*extremes, *(damage(draw, write(draw, "damaged"), length) for _ in range(400))]
+    records = [*sound, *damaged]
+    draw.shuffle(records)
+    events.send(*records, at=1)
+    schema_file = runner.home / f"event.{'avsc' if payload_format == 'avro' else 'proto'}"
+    schema_file.write_text(json.dumps(AVRO) if payload_format == "avro" else PROTO)
+    source = events.source(
+        schema=None,
+        payload_format=payload_format,
+        **{f"{payload_format}_schema_file": str(schema_file)},
+        protobuf_message="shop.Event" if payload_format == "protobuf" else None,
+    )
+    sql = "SELECT CASE WHEN user RLIKE '^sound[0-4]$' THEN user ELSE 'other' END AS user, CAST(1 AS BIGINT) AS amount, _event_ts FROM source"
+    rows = runner.run(
+        source=source,
+        transform_sql=sql,
+        window=minutes(),
+        on_error="dlq",
+        dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
+    )
+    counters = runner.statuses[-1].counters
+    letters = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert counters.rows_in == len(records)
+    assert counters.rows_used + counters.rows_bad == len(records)
+    assert len(letters) == counters.rows_bad
+    assert set(letters["value"]) <= set(damaged)
+    by_user = dict(rows.select("user", "n").rows())
+    assert sum(by_user.values()) == counters.rows_used
+    for n in range(5):
+        assert by_user[f"sound{n}"] >= 20
