@@ -94,10 +94,10 @@ def _agg(value: Any) -> Any:
     try:
         return _aggregate(value)
     except InvalidValueError as mismatch:
-        wanted, mark, hint = str(mismatch).partition(";")
+        expected, mark, hint = str(mismatch).partition(";")
         if isinstance(value, str) and (meant := _MEANT.get(value.casefold())):
             mark, hint = ";", f" did you mean {meant}?"
-        raise InvalidValueError(f"{wanted} {_PATH}{mark}{hint}") from None
+        raise InvalidValueError(f"{expected} {_PATH}{mark}{hint}") from None
 
 
 @with_schema(type="number", minimum=0, maximum=1)
@@ -252,8 +252,8 @@ class Aggregation(Spec):
             return key not in values and key not in wrong
 
         if agg != "count" and missing("column"):
-            what = "count" if agg == "count_col" else "aggregate"
-            yield "column", f"missing; {format_value(agg)} needs the column to {what}"
+            purpose = "count" if agg == "count_col" else "aggregate"
+            yield "column", f"missing; {format_value(agg)} needs the column to {purpose}"
         for key, kinds in _BELONGS.items():
             if key in values and agg not in kinds:
                 owners = " and ".join(map(format_value, kinds)) or "aggregations of your own"
@@ -283,29 +283,29 @@ class Aggregation(Spec):
         if "options" in wrong:
             return
         try:
-            made = custom.load_aggregator(agg, values.get("options", {}))
-            custom.check_aggregator(made)
+            aggregator = custom.load_aggregator(agg, values.get("options", {}))
+            custom.check_aggregator(aggregator)
         except custom.UnfitError as unfit:
             yield unfit.key, str(unfit)
             return
-        given = values.get("columns", {})
-        for name in given:
-            if name not in made.inputs:
+        columns = values.get("columns", {})
+        for name in columns:
+            if name not in aggregator.inputs:
                 yield (
                     "columns",
-                    f"{format_value(name)} is no input of {type(made).__name__}{suggestion_or_list(name, made.inputs)}",
+                    f"{format_value(name)} is no input of {type(aggregator).__name__}{suggestion_or_list(name, aggregator.inputs)}",
                 )
-        absent = [name for name in made.inputs if name not in given]
+        absent = [name for name in aggregator.inputs if name not in columns]
         if absent and "columns" not in wrong:
             names = ", ".join(absent)
             yield (
                 "columns",
-                f'{names} missing; say which columns {type(made).__name__} reads, as in {{ {absent[0]} = "price" }}',
+                f'{names} missing; say which columns {type(aggregator).__name__} reads, as in {{ {absent[0]} = "price" }}',
             )
 
 
-def _class(given: Any) -> type:
-    return given if isinstance(given, type) else type(given)
+def _class(class_or_object: Any) -> type:
+    return class_or_object if isinstance(class_or_object, type) else type(class_or_object)
 
 
 __all__ = ["AGGREGATES", "QUANTILE_K", "ROWS_ONLY", "Aggregation"]

@@ -85,24 +85,26 @@ def without_imports() -> Iterator[None]:
         _MAY_IMPORT.reset(before)
 
 
-def load_aggregator(given: Any, options: Mapping[str, Any]) -> Aggregator:
+def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
     """The aggregator of an import path, a class or an instance. Raises UnfitError."""
-    if isinstance(given, Aggregator):
+    if isinstance(reference, Aggregator):
         if options:
             raise UnfitError("options", "given with an aggregator that is made already; give the class, or remove them")
-        return given
-    found = _imported(given) if isinstance(given, str) else given
-    if not (isinstance(found, type) and issubclass(found, Aggregator)) or found is Aggregator:
-        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise UnfitError("agg", f"{_named(given)} is {what}, expected a class derived from slackwater.Aggregator")
+        return reference
+    loaded = _imported(reference) if isinstance(reference, str) else reference
+    if not (isinstance(loaded, type) and issubclass(loaded, Aggregator)) or loaded is Aggregator:
+        description = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
+        raise UnfitError(
+            "agg", f"{_named(reference)} is {description}, expected a class derived from slackwater.Aggregator"
+        )
     try:
-        return found(**options)
+        return loaded(**options)
     except Exception as error:
-        raise UnfitError("options", f"{found.__name__} does not take them ({_line(error)})") from None
+        raise UnfitError("options", f"{loaded.__name__} does not take them ({_line(error)})") from None
 
 
-def _named(given: Any) -> str:
-    return f'"{given}"' if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+def _named(reference: Any) -> str:
+    return f'"{reference}"' if isinstance(reference, str) else getattr(reference, "__name__", type(reference).__name__)
 
 
 def _line(error: Exception) -> str:
@@ -119,15 +121,15 @@ def _imported(path: str) -> Any:
             f"the place of the state, or in Python import {module_name} first",
         )
     try:
-        found: Any = importlib.import_module(module_name)
+        attribute: Any = importlib.import_module(module_name)
     except Exception as error:
         advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "mend it"
         raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
     for name in names.split("."):
-        if not hasattr(found, name):
-            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(found))}')
-        found = getattr(found, name)
-    return found
+        if not hasattr(attribute, name):
+            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(attribute))}')
+        attribute = getattr(attribute, name)
+    return attribute
 
 
 class _AnyKey(dict[str, Any]):
@@ -147,22 +149,22 @@ def check_aggregator(aggregator: Aggregator) -> None:
 
     name = type(aggregator).__name__
 
-    def wrong(text: str) -> UnfitError:
+    def unfit(text: str) -> UnfitError:
         return UnfitError("agg", f"{name}: {text}")
 
-    for what, declared in (("input", aggregator.inputs), ("accumulator", aggregator.accumulators)):
+    for role, declared in (("input", aggregator.inputs), ("accumulator", aggregator.accumulators)):
         if not isinstance(declared, Mapping):
-            raise wrong(f'{what}s must be a mapping of names to types, as in {{"value": "double"}}')
+            raise unfit(f'{role}s must be a mapping of names to types, as in {{"value": "double"}}')
         for part, kind in declared.items():
             field = Field(part, str(kind))
-            scalar = field.element if field.element is not None and what == "accumulator" else field
+            scalar = field.element if field.element is not None and role == "accumulator" else field
             if not scalar.is_scalar:
-                arrays = " or an array of scalars; a struct is several accumulators" if what == "accumulator" else ""
-                raise wrong(f'{what} "{part}" has type "{kind}", expected a scalar type of Spark{arrays}')
+                arrays = " or an array of scalars; a struct is several accumulators" if role == "accumulator" else ""
+                raise unfit(f'{role} "{part}" has type "{kind}", expected a scalar type of Spark{arrays}')
     if not aggregator.accumulators:
-        raise wrong('declares no accumulators; expected at least one, as in {"total": "double"}')
+        raise unfit('declares no accumulators; expected at least one, as in {"total": "double"}')
     if not Field(name, str(aggregator.output)).is_result_type:
-        raise wrong(f'output is "{aggregator.output}", expected a type of Spark, as in "double" or "array<string>"')
+        raise unfit(f'output is "{aggregator.output}", expected a type of Spark, as in "double" or "array<string>"')
     kinds = {n: Field(n, t).polars for n, t in aggregator.inputs.items()}
     parts = {n: Field(n, t).polars for n, t in aggregator.accumulators.items()}
     rows = pl.DataFrame({"__g": [0, 0]}).with_columns(pl.lit(None, t).alias(n) for n, t in kinds.items())
@@ -175,7 +177,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         merged = lifted.group_by("__g").agg(merges)
         for part, dtype in parts.items():
             if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
-                raise wrong(f'merge gives a list for "{part}", expected one value per group, as of {part}.sum()')
+                raise unfit(f'merge gives a list for "{part}", expected one value per group, as of {part}.sum()')
         merged = merged.cast(parts)  # type: ignore[arg-type]
         step = "finish"
         finished = aggregator.finish(**{n: pl.col(n) for n in parts})
@@ -183,19 +185,27 @@ def check_aggregator(aggregator: Aggregator) -> None:
     except UnfitError:
         raise
     except NotImplementedError:
-        raise wrong(f"does not define {step}") from None
+        raise unfit(f"does not define {step}") from None
     except Exception as error:
-        raise wrong(f"{step} fails on rows of NULLs ({_line(error)})") from None
+        raise unfit(f"{step} fails on rows of NULLs ({_line(error)})") from None
 
 
-def expressions(aggregator: Aggregator, step: str, given: Mapping[str, pl.Expr], *first: Any) -> list[pl.Expr]:
+def expressions(
+    aggregator: Aggregator, step: str, columns: Mapping[str, pl.Expr], *leading_arguments: Any
+) -> list[pl.Expr]:
     """What `lift` or `merge` makes of these columns: one expression per accumulator, named like it. Raises UnfitError."""
-    made = getattr(aggregator, step)(*first, **given)
-    if not isinstance(made, Mapping) or set(made) != set(aggregator.accumulators):
-        found = ", ".join(map(str, made)) if isinstance(made, Mapping) else f"a {type(made).__name__}"
-        wanted = ", ".join(aggregator.accumulators)
-        raise UnfitError("agg", f"{type(aggregator).__name__}: {step} returns {found}, expected a mapping of {wanted}")
-    return [made[part].alias(part) for part in aggregator.accumulators]
+    expression_by_name = getattr(aggregator, step)(*leading_arguments, **columns)
+    if not isinstance(expression_by_name, Mapping) or set(expression_by_name) != set(aggregator.accumulators):
+        returned = (
+            ", ".join(map(str, expression_by_name))
+            if isinstance(expression_by_name, Mapping)
+            else f"a {type(expression_by_name).__name__}"
+        )
+        expected = ", ".join(aggregator.accumulators)
+        raise UnfitError(
+            "agg", f"{type(aggregator).__name__}: {step} returns {returned}, expected a mapping of {expected}"
+        )
+    return [expression_by_name[part].alias(part) for part in aggregator.accumulators]
 
 
 __all__ = ["PATH", "Aggregator", "UnfitError", "check_aggregator", "expressions", "load_aggregator", "without_imports"]

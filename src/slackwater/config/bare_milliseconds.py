@@ -11,11 +11,11 @@ from slackwater.config.spec import Spec, with_units
 
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
     """Durations of steps and sources below a second that have no unit: where, the key that takes one, the milliseconds."""
-    places: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
-    for name, own in pipeline.alone.items():
-        step = own.transform.step
-        places.append((f'stage "{name}": {step.table}' if pipeline.stages else step.AT, step))
-    for at, spec in places:
+    specs: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
+    for name, stage_pipeline in pipeline.alone.items():
+        step = stage_pipeline.transform.step
+        specs.append((f'stage "{name}": {step.table}' if pipeline.stages else step.AT, step))
+    for path, spec in specs:
         for name, key in with_units(type(spec)).items():
             if isinstance(value := getattr(spec, key), BareMilliseconds):
-                yield f"{at}.{key}", name, int(value)
+                yield f"{path}.{key}", name, int(value)

@@ -32,11 +32,11 @@ def step_of(values: Values) -> Window | Join | StatelessStep | None:
     return transform.stateful or (ROWS if transform.is_rows else None)
 
 
-def resolve_connection(reference: object, known: Mapping[str, Connection]) -> Connection | None:
+def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
     """The connection that a name or an object stands for; None for an unknown name."""
     if isinstance(reference, Connection):
         return reference
-    return known.get(str(reference))
+    return connections.get(str(reference))
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
@@ -58,64 +58,66 @@ def placed_targets(values: Values) -> list[tuple[str, Target]]:
 
 def check_connections(values: Values) -> Iterator[Problem]:
     """Every reference names a connection that is there and can do what is asked of it."""
-    known: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
+    connections: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
     stages = values.get("stages") or ()
-    given = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
-    for at, transform in given:
+    transforms = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
+    for path, transform in transforms:
         lookups = {} if transform is None else transform.lookups or {}
-        readers += [(f"{at}.lookups.{name}", lookup) for name, lookup in lookups.items() if not lookup._wrong]
-    for at, spec in readers:
+        readers += [(f"{path}.lookups.{name}", lookup) for name, lookup in lookups.items() if not lookup._wrong]
+    for path, spec in readers:
         if spec.connection is None or "connection" in spec._wrong:
             continue
-        found = resolve_connection(spec.connection, known)
-        if found is None:
-            yield from _unknown(f"{at}.connection", spec.connection, known)
-        elif not found.READS or (isinstance(spec, Lookup) and found.kind != "files"):
-            what = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
+        connection = resolve_connection(spec.connection, connections)
+        if connection is None:
+            yield from _unknown(f"{path}.connection", spec.connection, connections)
+        elif not connection.READS or (isinstance(spec, Lookup) and connection.kind != "files"):
+            purpose = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
             kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTIONS.items() if c.READS]
-            yield f"{at}.connection", _unfit(spec.connection, found, what, kinds)
+            yield f"{path}.connection", _unfit(spec.connection, connection, purpose, kinds)
         elif isinstance(spec, Source):
-            yield from _below(at, spec.check_kind(found.kind, vars(spec), spec._wrong))
-            if not isinstance(found, KafkaConnection) or found.schema_registry:
+            yield from _below(path, spec.check_kind(connection.kind, vars(spec), spec._wrong))
+            if not isinstance(connection, KafkaConnection) or connection.schema_registry:
                 continue
             payload = format_value(spec.payload_format)
             if (key := SCHEMA_FILES.get(spec.payload_format or "")) is not None:
                 if getattr(spec, key) is None and key not in spec._wrong:
                     line = f"missing; payload_format = {payload} needs it, or schema_registry in the connection"
-                    yield f"{at}.{key}", line
+                    yield f"{path}.{key}", line
             elif spec.payload_format in FRAMED:
                 line = f"{payload} needs schema_registry in the connection, which has none; add it"
-                yield f"{at}.payload_format", line
+                yield f"{path}.payload_format", line
     letters: Target | None = values.get("dead_letter")
-    for at, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
+    for path, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:
             continue
-        found = resolve_connection(target.connection, known)
-        if found is None:
-            yield from _unknown(f"{at}.connection", target.connection, known)
-        elif not found.WRITES:
-            what = "dead letters go to" if at == "dead_letter" else "results go to"
+        connection = resolve_connection(target.connection, connections)
+        if connection is None:
+            yield from _unknown(f"{path}.connection", target.connection, connections)
+        elif not connection.WRITES:
+            purpose = "dead letters go to" if path == "dead_letter" else "results go to"
             kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
-            yield f"{at}.connection", _unfit(target.connection, found, what, kinds)
+            yield f"{path}.connection", _unfit(target.connection, connection, purpose, kinds)
         else:
-            yield from _below(at, target.check_kind(found.kind, vars(target), target._wrong))
+            yield from _below(path, target.check_kind(connection.kind, vars(target), target._wrong))
 
 
-def _unfit(reference: object, found: Connection, what: str, kinds: Sequence[str]) -> str:
-    shown = f"{format_value(reference)} is" if isinstance(reference, str) else "is"
+def _unfit(reference: object, connection: Connection, purpose: str, kinds: Sequence[str]) -> str:
+    subject = f"{format_value(reference)} is" if isinstance(reference, str) else "is"
     named = " or ".join(format_value(k) for k in kinds)
-    return f"{shown} of kind {format_value(found.kind)}; {what} a connection of kind {named}"
+    return f"{subject} of kind {format_value(connection.kind)}; {purpose} a connection of kind {named}"
 
 
-def _below(at: str, problems: Iterator[Problem]) -> Iterator[Problem]:
+def _below(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
     for key, line in problems:
-        yield f"{at}.{key}", line
+        yield f"{path}.{key}", line
 
 
-def _unknown(key: str, reference: object, known: Mapping[str, Any]) -> Iterator[Problem]:
-    if reference not in known:
-        advice = suggestion_or_list(str(reference), known) if known else "; describe it in [connections.<name>]"
+def _unknown(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
+    if reference not in connections:
+        advice = (
+            suggestion_or_list(str(reference), connections) if connections else "; describe it in [connections.<name>]"
+        )
         yield key, f"found {format_value(reference)}, which is no connection{advice}"
 
 
@@ -127,10 +129,10 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     processing = step.time_mode == "processing"
     named = step.event_time_column != "_event_ts"
     undecided = bool({"event_time_column", "time_mode"} & step._wrong)
-    known: Mapping[str, Any] = values.get("connections", {})
-    read = values.get("read")  # of one stage among several: the sources that it reads
+    connections: Mapping[str, Any] = values.get("connections", {})
+    stage_inputs = values.get("read")  # of one stage among several: the sources that it reads
     for i, source in enumerate(values.get("sources", ())):
-        if undecided or "schema" in source._wrong or (read is not None and source.name not in read):
+        if undecided or "schema" in source._wrong or (stage_inputs is not None and source.name not in stage_inputs):
             continue
         declared = declared_columns(source.schema_) if source.schema_ else []
         for name in reserved_collisions(declared, declared=True):
@@ -139,14 +141,14 @@ def check_event_time(values: Values) -> Iterator[Problem]:
                 f"declares {format_value(name)}, a name that Slackwater uses for a column of its own; rename the column",
             )
         columns = [c.casefold() for c in declared]
-        found = resolve_connection(source.connection, known) if source.connection is not None else None
-        own_time = found is not None and CONNECTORS[found.kind].own_time
+        connection = resolve_connection(source.connection, connections) if source.connection is not None else None
+        own_time = connection is not None and CONNECTORS[connection.kind].own_time
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
-        of_files = files_keys if found is None else CONNECTORS[found.kind].brings_files
-        table = found is not None and CONNECTORS[found.kind].is_table
+        of_files = files_keys if connection is None else CONNECTORS[connection.kind].brings_files
+        table = connection is not None and CONNECTORS[connection.kind].is_table
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {format_value(source.name)}" if source.name else f"sources[{i}]"
@@ -156,12 +158,12 @@ def check_event_time(values: Values) -> Iterator[Problem]:
                 f"{'has no event time of its' if table else 'have no event time of their'} own: name a column or an expression",
             )
     if processing and not undecided:
-        for key, given in (
+        for key, is_set in (
             ("event_time_column", named),
             ("event_time_unit", step.event_time_unit is not None),
             ("event_time_zone", step.event_time_zone is not None),
         ):
-            if given:
+            if is_set:
                 yield (
                     f"{step.AT}.{key}",
                     'given with time_mode = "processing", where the clock is the event time; remove one of them',
@@ -174,18 +176,18 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     target: Target | None = values.get("target")
     if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
         return
-    found = resolve_connection(target.connection, values.get("connections", {}))
+    connection = resolve_connection(target.connection, values.get("connections", {}))
     undecided = {"connection", "mode", "key_columns"} & target._wrong or {"kind", "group_by"} & window._wrong
-    if found is None or not found.WRITES or undecided or window.emit_metadata:
+    if connection is None or not connection.WRITES or undecided or window.emit_metadata:
         return
     reopens = window.late_data == "reopen" and window.emit != "final"  # "final" writes a window once
-    if not (reopens or window.emit == "updates") or target.upserts(found.kind, window):
+    if not (reopens or window.emit == "updates") or target.upserts(connection.kind, window):
         return
     key = "emit" if window.emit == "updates" else "late_data"
-    where = CONNECTORS[found.kind].only_adds or f"a {found.kind} target"
+    target_text = CONNECTORS[connection.kind].only_adds or f"a {connection.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{format_value(getattr(window, key))} writes a window again, and {where} only adds "
+        f"{format_value(getattr(window, key))} writes a window again, and {target_text} only adds "
         "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
         'or emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
@@ -197,13 +199,13 @@ def check_standalone(values: Values) -> Iterator[Problem]:
     target: Target | None = values.get("target")
     if window is None or target is None or window.late_data != "standalone":
         return
-    found = resolve_connection(target.connection, values.get("connections", {}))
-    if found is None or not found.WRITES or {"connection", "mode", "key_columns"} & target._wrong:
+    connection = resolve_connection(target.connection, values.get("connections", {}))
+    if connection is None or not connection.WRITES or {"connection", "mode", "key_columns"} & target._wrong:
         return
-    if target.upserts(found.kind, window):
+    if target.upserts(connection.kind, window):
         yield (
             "transform.window.late_data",
-            f'"standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this {found.kind} target '
+            f'"standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
             'the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"',
         )
 
@@ -214,11 +216,11 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if step is None or "state_store" in wrong:
         return
     store: StateStore | None = values.get("state_store")
-    what = "a join" if step is values["transform"].join else "a session window" if step.kind == "session" else None
-    if store is None and what is not None:
+    step_text = "a join" if step is values["transform"].join else "a session window" if step.kind == "session" else None
+    if store is None and step_text is not None:
         yield (
             "state_store",
-            f'missing; {what} needs it: [state_store] with kind = "files" and path = "state"',
+            f'missing; {step_text} needs it: [state_store] with kind = "files" and path = "state"',
         )
     durable = store is not None and store.kind != "in_memory"
     if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
@@ -248,17 +250,17 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     on_errors, policies = [t.on_error for t in transforms], [s.late_data for s in steps if s is not None]
     on_error = "dlq" if "dlq" in on_errors else on_errors[0]
     late_data = next((p for p in ("dlq", "reopen") if p in policies), policies[0] if policies else None)
-    given = (("on_error", on_error), ("late_data", late_data))
-    wanted = [key for key, value in given if value == "dlq"]
-    placed = values.get("dead_letter") is not None
+    policy_by_key = (("on_error", on_error), ("late_data", late_data))
+    keys_to_letters = [key for key, value in policy_by_key if value == "dlq"]
+    has_target = values.get("dead_letter") is not None
     # under "reopen" what is late for good goes there, if there is a place
-    if placed and not wanted and late_data != "reopen" and not undecided:
+    if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
             f"on_error is {format_value(on_error)} and late_data {format_value(late_data)}, under which nothing goes there; "
             'set one of them to "dlq", or remove it',
         )
-    if wanted and not placed:
-        keys = " and ".join(f'{key} = "dlq"' for key in wanted)
-        needs = "needs it" if len(wanted) == 1 else "need it"
+    if keys_to_letters and not has_target:
+        keys = " and ".join(f'{key} = "dlq"' for key in keys_to_letters)
+        needs = "needs it" if len(keys_to_letters) == 1 else "need it"
         yield "dead_letter", f"missing; {keys} {needs}: [dead_letter] with a connection and a path, table or topic"

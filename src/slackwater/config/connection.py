@@ -225,9 +225,9 @@ CONNECTIONS: Mapping[str, type[Connection]] = {
 _EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
 
 
-def _remember(given: Mapping[str, Any]) -> None:
+def _remember(keys: Mapping[str, Any]) -> None:
     """What must not be shown of a connection, also of one that is wrong."""
-    for value in given.values():
+    for value in keys.values():
         if isinstance(value, str):
             secrets.remember_url(value)
         elif isinstance(value, Mapping):
@@ -261,20 +261,20 @@ def all_connections(value: Any) -> dict[str, Connection]:
     """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")
-    found: dict[str, Connection | None] = {}
+    connections: dict[str, Connection | None] = {}
     problems: list[str] = []
-    for name, given in value.items():
+    for name, table in value.items():
         try:
-            found[name] = parse_connection(given)
+            connections[name] = parse_connection(table)
         except InvalidValueError as mismatch:
-            found[name] = None
-            problems.append(f": {show_key(name)}: found {format_value(given)}, expected {mismatch}")
+            connections[name] = None
+            problems.append(f": {show_key(name)}: found {format_value(table)}, expected {mismatch}")
         except InvalidTableError as error:
-            found[name] = None
+            connections[name] = None
             problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
-    if None in found.values():
-        raise InvalidTableError(problems, found)
-    return {name: made for name, made in found.items() if made is not None}
+    if None in connections.values():
+        raise InvalidTableError(problems, connections)
+    return {name: connection for name, connection in connections.items() if connection is not None}
 
 
 @with_schema(type="string", minLength=1)

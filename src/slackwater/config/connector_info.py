@@ -36,8 +36,8 @@ class StartPosition:
 
 def absolute_path(path: str | None) -> str:
     """A directory as seen from anywhere."""
-    here = path and "://" not in path and not path.startswith("file:")
-    return str(Path(str(path)).absolute()) if here else str(path)
+    is_local = path and "://" not in path and not path.startswith("file:")
+    return str(Path(str(path)).absolute()) if is_local else str(path)
 
 
 def _named(s: Source) -> str:
@@ -203,5 +203,5 @@ def metadata_columns(kind: str | None) -> tuple[str, ...]:
 
 def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:
     """The kinds of connection that keys of a source belong to; without those that it has of any kind."""
-    found = {key: tuple(kind for kind, known in CONNECTORS.items() if key in known.keys) for key in keys}
-    return {key: kinds for key, kinds in found.items() if kinds}
+    kinds_by_key = {key: tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys) for key in keys}
+    return {key: kinds for key, kinds in kinds_by_key.items() if kinds}

@@ -57,18 +57,18 @@ def parse_columns(ddl: str) -> dict[str, str]:
     reader = DdlParser(_tokens(ddl))
     if reader.at_end():
         return {}
-    found = dict(reader.members(None))
+    columns = dict(reader.members(None))
     if not reader.at_end():
         raise DdlError(f"{reader.shown()} is not expected {reader.after()}; {_FORM}")
-    return found
+    return columns
 
 
 def type_of(text: str) -> str | None:
     """The name of a type as Spark prints it; None where this is none."""
     try:
         reader = DdlParser(_tokens(text))
-        found = reader.type("")
-        return found if reader.at_end() else None
+        type_name = reader.type("")
+        return type_name if reader.at_end() else None
     except DdlError:
         return None
 
@@ -93,12 +93,12 @@ _END = _Token("end", "")
 
 
 def _tokens(ddl: str) -> list[_Token]:
-    found = []
+    tokens = []
     for match in _TOKEN.finditer(ddl):
         kind = match.lastgroup or "quoted"
         if kind != "gap":
-            found.append(_Token(kind, match[kind].replace("``", "`") if kind == "quoted" else match[kind]))
-    return found
+            tokens.append(_Token(kind, match[kind].replace("``", "`") if kind == "quoted" else match[kind]))
+    return tokens
 
 
 @dataclass
@@ -113,8 +113,8 @@ class DdlParser:
         return self.at >= len(self.tokens)
 
     def peek(self, further: int = 0) -> _Token:
-        at = self.at + further
-        return self.tokens[at] if at < len(self.tokens) else _END
+        index = self.at + further
+        return self.tokens[index] if index < len(self.tokens) else _END
 
     def shown(self) -> str:
         return "the end" if self.at_end() else f'"{self.peek().text}"'
@@ -130,20 +130,20 @@ class DdlParser:
             return True
         return False
 
-    def need(self, mark: str, what: str) -> None:
+    def need(self, mark: str, construct: str) -> None:
         if not self.take(mark):
-            raise DdlError(f'{what} needs "{mark}" {self.after()}, found {self.shown()}')
+            raise DdlError(f'{construct} needs "{mark}" {self.after()}, found {self.shown()}')
 
-    def number(self, what: str, most: int) -> int:
+    def number(self, construct: str, most: int) -> int:
         token = self.peek()
         if not token.text.isdecimal() or int(token.text[:6]) > most:
-            raise DdlError(f"{what}: found {self.shown()}, expected a whole number of at most {most}")
+            raise DdlError(f"{construct}: found {self.shown()}, expected a whole number of at most {most}")
         self.at += 1
         return int(token.text)
 
     def members(self, closing: str | None) -> list[tuple[str, str]]:
         """Columns, or the fields of a struct, up to the end or to `closing`."""
-        found: list[tuple[str, str]] = []
+        columns: list[tuple[str, str]] = []
         while True:
             name = self.name()
             self.take(":")
@@ -152,9 +152,9 @@ class DdlParser:
                 self.at += 2
             if self.peek().word == "comment" and self.peek(1).kind == "text":
                 self.at += 2
-            found.append((name, type_))
+            columns.append((name, type_))
             if not self.take(","):
-                return found
+                return columns
             if self.at_end() and closing is None:
                 raise DdlError(f'ends with ","; {_FORM}')
 
@@ -172,28 +172,28 @@ class DdlParser:
 
     def type(self, column: str) -> str:
         token = self.peek()
-        of = f' of "{column}"' if column else ""
+        owner = f' of "{column}"' if column else ""
         if token.kind != "word":
-            what = f"column {format_value(column)} has" if column else f"{self.shown()} is"
-            raise DdlError(f"{what} no type; {_FORM}")
+            subject = f"column {format_value(column)} has" if column else f"{self.shown()} is"
+            raise DdlError(f"{subject} no type; {_FORM}")
         self.at += 1
         word = token.word
         if word in _SIMPLE:
             if word == "timestamp" and self._zone():
                 return "timestamp_ntz"
             if self.peek().text == "(":
-                raise DdlError(f'"{token.text}"{of} takes no length; remove the parentheses')
+                raise DdlError(f'"{token.text}"{owner} takes no length; remove the parentheses')
             if word == "string" and self.peek().word == "collate":
                 self.at += 2
                 return "string collated"
             return _SIMPLE[word]
         if word in ("array", "map", "struct"):
-            return self._nested(word, f'"{token.text}"{of}')
+            return self._nested(word, f'"{token.text}"{owner}')
         if word in _PARAMETERS:
-            return self._with_parameters(word, f'"{token.text}"{of}')
+            return self._with_parameters(word, f'"{token.text}"{owner}')
         meant = _OTHERS.get(word)
         hint = f'; did you mean "{meant}"?' if meant else suggestion(token.text.upper(), [n.upper() for n in _NAMES])
-        raise DdlError(f'"{token.text}"{of} is no type of Spark{hint}')
+        raise DdlError(f'"{token.text}"{owner} is no type of Spark{hint}')
 
     def _zone(self) -> bool:
         words = [self.peek(i).word for i in range(3)]
@@ -202,8 +202,8 @@ class DdlParser:
             return True
         return False
 
-    def _nested(self, word: str, what: str) -> str:
-        self.need("<", what)
+    def _nested(self, word: str, construct: str) -> str:
+        self.need("<", construct)
         if word == "struct":
             if self.take(">"):
                 return "struct<>"
@@ -212,18 +212,18 @@ class DdlParser:
             inner = self.type("")
         else:
             key = self.type("")
-            self.need(",", what)
+            self.need(",", construct)
             inner = f"{key},{self.type('')}"
-        self.need(">", what)
+        self.need(">", construct)
         return f"{word}<{inner}>"
 
-    def _with_parameters(self, word: str, what: str) -> str:
+    def _with_parameters(self, word: str, construct: str) -> str:
         if word in ("decimal", "dec", "numeric"):
             precision, scale = 10, 0
             if self.take("("):
-                precision = self.number(what, 38)
-                scale = self.number(what, precision) if self.take(",") else 0
-                self.need(")", what)
+                precision = self.number(construct, 38)
+                scale = self.number(construct, precision) if self.take(",") else 0
+                self.need(")", construct)
             return f"decimal({precision},{scale})"
         if word == "interval":
             if self.take(*_UNITS) and self.take("to"):
@@ -232,14 +232,14 @@ class DdlParser:
         if word == "time":
             precision = 6
             if self.take("("):
-                precision = self.number(what, 6)
-                self.need(")", what)
+                precision = self.number(construct, 6)
+                self.need(")", construct)
             self._zone()
             return f"time({precision})"
-        self.need("(", what)
+        self.need("(", construct)
         inner = self.peek().text  # a length, or a reference system
         self.at += 1
-        self.need(")", what)
+        self.need(")", construct)
         return f"{'char' if word == 'character' else word}({inner})"
 
 

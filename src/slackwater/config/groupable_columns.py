@@ -27,9 +27,9 @@ class GroupableColumns:
     names: frozenset[str] = frozenset()
     why: str = ""
 
-    def told(self, found: set[str]) -> str:
+    def told(self, non_row_wise: set[str]) -> str:
         """What is to be said behind what was found to look beyond the row; nothing where that is all."""
-        if not found & {AGGREGATE, WINDOW}:
+        if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
         if self.names:
             shown = " or ".join(format_value(name) for name in sorted(self.names))

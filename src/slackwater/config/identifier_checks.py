@@ -33,58 +33,60 @@ def check_names_of_state(values: Values) -> Iterator[Problem]:
                 yield from _columns(stage.window, "the state is in Postgres", state=True)
 
 
-def check_held_names(values: Values, known: Mapping[str, Any], at: str = "target") -> Iterator[Problem]:
-    """One line for each name that the target refuses, cuts, or has a use of its own for; `at`: the key that holds it."""
+def check_held_names(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
+    """One line for each name that the target refuses, cuts, or has a use of its own for; `path`: the key that holds it."""
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")
     if target is None or target.connection is None:
         return
-    found = target.connection if isinstance(target.connection, Connection) else known.get(str(target.connection))
-    if found is None:
+    connection = (
+        target.connection if isinstance(target.connection, Connection) else connections.get(str(target.connection))
+    )
+    if connection is None:
         return
-    if found.kind == "postgres" and target.table and "table" not in target._wrong:
+    if connection.kind == "postgres" and target.table and "table" not in target._wrong:
         schema, _, name = target.table.rpartition(".")
-        for part, what in ((schema, "the schema"), (name, "the table")):
+        for part, identifier in ((schema, "the schema"), (name, "the table")):
             if part or part is name:
-                yield from _of_postgres(f"{at}.table", what, part)
+                yield from _of_postgres(f"{path}.table", identifier, part)
         if _RESERVED.fullmatch(name):
             yield (
-                f"{at}.table",
+                f"{path}.table",
                 f"found {format_value(target.table)}, a name that Slackwater gives tables of its own; choose another",
             )
     if (
-        found.kind == "kafka"
+        connection.kind == "kafka"
         and target.topic
         and "topic" not in target._wrong
         and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
     ):
         yield (
-            f"{at}.topic",
+            f"{path}.topic",
             f'found {format_value(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"',
         )
-    if found.kind == "iceberg" and target.table and "table" not in target._wrong:
+    if connection.kind == "iceberg" and target.table and "table" not in target._wrong:
         parts = target.table.split(".")
         if len(parts) < 2 or not all(parts):
             yield (
-                f"{at}.table",
+                f"{path}.table",
                 f'found {format_value(target.table)}, expected a table in a namespace, as in "shop.sessions"',
             )
     if target.path and "\0" in target.path:
-        yield f"{at}.path", "holds U+0000, which no file name can"
+        yield f"{path}.path", "holds U+0000, which no file name can"
     if window is not None:
-        yield from _output(window, found.kind, target)
+        yield from _output(window, connection.kind, target)
 
 
 def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
     if kind == "postgres":
         yield from _columns(window, "the target is a Postgres table", state=False)
-    for at, name in _names(window):
+    for key, name in _names(window):
         if kind == "delta" and (odd := sorted(_DELTA & set(name))):
             shown = ", ".join(format_value(c) for c in odd)
-            yield at, f"found {format_value(name)}; a column of a Delta table cannot have {shown}; choose another name"
+            yield key, f"found {format_value(name)}; a column of a Delta table cannot have {shown}; choose another name"
         if kind == "kafka" and target.value_format == "avro" and not _AVRO.fullmatch(name):
             yield (
-                at,
+                key,
                 f"found {format_value(name)}; a field of Avro is letters, digits and _, not a digit first; choose another name",
             )
 
@@ -99,26 +101,32 @@ def _names(window: Window) -> Iterator[tuple[str, str]]:
 
 
 def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
-    for at, name in _names(window):
-        most = POSTGRES_BYTES - (2 if state and at.endswith(".as") else 0)  # its parts have a name behind a dot
+    for key, name in _names(window):
+        most = POSTGRES_BYTES - (2 if state and key.endswith(".as") else 0)  # its parts have a name behind a dot
         size = len(name.encode("utf-8", "surrogatepass"))
         if size > most:
             yield (
-                at,
+                key,
                 f"found {format_value(name)} of {size} bytes; {why}, whose columns have names of {most} at most; choose a shorter one",
             )
         elif not name:
-            yield at, f"found {format_value(name)}; {why}, whose columns are called by one character at least"
+            yield key, f"found {format_value(name)}; {why}, whose columns are called by one character at least"
 
 
-def _of_postgres(at: str, what: str, name: str) -> Iterator[Problem]:
+def _of_postgres(key: str, identifier: str, name: str) -> Iterator[Problem]:
     size = len(name.encode("utf-8", "surrogatepass"))
     if size > POSTGRES_BYTES:
         yield (
-            at,
-            f"{what} {format_value(name)} has a name of {size} bytes, Postgres holds {POSTGRES_BYTES}; choose a shorter one",
+            key,
+            f"{identifier} {format_value(name)} has a name of {size} bytes, Postgres holds {POSTGRES_BYTES}; choose a shorter one",
         )
     elif not name or "\0" in name:
-        yield at, f"{what} is called {format_value(name)}; Postgres needs one character at least and takes no U+0000"
-    elif what == "the schema" and name.startswith("pg_"):
-        yield at, f"{what} {format_value(name)} begins with pg_, which Postgres keeps for itself; choose another name"
+        yield (
+            key,
+            f"{identifier} is called {format_value(name)}; Postgres needs one character at least and takes no U+0000",
+        )
+    elif identifier == "the schema" and name.startswith("pg_"):
+        yield (
+            key,
+            f"{identifier} {format_value(name)} begins with pg_, which Postgres keeps for itself; choose another name",
+        )

@@ -174,9 +174,9 @@ class Join(StepSpec):
     @property
     def watermark_delay_ms(self) -> int:
         """How far behind the watermark, at the most, the event time of a row may lie that comes out."""
-        (lower, upper), (left, right) = self.bounds_ms, self.outer
-        by_left = max(0, upper) if left or self.event_time == "left" else 0
-        by_right = max(0, -lower) if right or self.event_time == "right" else 0
+        (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
+        by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
+        by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
         return int(allowed_ms(self)) + max(by_left, by_right)
 
     @classmethod
@@ -191,11 +191,11 @@ class Join(StepSpec):
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield from super().check(values, wrong)
-        left, right = values.get("left_source"), values.get("right_source")
-        if left is not None and left == right:
+        left_source, right_source = values.get("left_source"), values.get("right_source")
+        if left_source is not None and left_source == right_source:
             yield (
                 "right_source",
-                f"is {format_value(right)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
+                f"is {format_value(right_source)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
             )
         yield from cls._check_keys(values)
         yield from cls._check_bounds(values, wrong)
@@ -203,35 +203,38 @@ class Join(StepSpec):
 
     @classmethod
     def _check_keys(cls, values: Values) -> Iterator[Problem]:
-        given = {key: values[key] for key in ("left_keys", "right_keys") if key in values}
-        for key, names in given.items():
+        keys_by_side = {key: values[key] for key in ("left_keys", "right_keys") if key in values}
+        for key, names in keys_by_side.items():
             if not names:
                 yield key, 'empty; a join needs at least one key, as in ["order_id"]'
             if EVENT_TIME in (name.casefold() for name in names):
                 yield key, f"{format_value(EVENT_TIME)} is the event time; it cannot be a key, the bounds compare it"
-        left, right = given.get("left_keys"), given.get("right_keys")
-        if left and right and len(left) != len(right):
+        left_keys, right_keys = keys_by_side.get("left_keys"), keys_by_side.get("right_keys")
+        if left_keys and right_keys and len(left_keys) != len(right_keys):
             yield (
                 "right_keys",
-                f"found {format_value(right)}, expected as many as left_keys ({format_value(left)}): they are compared in this order",
+                f"found {format_value(right_keys)}, expected as many as left_keys ({format_value(left_keys)}): they are compared in this order",
             )
 
     @classmethod
     def _check_bounds(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         both = ("lower_ms", "upper_ms")
-        given = [key for key in both if key in values or key in wrong]
+        present = [key for key in both if key in values or key in wrong]
         whole_window = "time_window_ms" in values or "time_window_ms" in wrong
-        if whole_window and given:
-            yield "time_window_ms", f"given beside {' and '.join(given)}; it stands for both bounds: remove it, or them"
-        elif not whole_window and not given:
+        if whole_window and present:
+            yield (
+                "time_window_ms",
+                f"given beside {' and '.join(present)}; it stands for both bounds: remove it, or them",
+            )
+        elif not whole_window and not present:
             yield (
                 "time_window_ms",
                 'missing; a join needs to know how far apart partners may be, as in "5m" either way '
                 "(or lower_ms and upper_ms, of right.ts - left.ts)",
             )
-        elif not whole_window and len(given) == 1:
-            absent = next(key for key in both if key not in given)
-            yield absent, f"missing; {given[0]} needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"
+        elif not whole_window and len(present) == 1:
+            absent = next(key for key in both if key not in present)
+            yield absent, f"missing; {present[0]} needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"
         lower, upper = (values.get(key) for key in both)
         if lower is not None and upper is not None and lower > upper:
             yield (
@@ -279,8 +282,10 @@ def output_names(
     problems += [f"{Join.AT}.{key}: {line}" for key, line in _collisions(prefixes, chosen)]
     if problems:
         raise StartError("\n".join(problems))
-    left, right = ({c: f"{prefix}{c}" for c in names} for prefix, names in zip(prefixes, chosen, strict=True))
-    return left, right
+    left_names, right_names = (
+        {c: f"{prefix}{c}" for c in names} for prefix, names in zip(prefixes, chosen, strict=True)
+    )
+    return left_names, right_names
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
@@ -288,10 +293,10 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):
-            of = f"{format_value(name)} of the {side} side"
+            column = f"{format_value(name)} of the {side} side"
             if problem := name_problem(f"{prefix}{name}"):
-                yield f"{side}_prefix", f"{of}: {problem}"
-            other = taken.setdefault(f"{prefix}{name}".casefold(), of)
-            if other != of:
-                line = f"{of} comes out as {format_value(prefix + name)}, which is already the name of {other}; "
+                yield f"{side}_prefix", f"{column}: {problem}"
+            other = taken.setdefault(f"{prefix}{name}".casefold(), column)
+            if other != column:
+                line = f"{column} comes out as {format_value(prefix + name)}, which is already the name of {other}; "
                 yield f"{side}_prefix", f"{line}choose another prefix, or list the columns that are to come out"

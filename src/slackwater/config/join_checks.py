@@ -28,21 +28,23 @@ def check_join(values: Values) -> Iterator[Problem]:
         yield "sources", "found 1, expected 2: the sides of the join, whose names left_source and right_source give"
         return
     names = [s.name for s in sources if s.name]
-    given = {key: getattr(join, key) for key in ("left_source", "right_source") if getattr(join, key) is not None}
-    unknown = {key: name for key, name in given.items() if name not in names}
-    undecided = bool(unknown) or len(set(given.values())) < 2 or len(names) < len(sources)
+    named_sources = {
+        key: getattr(join, key) for key in ("left_source", "right_source") if getattr(join, key) is not None
+    }
+    unknown = {key: name for key, name in named_sources.items() if name not in names}
+    undecided = bool(unknown) or len(set(named_sources.values())) < 2 or len(names) < len(sources)
     for key, name in unknown.items():
         if len(names) == len(sources):
             yield f"{join.AT}.{key}", f"found {format_value(name)}, which is no source{suggestion_or_list(name, names)}"
     for i, source in enumerate(sources):
-        if not undecided and source.name not in given.values():
+        if not undecided and source.name not in named_sources.values():
             yield (
                 f"sources[{i}]",
                 f"{format_value(source.name)} is neither side of the join; remove it, or give it a pipeline of its own",
             )
 
 
-def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
+def check_only_added(values: Values, path: str = "target") -> Iterator[Problem]:
     """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
     transform = values.get("transform")
@@ -51,12 +53,12 @@ def check_only_added(values: Values, at: str = "target") -> Iterator[Problem]:
     step = transform.stateful
     if step is None and not transform.is_rows:
         return
-    what, where = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
+    row_text, stage_text = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
     if step is not None and step.table != "join":
-        what, where = f"rows of a {step.table}", "them"
-    found = resolve_connection(target.connection, values.get("connections", {}))
-    if found is not None and found.kind in ("delta", "iceberg"):  # of another kind it has no mode at all
+        row_text, stage_text = f"rows of a {step.table}", "them"
+    connection = resolve_connection(target.connection, values.get("connections", {}))
+    if connection is not None and connection.kind in ("delta", "iceberg"):  # of another kind it has no mode at all
         yield (
-            f"{at}.mode",
-            f'"merge" replaces rows of equal identity, which {what} do not have; use "append" (the default for {where})',
+            f"{path}.mode",
+            f'"merge" replaces rows of equal identity, which {row_text} do not have; use "append" (the default for {stage_text})',
         )

@@ -59,9 +59,9 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
     }
 
 
-def schema_text(found: Schema | None = None) -> str:
+def schema_text(schema: Schema | None = None) -> str:
     """The schema as a file."""
-    return json.dumps(found or build_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _duration(least: int | None) -> Schema:
@@ -83,11 +83,11 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
     """The keys of a table; of a connection those of all kinds, which its rules tell apart."""
     if spec is not Connection:
         return {key: kind for key, kind in spec.KINDS.items() if key not in spec.PYTHON_ONLY}
-    found: dict[str, Any] = {}
-    for made in CONNECTIONS.values():
-        for key, kind in made.KINDS.items():
-            found.setdefault(key, kind)
-    return found
+    parsers: dict[str, Any] = {}
+    for connection in CONNECTIONS.values():
+        for key, kind in connection.KINDS.items():
+            parsers.setdefault(key, kind)
+    return parsers
 
 
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
@@ -114,8 +114,8 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
         {"not": {"required": list(both)}} for key in spec.KINDS for both in combinations(_spellings(spec, key), 2)
     ]
     rules += _rules(spec)
-    found: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
-    return found | ({"allOf": rules} if rules else {})
+    schema: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
+    return schema | ({"allOf": rules} if rules else {})
 
 
 def _described(spec: type[Spec], key: str) -> str:
@@ -203,8 +203,8 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     if spec is Connection:
         every = set(_kinds(Connection))
         rules.append({"required": ["kind"]})
-        for kind, made in CONNECTIONS.items():
-            then = {"required": list(made.REQUIRED)} | _without(sorted(every - set(made.KINDS)))
+        for kind, connection in CONNECTIONS.items():
+            then = {"required": list(connection.REQUIRED)} | _without(sorted(every - set(connection.KINDS)))
             rules.append(_where({"const": kind}, then, "kind"))
     if issubclass(spec, StepSpec):
         rules += _step_rules(spec)
@@ -222,7 +222,10 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         rules += _aggregation_rules()
     if spec is Source:
         rules.append({"required": ["connection", "query"]})
-        rules += [{"if": {"required": [key]}, "then": _only("payload_format", of)} for key, of in OF_PAYLOADS.items()]
+        rules += [
+            {"if": {"required": [key]}, "then": _only("payload_format", payload)}
+            for key, payload in OF_PAYLOADS.items()
+        ]
         rules.append(_where({"enum": [*FRAMED, "raw"]}, _without(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
         rules.append({"anyOf": [{"required": [key]} for key in (*spec.STEPS, "sql")]})
@@ -292,8 +295,8 @@ def _aggregation_rules() -> list[Schema]:
     rules.append(_where({"const": "count_distinct"}, bounded, *names))
     rules.append(_where({"const": "approx_quantile"}, {"properties": {"k": {"minimum": 8}}}, *names))
     builtin_keys = [key for key in _BELONGS if key not in ("columns", "options")]
-    own = _without([*builtin_keys, "column", spelled["column"]])
-    rules.append(_where({"type": "string", "pattern": f"^{PATH.pattern}$"}, own, *names))
+    custom_rules = _without([*builtin_keys, "column", spelled["column"]])
+    rules.append(_where({"type": "string", "pattern": f"^{PATH.pattern}$"}, custom_rules, *names))
     no_time = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
     rules.append({"properties": dict.fromkeys(("as", spelled["as"]), no_time)})
     return rules
@@ -307,7 +310,7 @@ def _pipeline_rules() -> list[Schema]:
     joins = {"required": ["transform"], "properties": {"transform": {"required": ["join"]}}}
     keeps = {"required": ["transform"], "properties": {"transform": {"required": ["on_error"]}}}
     keeps["properties"]["transform"]["properties"] = {"on_error": {"const": "dlq"}}  # type: ignore[index]
-    kept = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
+    sends_letters = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
     two_sides = {"properties": {"sources": {"minItems": 2, "maxItems": 2}}}
     return [
         {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
@@ -315,7 +318,7 @@ def _pipeline_rules() -> list[Schema]:
         {"oneOf": [{"required": ["target"]}, {"required": ["targets"], "properties": {"targets": {"minItems": 1}}}]},
         {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
-        {"if": kept, "then": {"required": ["dead_letter"]}},
+        {"if": sends_letters, "then": {"required": ["dead_letter"]}},
     ]
 
 

@@ -207,9 +207,9 @@ _PLACES: Mapping[type[Spec], Place] = {
 def text_of(spec: type[Spec], key: str) -> str:
     """The sentence of a key; of a stage those of a transform, too. Specs of other files bring their own."""
     for cls in spec.__mro__:
-        found = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
-        if key in found:
-            return found[key]
+        sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
+        if key in sentences:
+            return sentences[key]
     if issubclass(spec, StepSpec) and key in _TIMES:
         return _TIMES[key]
     step = getattr(spec, "STEPS", {}).get(key)  # without a sentence here it is what its class says first
@@ -228,14 +228,14 @@ def find_place(key: str) -> Place:
     """
     spec: type[Spec] = Pipeline
     steps = re.findall(r'"(?:[^"\\]|\\.)*"|[^.\[\]"]+|\[\d+\]', key)
-    at = 0
-    while at < len(steps):
-        kind = spec.KINDS.get(spec.OLD.get(steps[at], steps[at]))
+    table = 0
+    while table < len(steps):
+        kind = spec.KINDS.get(spec.OLD.get(steps[table], steps[table]))
         shape = getattr(kind, "shape", {})
-        at += 1
+        table += 1
         if "of" not in shape:
             break
         spec = shape["of"]
         if shape.get("type") == "array" or "named" in shape:
-            at += 1  # the number, or the name
+            table += 1  # the number, or the name
     return place_of(spec)

@@ -44,33 +44,33 @@ class InputPath:
 
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """What each stage reads, by name: what it says, else the sources (the first one) or the stage above it."""
-    found: dict[str, tuple[str, ...]] = {}
+    inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)
     for stage in stages:
         join = stage.join
         sides = None if join is None else tuple(n for n in join.sources if n)
-        found[stage.name] = tuple(stage.from_) or sides or before
+        inputs[stage.name] = tuple(stage.from_) or sides or before
         before = (stage.name,)
-    return found
+    return inputs
 
 
 def executed_stages(stages: Sequence[Stage], shown: Iterable[str]) -> list[Stage]:
     """The stages that run: those with state, and of SQL those whose rows a target gets (`shown`)."""
-    wanted = set(shown)
-    return [s for s in stages if not s.is_rows or s.name in wanted]
+    needed = set(shown)
+    return [s for s in stages if not s.is_rows or s.name in needed]
 
 
 def input_paths(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]]) -> tuple[InputPath, ...]:
     """All ways on which rows come to a stage."""
-    known = {s.name: s for s in stages}
-    found: list[InputPath] = []
+    stages_by_name = {s.name: s for s in stages}
+    paths: list[InputPath] = []
     for name in read[stage.name]:
-        before = known.get(name)
+        before = stages_by_name.get(name)
         if before is None or not before.is_rows:
-            found.append(InputPath(name, name))
+            paths.append(InputPath(name, name))
         else:
-            found += [InputPath(name, w.origin, (*w.through, before)) for w in input_paths(before, stages, read)]
-    return tuple(found)
+            paths += [InputPath(name, w.origin, (*w.through, before)) for w in input_paths(before, stages, read)]
+    return tuple(paths)
 
 
 __all__ = ["InputPath", "executed_stages", "input_paths", "stage_inputs"]

@@ -94,14 +94,14 @@ def show_duration(ms: int) -> str:
     return format_value(ms) if isinstance(ms, EnvDuration) else duration_text(ms)
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean "x"?` with the known word that is nearest, whatever its case; empty if none is near."""
-    words = {name.casefold(): name for name in reversed(list(known))}
-    found = difflib.get_close_matches(word.casefold(), words, n=1)
-    return f'; did you mean "{words[found[0]]}"?' if found else ""
+    words = {name.casefold(): name for name in reversed(list(candidates))}
+    matches = difflib.get_close_matches(word.casefold(), words, n=1)
+    return f'; did you mean "{words[matches[0]]}"?' if matches else ""
 
 
-def suggestion_or_list(word: str, known: Iterable[str]) -> str:
+def suggestion_or_list(word: str, candidates: Iterable[str]) -> str:
     """The same, or the known words if none is near."""
-    words = sorted(known)
+    words = sorted(candidates)
     return suggestion(word, words) or (f"; expected one of {', '.join(words)}" if words else "")

@@ -71,8 +71,8 @@ def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
     """The pipeline with its relative paths made absolute: they begin at `folder`."""
 
     def at(spec: _S, *keys: str) -> _S:
-        found = {key: _at(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
-        return spec.model_copy(update=found) if found else spec
+        absolute = {key: _at(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
+        return spec.model_copy(update=absolute) if absolute else spec
 
     def source(spec: Source) -> Source:
         connection = None if spec.dataframe is not None else resolve_connection(spec.connection, pipeline.connections)
@@ -80,8 +80,8 @@ def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         return at(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
     def looking_up(transform: _T) -> _T:
-        found = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}
-        return transform.model_copy(update={"lookups": found}) if found else transform
+        lookups = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}
+        return transform.model_copy(update={"lookups": lookups}) if lookups else transform
 
     stages = tuple(looking_up(s) for s in pipeline.stages)
     first = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
@@ -105,19 +105,19 @@ def _at(folder: PurePath, path: str) -> str:
     absolute = str(folder / path)
     if not isinstance(path, EnvString):
         return ResolvedPath(absolute, path)
-    found = InterpolatedPath(absolute, path.raw)
-    found.written = str(path)
-    return found
+    interpolated = InterpolatedPath(absolute, path.raw)
+    interpolated.written = str(path)
+    return interpolated
 
 
 def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """The directories that a run writes to, with the keys that name them; local ones only."""
-    given: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
-    given += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
+    paths: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
+    paths += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
     if not pipeline.targets:
-        given.append(("target.path", pipeline.target.path))
-    given.append(("dead_letter.path", pipeline.dead_letter and pipeline.dead_letter.path))
-    yield from ((key, path) for key, path in given if path and is_local(path))
+        paths.append(("target.path", pipeline.target.path))
+    paths.append(("dead_letter.path", pipeline.dead_letter and pipeline.dead_letter.path))
+    yield from ((key, path) for key, path in paths if path and is_local(path))
 
 
 __all__ = ["ResolvedPath", "as_written", "is_local", "local_directories", "resolve_paths"]

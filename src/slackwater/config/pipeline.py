@@ -129,21 +129,21 @@ class Pipeline(Spec, NotebookRepr):
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
         read = stage_inputs(self.stages, list(sources))
-        found = {}
+        pipelines = {}
         for stage in self.steps:
-            given = input_paths(stage, self.stages, read)
-            origins = dict.fromkeys(w.origin for w in given)
-            own = tuple(
+            paths = input_paths(stage, self.stages, read)
+            origins = dict.fromkeys(w.origin for w in paths)
+            sources_of_stage = tuple(
                 sources.get(n) or Source(name=n, dataframe=StageOutputRef(bounds_of(steps[n]))) for n in origins
             )
-            changed = {"transform": stage, "stages": (), "sources": own, "given_ways": given}
-            found[stage.name] = self.model_copy(update=changed)
-        return found
+            changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "given_ways": paths}
+            pipelines[stage.name] = self.model_copy(update=changed)
+        return pipelines
 
     @property
     def former_names(self) -> dict[str, str | None]:
         """The stages that run, in order, each with what its `formerly` says that it was called."""
-        return {name: own.transform.formerly for name, own in self.alone.items()}
+        return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.alone.items()}
 
     @property
     def ways(self) -> tuple[InputPath, ...]:
@@ -156,14 +156,14 @@ class Pipeline(Spec, NotebookRepr):
 
     def texts(self, way: InputPath) -> list[tuple[str, str]]:
         """The SQL that rows on a way go through, in order: where a config has it, and the text."""
-        return [(at, sql) for at, sql, _ in self.texts_with_bounds(way)]
+        return [(key, sql) for key, sql, _ in self.texts_with_bounds(way)]
 
     def texts_with_bounds(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
         """The same, each with what it may put rows together by."""
-        found = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
-        own = self.transform
-        every = (*found, (own.sql_key(way.name), own.sql_of(way.name), self.bounds(way)))
-        return [(at, sql, bounds) for at, sql, bounds in every if sql is not None]
+        upstream = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
+        transform = self.transform
+        every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.bounds(way)))
+        return [(key, sql, bounds) for key, sql, bounds in every if sql is not None]
 
     def bounds(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
         """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
@@ -171,8 +171,8 @@ class Pipeline(Spec, NotebookRepr):
         By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
         """
         name = None if reader is None else reader.name
-        mine = [w for w in self.ways if w.name == way.name] if reader is None and self.transform.join else self.ways
-        if len({w.before(name) for w in mine if w.reaches(name)}) > 1:
+        paths = [w for w in self.ways if w.name == way.name] if reader is None and self.transform.join else self.ways
+        if len({w.before(name) for w in paths if w.reaches(name)}) > 1:
             return SEVERAL
         return next(s for s in self.sources if s.name == way.origin).bounds
 
@@ -193,35 +193,39 @@ class Pipeline(Spec, NotebookRepr):
     @property
     def by_target(self) -> dict[str, Pipeline]:
         """Each target by itself, in order, by name: this pipeline as if it had no other. `last` is then the stage it is from."""
-        found: dict[str, Pipeline] = {}
+        pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
             stage = target.from_ or self._final
-            name = target.name or _unused(stage, {*found, *taken})
-            own = target.model_copy(update={"name": name, "from_": stage})
-            found[name] = self.model_copy(update={"target": own, "targets": (own,) if self.targets else ()})
-        return found
+            name = target.name or _unused(stage, {*pipelines, *taken})
+            named_target = target.model_copy(update={"name": name, "from_": stage})
+            pipelines[name] = self.model_copy(
+                update={"target": named_target, "targets": (named_target,) if self.targets else ()}
+            )
+        return pipelines
 
     def one_target(self, name: str | None = None) -> Pipeline:
         """This pipeline with that target alone; without a name its only one. Raises StartError."""
-        found = self.by_target
-        if name is None and len(found) == 1:
-            return next(iter(found.values()))
+        pipelines = self.by_target
+        if name is None and len(pipelines) == 1:
+            return next(iter(pipelines.values()))
         if name is None:
-            raise StartError(f"{self.name} has {len(found)} targets ({', '.join(found)}); say which: --target NAME")
-        if name not in found:
             raise StartError(
-                f"{self.name}: --target: found {format_value(name)}, which is no target{suggestion_or_list(name, found)}"
+                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); say which: --target NAME"
             )
-        return found[name]
+        if name not in pipelines:
+            raise StartError(
+                f"{self.name}: --target: found {format_value(name)}, which is no target{suggestion_or_list(name, pipelines)}"
+            )
+        return pipelines[name]
 
     def writer_of(self, target: str) -> str:
         """The name of the marker that a target keeps: of the only one in [target] the pipeline's, of several one for each."""
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hashed(target)
-        found = f"{self.name}~{name}"  # no pipeline is called so
-        return found if len(found) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(found)}"
+        marker_name = f"{self.name}~{name}"  # no pipeline is called so
+        return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(marker_name)}"
 
     @property
     def writer(self) -> str:
@@ -268,8 +272,8 @@ class Pipeline(Spec, NotebookRepr):
         }[key]
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
-        values, wrong = super().read(data, file, at, problems)
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, path, problems)
         if not problems:
             _name_connections(values)
         return values, wrong
@@ -298,16 +302,20 @@ class Pipeline(Spec, NotebookRepr):
         yield from check_connections(values)
         if not values.get("stages"):
             yield from check_join(values)
-        for own in each_step(values):
-            yield from check_event_time(own)
-            yield from check_state(own, wrong)
+        for stage_values in each_step(values):
+            yield from check_event_time(stage_values)
+            yield from check_state(stage_values, wrong)
         yield from check_letters(values, wrong)
         yield from check_targets(values, wrong)
-        found: list[Problem] = []
-        for at, own in each_target(values):
-            found += [*check_corrections(own), *check_standalone(own), *check_only_added(own, at)]
-            found += check_held_names(own, values.get("connections", {}), at)
-        yield from dict.fromkeys(found)  # what several targets mind about a stage is said once
+        problems: list[Problem] = []
+        for path, stage_values in each_target(values):
+            problems += [
+                *check_corrections(stage_values),
+                *check_standalone(stage_values),
+                *check_only_added(stage_values, path),
+            ]
+            problems += check_held_names(stage_values, values.get("connections", {}), path)
+        yield from dict.fromkeys(problems)  # what several targets mind about a stage is said once
         letters = {**values, "target": values.get("dead_letter"), "transform": None}
         yield from check_held_names(letters, values.get("connections", {}), "dead_letter")
         yield from check_names_of_state(values)
@@ -323,16 +331,16 @@ def check_run_flags(available_now: bool, flush: bool) -> None:
 
 def _name_connections(values: Values) -> None:
     """Put names in the place of connection objects, so that Python and TOML describe the same thing."""
-    known: dict[str, Connection] = dict(values.get("connections", {}))
+    connections: dict[str, Connection] = dict(values.get("connections", {}))
 
     def named(spec: _Connected) -> _Connected:
-        given = spec.connection
-        if not isinstance(given, Connection):
+        connection = spec.connection
+        if not isinstance(connection, Connection):
             return spec
-        name = next((n for n, c in known.items() if c == given), None)
+        name = next((n for n, c in connections.items() if c == connection), None)
         if name is None:
-            name = _free_name(given.kind, known)
-            known[name] = given
+            name = _free_name(connection.kind, connections)
+            connections[name] = connection
         return spec.model_copy(update={"connection": name})
 
     def looking_up(transform: _Transformed) -> _Transformed:
@@ -346,18 +354,18 @@ def _name_connections(values: Values) -> None:
         values["transform"] = next(s for s in values["stages"] if s.name == first)
     else:
         values["transform"] = looking_up(values["transform"])
-    values["targets"] = tuple(_with_format(named(t), known) for t in values.get("targets", ()))
+    values["targets"] = tuple(_with_format(named(t), connections) for t in values.get("targets", ()))
     if values["targets"]:
         values["target"] = values["targets"][0]
     for place in ("target", "dead_letter"):
         if values.get(place) is not None:
-            values[place] = _with_format(named(values[place]), known)
-    values["connections"] = known
+            values[place] = _with_format(named(values[place]), connections)
+    values["connections"] = connections
 
 
-def _with_format(target: Target, known: Mapping[str, Connection]) -> Target:
+def _with_format(target: Target, connections: Mapping[str, Connection]) -> Target:
     """Files are Parquet unless told otherwise."""
-    connection = resolve_connection(target.connection, known)
+    connection = resolve_connection(target.connection, connections)
     if connection is None or connection.kind != "files" or target.format is not None:
         return target
     return target.model_copy(update={"format": "parquet"})
@@ -371,8 +379,8 @@ def _unused(name: str, taken: Collection[str | None]) -> str:
     return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
-def _free_name(kind: str, known: Mapping[str, Connection]) -> str:
-    return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(known) + 3))) if n not in known)
+def _free_name(kind: str, connections: Mapping[str, Connection]) -> str:
+    return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(connections) + 3))) if n not in connections)
 
 
 __all__ = ["Pipeline", "Stage", "Transform", "check_run_flags", "resolve_connection"]

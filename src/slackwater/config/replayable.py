@@ -21,20 +21,20 @@ def late_refusal(pipeline: Pipeline) -> str | None:
         return "the rows of a join are final; expected a window"
     if not isinstance(step, Window):
         return None
-    targets = [(own.target, _kind(own)) for own in pipeline.by_target.values()]
+    targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.by_target.values()]
     adds = [one for one in targets if not one[0].upserts(one[1], step)]
     readable = [one for one in targets if one not in adds and one[1] in READABLE]
     is_marked = step.emit_metadata and len(targets) > 1  # what is written again says so where rows are only added
     if readable and (is_marked or not adds):
         return None
     target, kind = next(iter(adds or targets))
-    what = "only adds rows" if adds else "cannot be read back here"
-    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].place(target)}) {what}; {EXPECTED}"
+    restriction = "only adds rows" if adds else "cannot be read back here"
+    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].place(target)}) {restriction}; {EXPECTED}"
 
 
 def late_notes(pipeline: Pipeline) -> Iterator[str]:
     """What to know of `late_data = "dlq"` before the first late row."""
-    if any(own.transform.step.late_data == "dlq" for own in pipeline.alone.values()):
+    if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.alone.values()):
         why = late_refusal(pipeline)
         if why is not None:
             yield f'late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: {why}'

@@ -26,10 +26,10 @@ class _UnnamedError(Exception):
 
 def _value(value: Any) -> Any:
     if isinstance(value, Spec):
-        found = as_data(value)
-        if found is None:
+        keys = as_data(value)
+        if keys is None:
             raise _UnnamedError
-        return found
+        return keys
     if isinstance(value, Mapping):
         return {str(k): _value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -47,7 +47,7 @@ def _value(value: Any) -> Any:
 def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
     """The spec that `as_data` wrote. Raises ConfigError."""
     problems: list[str] = []
-    made = cls.build(dict(data), where, "", problems)
-    if made is None or problems:
+    spec = cls.build(dict(data), where, "", problems)
+    if spec is None or problems:
         raise ConfigError(problems)
-    return made
+    return spec

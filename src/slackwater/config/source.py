@@ -59,24 +59,24 @@ def parse_offsets(value: Any) -> Any:
     if not isinstance(value, Mapping) or not value:
         raise InvalidValueError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
     problems: list[str] = []
-    found: dict[str, dict[str, int]] = {}
+    offsets: dict[str, dict[str, int]] = {}
     for topic, parts in value.items():
-        at = f": {show_key(topic)}"
+        key = f": {show_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            problems.append(f"{at}: found {format_value(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
+            problems.append(f"{key}: found {format_value(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
                 problems.append(
-                    f"{at}.{show_key(part)}: found {format_value(str(part))}, expected the number of a partition"
+                    f"{key}.{show_key(part)}: found {format_value(str(part))}, expected the number of a partition"
                 )
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{at}.{part}: found {format_value(offset)}, expected a whole number of at least 0")
+                problems.append(f"{key}.{part}: found {format_value(offset)}, expected a whole number of at least 0")
             else:
-                found.setdefault(str(topic), {})[str(part)] = offset
+                offsets.setdefault(str(topic), {})[str(part)] = offset
     if problems:
-        raise InvalidTableError(problems, found)
-    return found
+        raise InvalidTableError(problems, offsets)
+    return offsets
 
 
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
@@ -192,8 +192,8 @@ class Source(Spec):
     OF: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_of_keys("format", "max_files_per_trigger", "schema_", *KINDS)
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
-        values, wrong = super().read(data, file, at, problems)
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, path, problems)
         if "name" not in values and "query" in values:
             values["name"] = values["query"]
         return values, wrong
@@ -220,12 +220,12 @@ class Source(Spec):
                 if key in values:
                     yield key.rstrip("_"), "belongs to a connection, this source is a DataFrame; remove it"
             return
-        for key, what in (
+        for key, advice in (
             ("connection", "name one of the [connections]"),
             ("query", 'a path or glob, as in "data/*.json", or a topic'),
         ):
             if key not in values and key not in wrong:
-                yield key, f"missing; {what}"
+                yield key, f"missing; {advice}"
         if "schema_" in values:
             yield from _check_schema(values["schema_"])
 
@@ -253,11 +253,11 @@ class Source(Spec):
                 f'{format_value(payload)} belongs to connections of kind "kafka", this one is {format_value(kind)}; use "json" or "raw"',
             )
             return
-        for key, of in OF_PAYLOADS.items():
-            if kind == "kafka" and payload != of and values.get(key) is not None:
+        for key, owner in OF_PAYLOADS.items():
+            if kind == "kafka" and payload != owner and values.get(key) is not None:
                 yield (
                     key,
-                    f"belongs to payload_format = {format_value(of)}, this one is {format_value(payload)}; remove it",
+                    f"belongs to payload_format = {format_value(owner)}, this one is {format_value(payload)}; remove it",
                 )
         if payload == "protobuf" and (missing := [m for m in _PROTOBUF if find_spec(m) is None]):
             packages = " and ".join(_PROTOBUF[m] for m in missing)
@@ -337,12 +337,12 @@ class Lookup(Spec):
         return "name one of the [connections]" if key == "connection" else 'a path or glob, as in "data/users.parquet"'
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         query = data.get("query")
         guess = guess_format(query) if isinstance(query, str) else None
         if data.get("format") is None and guess is not None:
             data = {**data, "format": guess}
-        return super().read(data, file, at, problems)
+        return super().read(data, file, path, problems)
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -356,5 +356,5 @@ class Lookup(Spec):
 def guess_format(query: str) -> str | None:
     """The format that a file's suffix stands for: `data/users.jsonl.gz` -> `json`; None if it stands for none."""
     spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
-    known = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
-    return known[-1] if known else None
+    formats = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
+    return formats[-1] if formats else None

@@ -78,14 +78,14 @@ class Spec(BaseModel):
         return cls.__name__
 
     @classmethod
-    def build(cls, data: Any, file: str, at: str, problems: list[str]) -> Self | None:
+    def build(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
         """A spec from a table of a config; None (and lines in `problems`) if anything is wrong."""
         count = len(problems)
-        draft = cls.draft(data, file, at, problems)
+        draft = cls.draft(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
-    def draft(cls, data: Any, file: str, at: str, problems: list[str]) -> Self:
+    def draft(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
         """As `build`, but returns what could be read of a wrong table too: absent attributes are None."""
         if isinstance(data, cls):
             return data
@@ -94,21 +94,21 @@ class Spec(BaseModel):
         wrong = set(cls.KINDS)
         if isinstance(data, Mapping):
             data = dict(data)
-            prefix = f"{file}: {at}." if at else f"{file}: "
+            prefix = f"{file}: {path}." if path else f"{file}: "
             for key in [k for k in cls.PYTHON_ONLY if k in data]:
                 del data[key]
                 problems.append(f"{prefix}{key}: exists in Python only; {cls.PYTHON_ONLY[key]}")
-            values, wrong = cls.read(data, file, at, problems)
+            values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnv):
-            problems.append(f"{file}: {at}: found {format_value(data)}, expected a table")
-        made = cls.model_construct(**{**blank, **values})
-        made._wrong = frozenset(wrong)
-        return made  # type: ignore[return-value]  # the plugin loses Self here
+            problems.append(f"{file}: {path}: found {format_value(data)}, expected a table")
+        partial = cls.model_construct(**{**blank, **values})
+        partial._wrong = frozenset(wrong)
+        return partial  # type: ignore[return-value]  # the plugin loses Self here
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         """Keys and values checked one by one, then together; returns attribute values and the keys reported."""
-        prefix = f"{file}: {at}." if at else f"{file}: "
+        prefix = f"{file}: {path}." if path else f"{file}: "
         data = {k: v for k, v in data.items() if v is not None}
         written: dict[str, str] = {}  # key -> the older spelling that the user chose
         for old, new in cls.OLD.items():
@@ -162,18 +162,18 @@ class Spec(BaseModel):
                 meant = cls.MEANT.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
                 others = [k for k in cls.KINDS if in_ms or k not in with_units(cls).values()]
-                known = [*others, *with_units(cls)]
-                close = suggestion(str(key), [*cls.KINDS, *with_units(cls)]) or suggestion_or_list(str(key), known)
+                key_names = [*others, *with_units(cls)]
+                close = suggestion(str(key), [*cls.KINDS, *with_units(cls)]) or suggestion_or_list(str(key), key_names)
                 hint = f'; did you mean "{meant}"?' if meant else close
                 problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
                 problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.wanted(key)}")
                 wrong.add(key)
-        found = list(cls.check(values, wrong))
+        conflicts = list(cls.check(values, wrong))
         spelled = {key: name for key, name in written.items() if name in with_units(cls)}
-        problems += [f"{prefix}{written.get(key, key)}: {_respelled(line, spelled)}" for key, line in found]
-        return values, wrong | {key for key, _ in found}
+        problems += [f"{prefix}{written.get(key, key)}: {_respelled(line, spelled)}" for key, line in conflicts]
+        return values, wrong | {key for key, _ in conflicts}
 
     def implied(self) -> Values:
         """Attribute values that follow from the others where the config does not give them; `to_toml` leaves them out."""
@@ -182,15 +182,15 @@ class Spec(BaseModel):
     def given(self) -> Values:
         """The keys that are not at their default, or are spelled in a way of their own, with their values."""
         cls, implied = type(self), self.implied()
-        found: Values = {}
+        changed: Values = {}
         for key in cls.KINDS:
             attribute = cls.FIELDS.get(key, key)
             field, value = cls.model_fields[attribute], getattr(self, attribute)
             spelled = isinstance(value, EnvString | EnvDuration)
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             if value is not None and (spelled or value != implied.get(attribute, default)):
-                found[key] = value
-        return found
+                changed[key] = value
+        return changed
 
     @classmethod
     def wanted(cls, key: str) -> str:
@@ -208,33 +208,33 @@ class Spec(BaseModel):
         yield from ()
 
 
-def table_parser(cls: type[Spec], wanted: str = "a table") -> Kind:
+def table_parser(cls: type[Spec], expected: str = "a table") -> Kind:
     """The kind of a nested table."""
 
     @with_schema(of=cls)
     def build(value: Any) -> Any:
         if not isinstance(value, cls | Mapping):
-            raise InvalidValueError(wanted)
+            raise InvalidValueError(expected)
         problems: list[str] = []
-        made = cls.draft(value, "", "", problems)
-        if problems or made._wrong:
-            raise InvalidTableError(problems, made)
-        return made
+        spec = cls.draft(value, "", "", problems)
+        if problems or spec._wrong:
+            raise InvalidTableError(problems, spec)
+        return spec
 
     return build
 
 
-def table_list_parser(cls: type[Spec], wanted: str) -> Kind:
+def table_list_parser(cls: type[Spec], expected: str) -> Kind:
     """The kind of a list of tables."""
 
     @with_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
-            raise InvalidValueError(wanted)
+            raise InvalidValueError(expected)
         problems: list[str] = []
-        made = tuple(cls.draft(v, "", f"[{i}]", problems) for i, v in enumerate(value))
-        if problems or any(m._wrong for m in made):
-            raise InvalidTableError(problems, made)
-        return made
+        specs = tuple(cls.draft(v, "", f"[{i}]", problems) for i, v in enumerate(value))
+        if problems or any(m._wrong for m in specs):
+            raise InvalidTableError(problems, specs)
+        return specs
 
     return build

@@ -46,27 +46,28 @@ _OTHER_SQL = (
 
 def check_sql(pipeline: Pipeline) -> CheckResult:
     """Everything that is decidable about a pipeline whose config is valid otherwise."""
-    found = CheckResult()
+    checked = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
     if changed:
-        found.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
-        return found
-    _judge(pipeline, {}, found)
-    return found
+        checked.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
+        return checked
+    _judge(pipeline, {}, checked)
+    return checked
 
 
-def stage_columns(pipeline: Pipeline, known: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
-    """The columns that each stage emits; `known`: those of sources that the config does not tell."""
-    return _judge(pipeline, {name: KnownColumns(types, True) for name, types in known.items()}, CheckResult())
+def stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
+    """The columns that each stage emits; `source_types`: those of sources that the config does not tell."""
+    return _judge(pipeline, {name: KnownColumns(types, True) for name, types in source_types.items()}, CheckResult())
 
 
-def _judge(pipeline: Pipeline, known: Mapping[str, KnownColumns], found: CheckResult) -> dict[str, KnownColumns]:
-    """What each stage emits, by name; what is wrong is added to `found`."""
-    given = {s.name: known.get(s.name) or _columns(pipeline, i, s, found) for i, s in enumerate(pipeline.sources)}
-    at = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
-    for name, own in pipeline.alone.items():
-        given[name] = _StepCheck(own, at.get(name, "transform"), found, at, pipeline.lookups).check(given)
-    return {name: given[name] for name in pipeline.alone}
+def _judge(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
+    """What each stage emits, by name; what is wrong is added to `checked`."""
+    columns = {s.name: sources.get(s.name) or _columns(pipeline, i, s, checked) for i, s in enumerate(pipeline.sources)}
+    stage_keys = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
+    for name, stage_pipeline in pipeline.alone.items():
+        key = stage_keys.get(name, "transform")
+        columns[name] = _StepCheck(stage_pipeline, key, checked, stage_keys, pipeline.lookups).check(columns)
+    return {name: columns[name] for name in pipeline.alone}
 
 
 def check_draft(pipeline: Pipeline) -> CheckResult:
@@ -85,29 +86,29 @@ def check_draft(pipeline: Pipeline) -> CheckResult:
     fields = Window.model_fields
     aggregations = tuple(a for a in window.aggregations or () if not a._wrong)
     defaults = {k: fields[k].get_default() for k in wrong if k in fields and not fields[k].is_required()}
-    given = window.model_copy(update={**defaults, "aggregations": aggregations})
+    usable_window = window.model_copy(update={**defaults, "aggregations": aggregations})
     if "event_time_column" in wrong:
-        given = given.model_copy(update={"time_mode": "processing"})
+        usable_window = usable_window.model_copy(update={"time_mode": "processing"})
     sources = tuple(s if not s._wrong else s.model_copy(update={"schema_": None}) for s in pipeline.sources)
     if not all(isinstance(s.name, str) for s in sources) or window.kind is None:
         return CheckResult()
-    step = transform.model_copy(update={"window": given, "on_error": transform.on_error or "fail"})
+    step = transform.model_copy(update={"window": usable_window, "on_error": transform.on_error or "fail"})
     return check_sql(pipeline.model_copy(update={"transform": step, "sources": sources}))
 
 
 # -- what a source's rows have ---------------------------------------------------------------------------------------
 
 
-def _columns(pipeline: Pipeline, index: int, source: Source, found: CheckResult) -> KnownColumns:
+def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResult) -> KnownColumns:
     """The columns of a source's rows, as far as the config tells; those that its connector adds included."""
     connection = resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
     if kind is None:
-        found.skip(f"{key}.dataframe", "its columns are known at the start")
+        checked.skip(f"{key}.dataframe", "its columns are known at the start")
         return UNKNOWN
     if CONNECTORS[kind].is_table:
-        found.skip(f"{key}.query", "the columns of a table are known at the start")
+        checked.skip(f"{key}.query", "the columns of a table are known at the start")
         return UNKNOWN
     more = dict.fromkeys(metadata_columns(kind))
     if CONNECTORS[kind].own_time:
@@ -115,19 +116,19 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: CheckResult)
         if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":
                 return KnownColumns({"value": None, **more}, True)
-            found.skip(
+            checked.skip(
                 f"{key}.payload_format",
                 f"the columns of {format_value(source.payload_format)} payloads are known at the start",
             )
             return UNKNOWN
     for name, type_ in ddl.parse_columns(source.schema_).items() if source.schema_ is not None else ():
         if re.search(r"\b(var)?char\(", type_):
-            found.add(
+            checked.add(
                 f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark has in tables only; write STRING'
             )
     declared = _declared(source)
     if declared is None:
-        found.skip(f"{key}.schema", "none is declared, so the columns are known when the first rows are read")
+        checked.skip(f"{key}.schema", "none is declared, so the columns are known when the first rows are read")
         return UNKNOWN
     return KnownColumns({**declared, **more}, True)
 
@@ -135,8 +136,8 @@ def _columns(pipeline: Pipeline, index: int, source: Source, found: CheckResult)
 def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
-    found = ddl.parse_columns(spec.schema_)
-    return {name: _settled(type_) for name, type_ in found.items() if name != "_corrupt_record"}
+    columns = ddl.parse_columns(spec.schema_)
+    return {name: _settled(type_) for name, type_ in columns.items() if name != "_corrupt_record"}
 
 
 def _settled(type_: str) -> str | None:
@@ -157,26 +158,25 @@ class _StepCheck:
     stages: Mapping[str, str]  # where each stage is described
     lookups: Mapping[str, Lookup]
 
-    def check(self, given: Mapping[str, KnownColumns]) -> KnownColumns:
+    def check(self, inputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """Check all of it against the columns of sources and stages, by name; the columns that it emits."""
         step = self.pipeline.transform.step
         tables = {}
         for name, lookup in self.lookups.items():
             declared = _declared(lookup)
             tables[name] = UNKNOWN if declared is None else KnownColumns(declared, True)
-        own = self.pipeline.transform.lookups
-        for name in own:
+        for name in self.pipeline.transform.lookups:
             if not tables[name].closed and any(self.pipeline.texts(w) for w in self.pipeline.ways):
                 self.found.skip(
                     f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
                 )
         for source in self.pipeline.sources:
             if not source.of_stage or all(s.of_stage for s in self.pipeline.sources):
-                self._event_time(source.name, given[source.name])
+                self._event_time(source.name, inputs[source.name])
         outputs, sides = dict[str, KnownColumns](), dict[str, KnownColumns]()
         for way in self.pipeline.ways:
-            known = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
-            columns = replace(given[way.origin], bounds=frozenset(name.casefold() for name in known))
+            groupable_names = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
+            columns = replace(inputs[way.origin], bounds=frozenset(map(str.casefold, groupable_names)))
             for stage in way.through:
                 bounds, key = self.pipeline.bounds(way, stage), f"{self.stages[stage.name]}.sql"
                 columns = self._sql(way.origin, columns, tables, stage.sql, key, bounds)
@@ -217,28 +217,28 @@ class _StepCheck:
                 line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
                 self.found.add(f"{self.at}.sql", line)
             return
-        key, of = f"{self.at}.{self._kind}.event_time_column", self._of(source)
+        key, prefix = f"{self.at}.{self._kind}.event_time_column", self._of(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
         elif text in columns.types:
             type_ = columns.types[text]
         else:
-            own = Findings()
-            type_ = resolve_expression(text, columns, own)
+            findings = Findings()
+            type_ = resolve_expression(text, columns, findings)
             shown = format_value(text)
-            for line in own.problems:
-                self.found.add(key, f"{of}{line}" if line.startswith("column") else f"{of}{shown} {line}")
-            for line in own.unsure:
+            for line in findings.problems:
+                self.found.add(key, f"{prefix}{line}" if line.startswith("column") else f"{prefix}{shown} {line}")
+            for line in findings.unsure:
                 self.found.skip(key, f"{shown}: {line}")
-            if beyond := own.beyond | set(lexical.clock_times(text)):
-                self.found.add(key, f"{of}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
-            if own.problems or own.unsure or beyond:
+            if beyond := findings.beyond | set(lexical.clock_times(text)):
+                self.found.add(key, f"{prefix}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
+            if findings.problems or findings.unsure or beyond:
                 return
             if type_ is None and columns.closed:
                 self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in event_time_problems(type_, step.event_time_unit):
-                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{of}{format_value(text)} {fact}")
+                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
 
     def _sql(
         self,
@@ -259,25 +259,25 @@ class _StepCheck:
         )
         if sql is None:
             return timed
-        own = Findings()
+        findings = Findings()
         names = [s.name for s in self.pipeline.sources]
-        out = resolve_query(sql, {**tables, "source": timed}, own, names)
-        of = self._of(source)
+        out = resolve_query(sql, {**tables, "source": timed}, findings, names)
+        prefix = self._of(source)
         secret = isinstance(sql, EnvString)
-        for line in own.problems:
-            self.found.add(key, f"{of}{line}" if not secret else f"{of}{re.sub(r' near .*', '', line)}")
-        for table in own.assumed:
+        for line in findings.problems:
+            self.found.add(key, f"{prefix}{line}" if not secret else f"{prefix}{re.sub(r' near .*', '', line)}")
+        for table in findings.assumed:
             self.found.skip(
                 key, f'"{table}" is neither source nor a lookup; Spark looks for it in its catalog at the start'
             )
-        for line in own.unsure:
+        for line in findings.unsure:
             self.found.skip(key, f"{line}; Spark judges it at the start")
-        if own.beyond:
+        if findings.beyond:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
             self.found.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(own.beyond))}; filter, project and join lookups there{advice}"
-                + bounds.told(own.beyond),
+                f"must be row-wise, it uses {', '.join(sorted(findings.beyond))}; filter, project and join lookups there{advice}"
+                + bounds.told(findings.beyond),
             )
         out = KnownColumns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
@@ -290,11 +290,12 @@ class _StepCheck:
             if out.closed:
                 self.found.add(
                     key,
-                    f'{of}does not select "{EVENT_TIME}", the event time; add it to the SELECT; it selects: {", ".join(out.types)}',
+                    f'{prefix}does not select "{EVENT_TIME}", the event time; add it to the SELECT; it selects: {", ".join(out.types)}',
                 )
         elif out.types[EVENT_TIME] not in (None, "timestamp"):
             self.found.add(
-                key, f'{of}selects "{EVENT_TIME}" as {out.types[EVENT_TIME]}, expected timestamp; select it unchanged'
+                key,
+                f'{prefix}selects "{EVENT_TIME}" as {out.types[EVENT_TIME]}, expected timestamp; select it unchanged',
             )
         return out
 
@@ -307,23 +308,23 @@ class _StepCheck:
     def _keyed(self, step: KeyedStep, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """The keys are among the columns that come out, which go on as they are."""
         for source, out in outputs.items():
-            of = f"source {format_value(source)}: " if len(outputs) > 1 else ""
+            prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
             for name in step.key if out.closed else ():
                 type_ = out.types.get(name)
                 if name not in out.types:
                     line = (
                         f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}"
                     )
-                    self.found.add(f"{self.at}.{self._kind}.key", of + line)
+                    self.found.add(f"{self.at}.{self._kind}.key", prefix + line)
                 elif type_ is not None and base_type(type_) in NO_KEYS:
                     line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
-                    self.found.add(f"{self.at}.{self._kind}.key", of + line)
+                    self.found.add(f"{self.at}.{self._kind}.key", prefix + line)
             for name in step.added:
                 if name in out.types:
                     line = f"the SQL selects a column {format_value(name)}, too, which is the name of what is added; rename one"
-                    self.found.add(f"{self.at}.{self._kind}", of + line)
-        found = self._rows(outputs)
-        return KnownColumns({**found.types, **step.added}, found.closed)
+                    self.found.add(f"{self.at}.{self._kind}", prefix + line)
+        rows = self._rows(outputs)
+        return KnownColumns({**rows.types, **step.added}, rows.closed)
 
     def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """What several sources select must be one table."""
@@ -333,12 +334,12 @@ class _StepCheck:
                 continue
             for column in dict.fromkeys((*expected.types, *out.types)):
                 a, b = (c.types.get(column) for c in (expected, out))
-                there = column in expected.types, column in out.types
-                if all(there) and (a == b or None in (a, b)):
+                present = column in expected.types, column in out.types
+                if all(present) and (a == b or None in (a, b)):
                     continue
                 shown = [
                     f"{(t or 'there') if is_there else 'missing'} in source {format_value(source)}"
-                    for t, is_there, source in zip((a, b), there, (first, name), strict=True)
+                    for t, is_there, source in zip((a, b), present, (first, name), strict=True)
                 ]
                 self.found.add(
                     f"{self.at}.sql",
@@ -350,14 +351,14 @@ class _StepCheck:
     # -- a join --------------------------------------------------------------------------------------------------
 
     def _join(self, join: Join, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        at = f"{self.at}.join"
+        join_key = f"{self.at}.join"
         sides = [outputs[source] for source in join.sources]
         keys: list[list[str | None]] = [[], []]
         for i, (side, names) in enumerate(zip(SIDES, (join.left_keys, join.right_keys), strict=True)):
             for name in names:
                 if name not in sides[i].types and sides[i].closed:
                     self.found.add(
-                        f"{at}.{side}_keys",
+                        f"{join_key}.{side}_keys",
                         f"column {format_value(name)} does not come out of the {side} side{suggestion_or_list(name, sides[i].types)}",
                     )
                 keys[i].append(sides[i].types.get(name))
@@ -366,10 +367,10 @@ class _StepCheck:
                 continue
             pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
             if base_type(a) in NO_KEYS or base_type(b) in NO_KEYS:
-                self.found.add(at, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
+                self.found.add(join_key, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
                 self.found.add(
-                    at, f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"
+                    join_key, f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"
                 )
         if not all(side.closed for side in sides):
             return UNKNOWN
@@ -379,7 +380,7 @@ class _StepCheck:
         except StartError as error:
             for line in str(error).splitlines():
                 key, _, fact = line.removeprefix(Join.AT).partition(": ")
-                self.found.add(f"{at}{key}", fact)
+                self.found.add(f"{join_key}{key}", fact)
             return UNKNOWN
         types = {
             out: side.types[name] for side, names in zip(sides, chosen, strict=True) for name, out in names.items()
@@ -391,8 +392,8 @@ class _StepCheck:
         spec = next((s for s in self.pipeline.sources if s.name == origin), None)
         if spec is None:
             return ()
-        given = spec.connection
-        connection = None if given is None else resolve_connection(given, self.pipeline.connections)
+        reference = spec.connection
+        connection = None if reference is None else resolve_connection(reference, self.pipeline.connections)
         return metadata_columns(None if connection is None else connection.kind)
 
 

@@ -83,17 +83,17 @@ def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
             yield "stages", f"{times} stages were formerly {format_value(name)}; only one of them can go on with it"
     for number, stage in enumerate(stages):
         if stage.formerly in names:
-            what = (
+            reason = (
                 "is its name today"
                 if stage.formerly == stage.name
                 else "is the name of a stage; remove it once a start has"
             )
-            how = (
+            remedy = (
                 "; remove it"
                 if stage.formerly == stage.name
                 else " carried out the rename, and only then use the name again"
             )
-            yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {what}{how}"
+            yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {reason}{remedy}"
 
 
 def _sources(values: Values) -> list[str]:
@@ -110,11 +110,11 @@ def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem
     for number, stage in enumerate(stages):
         above = [*sources, *every[:number]]
         sides = () if stage.join is None else stage.join.sources
-        given = [(f"stages[{number}].from", n) for n in stage.from_]
-        given += [
+        references = [(f"stages[{number}].from", n) for n in stage.from_]
+        references += [
             (f"stages[{number}].join.{key}", n) for key, n in zip(("left_source", "right_source"), sides, strict=False)
         ]
-        for key, name in given:
+        for key, name in references:
             if name in above:
                 continue
             if name in every:
@@ -156,10 +156,10 @@ def _unread(
 
 def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
     """A lookup is one view of the whole pipeline: two of one name would be one another."""
-    known: dict[str, Lookup] = {}
+    lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
-            other = known.setdefault(name.casefold(), lookup)
+            other = lookups.setdefault(name.casefold(), lookup)
             if other != lookup:
                 yield f"stages[{number}].lookups.{name}", "another stage has a lookup of this name; choose another name"
 

@@ -26,11 +26,11 @@ def parse_time_zone(value: Any) -> str:
     from zoneinfo import available_timezones
 
     name = parse_text(value)
-    known = available_timezones()
-    if known and name not in known:
+    zones = available_timezones()
+    if zones and name not in zones:
         # of hundreds of names the nearest one helps, a list of all does not
-        close = next((k for k in known if k.casefold() == name.casefold()), None) or next(
-            iter(difflib.get_close_matches(name, known, n=1)), None
+        close = next((k for k in zones if k.casefold() == name.casefold()), None) or next(
+            iter(difflib.get_close_matches(name, zones, n=1)), None
         )
         hint = f'; did you mean "{close}"?' if close else ""
         raise InvalidValueError(f'the IANA name of a time zone, as in "Europe/Berlin" or "UTC"{hint}')

@@ -119,23 +119,23 @@ class Target(Spec):
             return False
         if kind != "kafka" or self.key_columns is None:
             return kind in ("postgres", "kafka") or (kind in ("delta", "iceberg") and self.mode != "append")
-        keys, given = set(step.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
-        known = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
-        return keys < given <= keys | known
+        keys, key_columns = set(step.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
+        window_identity = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
+        return keys < key_columns <= keys | window_identity
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """What does not fit a connection of this kind."""
-        needed, what = cls.NEEDED.get(kind, ("", ""))
+        needed, target_text = cls.NEEDED.get(kind, ("", ""))
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key, kinds in cls.OF.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
                 if missing and key in ("path", "table", "topic"):  # one mistake, one line
-                    missing, advice = False, f"write {needed} instead: {what}"
+                    missing, advice = False, f"write {needed} instead: {target_text}"
                 yield key, f"belongs to connections of kind {named}, this one is {format_value(kind)}; {advice}"
         if missing:
-            yield needed, f"missing; {what}"
+            yield needed, f"missing; {target_text}"
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
             yield "partitions", "is of a topic that a start creates, and create = false; remove one of them"
         path = values.get("path")
@@ -227,7 +227,7 @@ def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield "options", 'belongs to a path in an object store, as in "s3://bucket/state"; remove it'
 
 
-def of_url(path: str, what: str) -> Iterator[Problem]:
+def of_url(path: str, content: str) -> Iterator[Problem]:
     """What does not fit a path of files, if it is a URL."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":
@@ -235,5 +235,5 @@ def of_url(path: str, what: str) -> Iterator[Problem]:
     if scheme not in OBJECTS:
         yield "path", f'found {format_value(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
     elif find_spec("obstore") is None:
-        needs = f"{what} in an object store need{'s' if what == 'state' else ''} the package obstore, which is not installed"
+        needs = f"{content} in an object store need{'s' if content == 'state' else ''} the package obstore, which is not installed"
         yield "path", f"{needs}; pip install 'slackwater[objects]'"

@@ -43,16 +43,16 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
     yield from _stages(placed, values, wrong)
     yield from _places(placed, values.get("connections", {}))
     letters: Target | None = values.get("dead_letter")
-    for key, given in (("name", letters and letters.name), ("from", letters and letters.from_)):
-        if given is not None:
+    for key, value in (("name", letters and letters.name), ("from", letters and letters.from_)):
+        if value is not None:
             yield f"dead_letter.{key}", "belongs to [[targets]]; the dead letters of all stages go there; remove it"
 
 
 def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
-    for at, target in placed:
+    for path, target in placed:
         if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
             yield (
-                f"{at}.name",
+                f"{path}.name",
                 f'found {format_value(target.name)}, expected at most 100 letters, digits, ".", "_" and "-"',
             )
     for name, times in Counter(t.name for _, t in placed if t.name is not None).items():
@@ -66,10 +66,10 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
     names = [s.name for s in stages] or ["transform"]
-    for at, target in placed:
+    for path, target in placed:
         if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
             yield (
-                f"{at}.from",
+                f"{path}.from",
                 f"found {format_value(target.from_)}, which is no stage{suggestion_or_list(target.from_, names)}",
             )
 
@@ -78,31 +78,31 @@ def shown_stages(values: Values) -> tuple[str, ...]:
     """The stages of a draft whose results a target gets; all of them where one of these is not there."""
     names = [s.name for s in values["stages"]]
     targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
-    found = dict.fromkeys(t.from_ or names[-1] for t in targets) or (names[-1],)
-    return tuple(found) if set(found) <= set(names) else tuple(names)
+    published = dict.fromkeys(t.from_ or names[-1] for t in targets) or (names[-1],)
+    return tuple(published) if set(published) <= set(names) else tuple(names)
 
 
-def _places(placed: Sequence[tuple[str, Target]], known: Mapping[str, Any]) -> Iterator[Problem]:
+def _places(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
     """Two targets in one place would take the rows of each other for their own."""
     seen: dict[object, str] = {}
-    for at, target in placed:
-        connection = resolve_connection(target.connection, known) if target.connection is not None else None
+    for path, target in placed:
+        connection = resolve_connection(target.connection, connections) if target.connection is not None else None
         table = target.table and (target.table if "." in target.table else f"public.{target.table}")
-        place = (target.path and posixpath.normpath(target.path), table, target.topic)
-        if connection is None or not any(place) or target._wrong:
+        location = (target.path and posixpath.normpath(target.path), table, target.topic)
+        if connection is None or not any(location) or target._wrong:
             continue
-        first = seen.setdefault((connection.kind, str(vars(connection)), *place), at)
-        if first != at:
+        first = seen.setdefault((connection.kind, str(vars(connection)), *location), path)
+        if first != path:
             yield (
-                at,
-                f"writes where {first} does ({format_value(next(p for p in place if p))}); give each its own place",
+                path,
+                f"writes where {first} does ({format_value(next(p for p in location if p))}); give each its own place",
             )
 
 
 def each_target(values: Values) -> Iterator[tuple[str, Values]]:
     """A draft for each of its targets, as if there were no other: `transform` is the stage whose results it gets."""
     stages = {s.name: s for s in values.get("stages") or ()}
-    for at, target in placed_targets(values):
-        found = stages.get(target.from_) if target.from_ is not None else None
-        stage = found or (values["stages"][-1] if values.get("stages") else values.get("transform"))
-        yield at, {**values, "target": target, **({} if stage is None else {"transform": stage})}
+    for path, target in placed_targets(values):
+        named_stage = stages.get(target.from_) if target.from_ is not None else None
+        stage = named_stage or (values["stages"][-1] if values.get("stages") else values.get("transform"))
+        yield path, {**values, "target": target, **({} if stage is None else {"transform": stage})}

@@ -94,14 +94,14 @@ def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipe
     return Pipeline.draft(data, file, "", problems), problems
 
 
-def _too_large(value: Any, at: str = "") -> str | None:
+def _too_large(value: Any, path: str = "") -> str | None:
     """The key with a whole number that TOML itself does not allow, and Python may not be able to print; None for none."""
     if isinstance(value, dict):
-        items = [(f"{at}.{show_key(k)}" if at else show_key(k), v) for k, v in value.items()]
+        items = [(f"{path}.{show_key(k)}" if path else show_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
-        items = [(f"{at}[{n}]", v) for n, v in enumerate(value)]
+        items = [(f"{path}[{n}]", v) for n, v in enumerate(value)]
     else:
-        return at if isinstance(value, int) and value.bit_length() > 64 else None
+        return path if isinstance(value, int) and value.bit_length() > 64 else None
     return next((key for name, v in items if (key := _too_large(v, name)) is not None), None)
 
 
@@ -117,14 +117,14 @@ def _too_deep(data: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problems: list[str]) -> Any:
+def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, problems: list[str]) -> Any:
     if isinstance(value, dict):
         return {
-            k: _interpolate(v, env, file, f"{at}.{show_key(k)}" if at else show_key(k), problems)
+            k: _interpolate(v, env, file, f"{path}.{show_key(k)}" if path else show_key(k), problems)
             for k, v in value.items()
         }
     if isinstance(value, list):
-        return [_interpolate(v, env, file, f"{at}[{i}]", problems) for i, v in enumerate(value)]
+        return [_interpolate(v, env, file, f"{path}[{i}]", problems) for i, v in enumerate(value)]
     if not isinstance(value, str) or "$" not in value:
         return value
     used, defaults = list[str](), list[str]()
@@ -132,20 +132,20 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, at: str, problem
     def replace(match: re.Match[str]) -> str:
         if match[1] is None:
             return "${"
-        found = env.get(match[1], "")
-        if not found and match[2] is not None:
+        text = env.get(match[1], "")
+        if not text and match[2] is not None:
             defaults.append(match[1])
             remember_url(match[2])  # the text itself stands in the file
             return match[2]
         used.append(match[1])
-        if re.sub(r"\[\d+\]$", "", at.rpartition(".")[2]) not in _NAMES:
-            remember_secret(found, match[0])
-        return found
+        if re.sub(r"\[\d+\]$", "", path.rpartition(".")[2]) not in _NAMES:
+            remember_secret(text, match[0])
+        return text
 
     result = _VARIABLE.sub(replace, value)
     missing = [name for name in dict.fromkeys(used) if name not in env]
     problems += [
-        f"{file}: {at}: environment variable {name} is not set; set it, or write $${{{name}}} for the text itself"
+        f"{file}: {path}: environment variable {name} is not set; set it, or write $${{{name}}} for the text itself"
         for name in missing
     ]
     if missing:
@@ -165,11 +165,11 @@ def to_toml(pipeline: Pipeline) -> str:
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
         )
     window = pipeline.last.transform.window
-    made = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
-    if made:
+    class_aggregations = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
+    if class_aggregations:
         raise ConfigError(
             [
-                f'{pipeline.name}: aggregation "{made[0]}" holds a class, which cannot be written as TOML; '
+                f'{pipeline.name}: aggregation "{class_aggregations[0]}" holds a class, which cannot be written as TOML; '
                 'name it by its import path, as in agg = "package.module:Class"'
             ]
         )

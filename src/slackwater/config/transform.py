@@ -119,12 +119,12 @@ class Transform(Spec):
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        there = [key for key in cls.STEPS if key in values or key in wrong]
-        if not there and not ("sql" in values or "sql" in wrong):
+        present = [key for key in cls.STEPS if key in values or key in wrong]
+        if not present and not ("sql" in values or "sql" in wrong):
             yield "window", f"missing; {STEP.replace('transform', cls.AT)}"
-        if there[1:]:
-            yield there[1], f"given beside [{cls.AT}.{there[0]}]; a stage is one or the other: remove one of them"
-        elif "join" in there and "sql" in values:
+        if present[1:]:
+            yield present[1], f"given beside [{cls.AT}.{present[0]}]; a stage is one or the other: remove one of them"
+        elif "join" in present and "sql" in values:
             yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
 
 

@@ -104,16 +104,16 @@ def choice_parser(*options: str) -> Kind:
 def duration_parser(minimum: int | None = None) -> Kind:
     """`minimum` 1: greater than 0; 0: 0 or more; None: any."""
 
-    wanted = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
+    expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
 
     @with_schema(duration=minimum)
     def check(value: Any) -> int:
         try:
             ms = duration_ms(value)
         except ValueError:
-            raise InvalidValueError(f'{wanted} ("30s", "5m", "2h" or milliseconds)') from None
+            raise InvalidValueError(f'{expected} ("30s", "5m", "2h" or milliseconds)') from None
         if minimum is not None and ms < minimum:
-            raise InvalidValueError(f'{wanted} ("30s", "5m", "2h" or milliseconds)')
+            raise InvalidValueError(f'{expected} ("30s", "5m", "2h" or milliseconds)')
         if abs(ms) > _TEN_THOUSAND_YEARS_MS:
             raise InvalidValueError("a duration of at most 10000 years")
         if isinstance(value, EnvString):
@@ -142,29 +142,29 @@ def parse_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def settings_parser(wanted: str) -> Kind:
+def settings_parser(expected: str) -> Kind:
     """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
 
     @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
-            raise InvalidValueError(wanted)
+            raise InvalidValueError(expected)
         problems: list[str] = []
-        found: dict[str, str] = {}
-        for key, given in value.items():
-            if isinstance(given, str | int | float):
-                plain = str(given).lower() if isinstance(given, bool) else str(given)
-                found[str(key)] = given if isinstance(given, str) else plain
+        settings: dict[str, str] = {}
+        for key, setting in value.items():
+            if isinstance(setting, str | int | float):
+                plain = str(setting).lower() if isinstance(setting, bool) else str(setting)
+                settings[str(key)] = setting if isinstance(setting, str) else plain
                 continue
             advice = ""
-            if isinstance(given, Mapping) and given:
-                advice = f"; a key with dots stands in quotes: {quote_text(_dotted(str(key), given))}"
+            if isinstance(setting, Mapping) and setting:
+                advice = f"; a key with dots stands in quotes: {quote_text(_dotted(str(key), setting))}"
             problems.append(
-                f": {show_key(key)}: found {format_value(given)}, expected a string, a number, true or false{advice}"
+                f": {show_key(key)}: found {format_value(setting)}, expected a string, a number, true or false{advice}"
             )
         if problems:
-            raise InvalidTableError(problems, found)
-        return found
+            raise InvalidTableError(problems, settings)
+        return settings
 
     return check
 

@@ -45,8 +45,8 @@ def _gap(value: Any) -> int | str:
     """A duration, or a SQL expression over the row: text that does not begin as a number does."""
     if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
         return value
-    found: int = _fixed_gap(value)
-    return found
+    gap_ms: int = _fixed_gap(value)
+    return gap_ms
 
 
 MOST_WINDOWS = 100_000  # that one row is in: a single row of so many takes about a second to come out
@@ -154,19 +154,19 @@ class Window(StepSpec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         data = dict(data)
-        where = f"{file}: {at}." if at else f"{file}: "
+        prefix = f"{file}: {path}." if path else f"{file}: "
         for key in ("mode", "output_mode"):
             if data.get(key) == "complete":
                 del data[key]
-                problems.append(f'{where}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
+                problems.append(f'{prefix}{key}: {_NO_COMPLETE}; remove it (emit = "on_close" is the default)')
         for key in ("output_mode", "outputMode", "mode"):
             emit = {"update": "updates", "append": "on_close"}.get(str(data.get(key)).casefold())
             if emit is not None:
                 del data[key]
-                problems.append(f'{where}{key}: unknown key; did you mean emit = "{emit}"?')
-        values, wrong = super().read(data, file, at, problems)
+                problems.append(f'{prefix}{key}: unknown key; did you mean emit = "{emit}"?')
+        values, wrong = super().read(data, file, path, problems)
         values.setdefault("max_groups_per_window", MOST_GROUPS)
         return values, wrong
 
@@ -215,12 +215,12 @@ class Window(StepSpec):
             if key in values and kind not in kinds:
                 yield key, f'belongs to {" and ".join(kinds)} windows, this one is "{kind}"; remove it'
         if kind == "session":
-            for key, what in (
+            for key, meaning in (
                 ("gap_ms", "how long a silence ends a session"),
                 ("max_session_duration_ms", "how long one session may grow"),
             ):
                 if missing(key):
-                    yield key, f"missing; a session window needs it: {what}"
+                    yield key, f"missing; a session window needs it: {meaning}"
             gap, cap = values.get("gap_ms"), values.get("max_session_duration_ms")
             if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (

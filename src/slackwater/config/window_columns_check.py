@@ -30,21 +30,21 @@ class WindowColumns:
     def gap(self, out: KnownColumns) -> None:
         if not isinstance(self.window.gap_ms, str):
             return
-        key, own = f"{self.at}.window.gap_ms", Findings()
-        type_ = resolve_expression(self.window.gap_ms, out, own)
+        key, findings = f"{self.at}.window.gap_ms", Findings()
+        type_ = resolve_expression(self.window.gap_ms, out, findings)
         shown = format_value(self.window.gap_ms)
-        for line in own.problems:
+        for line in findings.problems:
             self.found.add(
                 key,
                 f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
             )
-        own.beyond |= set(lexical.clock_times(self.window.gap_ms))
-        if own.beyond and not own.problems:
-            self.found.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(own.beyond))}")
-        if own.unsure or (not own.problems and not out.closed):
-            why = own.unsure[0] if own.unsure else "the columns are known at the start"
+        findings.beyond |= set(lexical.clock_times(self.window.gap_ms))
+        if findings.beyond and not findings.problems:
+            self.found.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.beyond))}")
+        if findings.unsure or (not findings.problems and not out.closed):
+            why = findings.unsure[0] if findings.unsure else "the columns are known at the start"
             self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
-        if type_ is not None and not own.problems and base_type(type_) not in (*NUMBERS, "string"):
+        if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
             self.found.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def _find(self, name: str, out: KnownColumns, key: str) -> str | None:
@@ -65,20 +65,20 @@ class WindowColumns:
         return type_
 
     def columns(self, out: KnownColumns) -> None:
-        at = f"{self.at}.window"
+        window_key = f"{self.at}.window"
         if not out.closed and not any(line.startswith(f"{self.at}.sql:") for line in self.found.problems):
             named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
             unknown = [name for name in dict.fromkeys(named) if name not in out.types]
             if unknown:
                 self.found.skip(
-                    at,
+                    window_key,
                     f"whether {', '.join(map(format_value, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL",
                 )
         for name in self.window.group_by:
-            self._find(name, out, f"{at}.group_by")
+            self._find(name, out, f"{window_key}.group_by")
         for i, aggregation in enumerate(self.window.aggregations):
             for key, name in _read(aggregation):
-                type_ = self._find(name, out, f"{at}.aggregations[{i}].{key}")
+                type_ = self._find(name, out, f"{window_key}.aggregations[{i}].{key}")
                 if (
                     key == "column"
                     and aggregation.agg in _NEEDS_NUMBER
@@ -86,7 +86,7 @@ class WindowColumns:
                     and base_type(type_) not in NUMBERS
                 ):
                     self.found.add(
-                        f"{at}.aggregations[{i}].column",
+                        f"{window_key}.aggregations[{i}].column",
                         f"{aggregation.agg} needs a number, column {format_value(name)} is {type_}; cast it in the SQL",
                     )
 

@@ -18,10 +18,10 @@ class KnownColumns:
     bounds: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        return name.casefold() in (known.casefold() for known in self.types)
+        return name.casefold() in (column.casefold() for column in self.types)
 
     def type_of(self, name: str) -> str | None:
-        return next((t for known, t in self.types.items() if known.casefold() == name.casefold()), None)
+        return next((t for column, t in self.types.items() if column.casefold() == name.casefold()), None)
 
 
 UNKNOWN = KnownColumns()

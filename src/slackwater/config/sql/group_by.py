@@ -27,13 +27,13 @@ def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
     """Under which names bounds come out of a SELECT."""
     from sqlglot import exp
 
-    found: set[str] = set()
+    names: set[str] = set()
     for item in node.expressions:
         if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
-            found |= {name for _, columns in scope.tables for name in columns.bounds}
+            names |= {name for _, columns in scope.tables for name in columns.bounds}
         elif _is_bound(item.this if isinstance(item, exp.Alias) else item, scope):
-            found.add(item.alias_or_name.casefold())
-    return frozenset(found)
+            names.add(item.alias_or_name.casefold())
+    return frozenset(names)
 
 
 def item_aliases(node: exp.Select) -> dict[str, exp.Expr]:

@@ -45,44 +45,44 @@ class Token:
 
 def tokens(sql: str) -> list[Token]:
     """The parts of a SQL text. Raises UnreadableError."""
-    found, at = list[Token](), 0
-    while at < len(sql):
-        space = _SPACE.match(sql, at)
+    parts, position = list[Token](), 0
+    while position < len(sql):
+        space = _SPACE.match(sql, position)
         if space:
-            at = space.end()
-        elif sql.startswith("/*", at) and not sql.startswith("/*+", at):
-            at = _comment(sql, at)
+            position = space.end()
+        elif sql.startswith("/*", position) and not sql.startswith("/*+", position):
+            position = _comment(sql, position)
         else:
-            match = _TOKEN.match(sql, at)
+            match = _TOKEN.match(sql, position)
             assert match is not None
             kind = str(match.lastgroup)
             if kind == "sign" and match[0] in "'\"`":
                 raise UnreadableError("has a quote that is not closed", open_quote=True)
             if kind == "sign" and match[0] == "$":
                 raise UnreadableError("has a text in dollar signs")
-            found.append(Token(kind, match[0], at, match.end()))
-            at = match.end()
-    return found
+            parts.append(Token(kind, match[0], position, match.end()))
+            position = match.end()
+    return parts
 
 
 def without_end(sql: str) -> str:
     """A query without the `;` behind it and the comments there; as it is where it cannot be split."""
     try:
-        found = tokens(sql)
+        parts = tokens(sql)
     except UnreadableError:
         return sql
-    while found and found[-1].text == ";":
-        found.pop()
-    return sql[: found[-1].end] if found else ""
+    while parts and parts[-1].text == ";":
+        parts.pop()
+    return sql[: parts[-1].end] if parts else ""
 
 
 def clock_times(sql: str) -> list[str]:
     """Times that are written down and depend on the clock (`DATE 'today'`); none where the text cannot be split."""
     try:
-        found = tokens(sql)
+        parts = tokens(sql)
     except UnreadableError:
         return []
-    times = ((a.text.upper(), b) for a, b in pairwise(found) if a.is_word(*_TIMES) and b.kind == "text")
+    times = ((a.text.upper(), b) for a, b in pairwise(parts) if a.is_word(*_TIMES) and b.kind == "text")
     return [f"{word} '{value.strip()}'" for word, text in times if is_of_the_clock(value := _value(text.text))]
 
 
@@ -104,10 +104,10 @@ def _value(text: str) -> str:
     return _ESCAPE.sub(escaped, text[1:-1])
 
 
-def _comment(sql: str, at: int) -> int:
+def _comment(sql: str, position: int) -> int:
     """Where a comment in `/* */` ends, which may hold others."""
     depth = 0
-    for match in re.compile(r"/\*|\*/").finditer(sql, at):
+    for match in re.compile(r"/\*|\*/").finditer(sql, position):
         depth += 1 if match[0] == "/*" else -1
         if not depth:
             return match.end()

@@ -48,15 +48,15 @@ def parse_query(sql: str) -> exp.Expr:
     words = _words(sql)
     text = sql[: words[-1].end]
     try:
-        (tree,) = (found for found in sqlglot.parse(text, read="spark") if found is not None)
+        (tree,) = (statement for statement in sqlglot.parse(text, read="spark") if statement is not None)
     except RecursionError:
         raise UnsupportedSyntax(DEEP) from None
     except SqlglotError as error:
         place = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
-        at = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
+        location = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
         meant = _misspelled(text, words)
         hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
-        raise UnsupportedSyntax(f"it is not understood here{at}{hint}") from None
+        raise UnsupportedSyntax(f"it is not understood here{location}{hint}") from None
     except Exception:  # the parser's own mistakes
         raise UnsupportedSyntax("it is not understood here") from None
     return tree

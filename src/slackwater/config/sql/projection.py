@@ -33,8 +33,8 @@ def type_of(node: exp.Expr, scope: Scope) -> str | None:
                 return scope.aliases.get(parts[0].casefold()) if scope.closed else None
             return holders[0].type_of(parts[0]) if scope.closed or len(scope.tables) == 1 else None
         if len(parts) == 2 and not any(columns.has(parts[0]) for _, columns in scope.tables):
-            found = [columns for alias, columns in scope.tables if alias == parts[0].casefold()]
-            return found[0].type_of(parts[1]) if len(found) == 1 else None
+            owners = [columns for alias, columns in scope.tables if alias == parts[0].casefold()]
+            return owners[0].type_of(parts[1]) if len(owners) == 1 else None
     return None
 
 

@@ -23,53 +23,53 @@ if TYPE_CHECKING:
 
 
 def resolve_query(
-    sql: str, tables: Mapping[str, KnownColumns], found: Findings, rows: Sequence[str] = ()
+    sql: str, tables: Mapping[str, KnownColumns], findings: Findings, rows: Sequence[str] = ()
 ) -> KnownColumns:
     """The columns that come out of a query over these tables. `rows`: names that people give `source` by mistake."""
     try:
         tree = parse_query(sql)
     except SqlSyntaxError as fault:
-        found.problems.append(str(fault))
+        findings.problems.append(str(fault))
         return UNKNOWN
     except UnsupportedSyntax as why:
-        found.unsure.append(str(why))
+        findings.unsure.append(str(why))
         return UNKNOWN
-    known = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
+    readable = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
-        if "source" in known:
-            found.beyond |= reads.beyond(tree) | set(lexical.clock_times(sql))
+        if "source" in readable:
+            findings.beyond |= reads.beyond(tree) | set(lexical.clock_times(sql))
         groups = any(columns.bounds for columns in tables.values())
-        return QueryResolver(found, tuple(tables), tuple(rows), groups).visit(tree, known, found.beyond)
+        return QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.beyond)
     except RecursionError:
-        found.unsure.append(DEEP)
+        findings.unsure.append(DEEP)
         return UNKNOWN
 
 
-def resolve_expression(text: str, columns: KnownColumns, found: Findings) -> str | None:
+def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> str | None:
     """The type of an expression over one row's columns, None where it is unknown."""
     from sqlglot import exp
 
     try:
         tree = parse_query(f"SELECT {text}")
     except SqlSyntaxError as fault:
-        found.problems.append(str(fault))
+        findings.problems.append(str(fault))
         return None
     except UnsupportedSyntax as why:
-        found.unsure.append(str(why))
+        findings.unsure.append(str(why))
         return None
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
-        found.problems.append("is no single expression")
+        findings.problems.append("is no single expression")
         return None
     (one,) = tree.expressions
     if isinstance(one, exp.Alias | exp.Aliases):
-        found.problems.append("is no expression")
+        findings.problems.append("is no expression")
         return None
     scope = Scope([("", columns)])
     try:
-        NameResolver(scope, found.problems, found.beyond).judge(one)
+        NameResolver(scope, findings.problems, findings.beyond).judge(one)
         return type_of(one, scope)
     except RecursionError:
-        found.unsure.append(DEEP)
+        findings.unsure.append(DEEP)
         return None
 
 
@@ -102,7 +102,7 @@ class QueryResolver:
     rows: tuple[str, ...]
     groups: bool = False  # some of the rows may be put together by a bound
 
-    def visit(self, node: exp.Expr, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         """The columns of a query; notes what is wrong in it."""
         from sqlglot import exp
 
@@ -110,10 +110,10 @@ class QueryResolver:
         if with_ is not None and with_.args.get("recursive"):
             return self._unsure("a recursive WITH")
         for cte in with_.expressions if with_ is not None else ():
-            own: set[str] = set()
-            columns = rename_columns(self.visit(cte.this, known, own), cte.alias_column_names)
-            known = {**known, cte.alias.casefold(): _Table(columns, own)}
-        for key, what in (
+            cte_beyond: set[str] = set()
+            columns = rename_columns(self.visit(cte.this, readable, cte_beyond), cte.alias_column_names)
+            readable = {**readable, cte.alias.casefold(): _Table(columns, cte_beyond)}
+        for key, clause in (
             ("order", "ORDER BY"),
             ("sort", "ORDER BY"),
             ("cluster", "ORDER BY"),
@@ -121,35 +121,43 @@ class QueryResolver:
             ("offset", "OFFSET"),
         ):
             if node.args.get(key) and not _is_all(node.args[key]):
-                beyond.add(what)
+                beyond.add(clause)
         if isinstance(node, exp.Subquery):
-            inner = self.visit(node.this, known, beyond) if not isinstance(node.this, exp.Table) else UNKNOWN
+            inner = self.visit(node.this, readable, beyond) if not isinstance(node.this, exp.Table) else UNKNOWN
             return UNKNOWN if node.args.get("pivots") else inner
         if isinstance(node, exp.SetOperation):
-            return self._set(node, known, beyond)
+            return self._set(node, readable, beyond)
         if isinstance(node, exp.Select):
-            return self._select(node, known, beyond)
+            return self._select(node, readable, beyond)
         return self._unsure(f"{node.key.upper()}")
 
-    def _unsure(self, what: str) -> KnownColumns:
-        self.found.unsure.append(f"{what} is not understood here")
+    def _unsure(self, construct: str) -> KnownColumns:
+        self.found.unsure.append(f"{construct} is not understood here")
         return UNKNOWN
 
-    def _set(self, node: exp.SetOperation, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _set(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
 
-        left, right = self.visit(node.left, known, beyond), self.visit(node.right, known, beyond)
+        left_columns, right_columns = self.visit(node.left, readable, beyond), self.visit(node.right, readable, beyond)
         if isinstance(node, exp.Union):
             if node.args.get("distinct"):
                 beyond.add("DISTINCT")
         else:
             beyond.add(node.key.upper())
-        if node.args.get("by_name") or not (left.closed and right.closed) or len(left.types) != len(right.types):
-            return KnownColumns(dict.fromkeys(left.types), left.closed and not node.args.get("by_name"), left.bounds)
-        pairs = zip(left.types.items(), right.types.values(), strict=True)
-        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left.bounds)
+        if (
+            node.args.get("by_name")
+            or not (left_columns.closed and right_columns.closed)
+            or len(left_columns.types) != len(right_columns.types)
+        ):
+            return KnownColumns(
+                dict.fromkeys(left_columns.types),
+                left_columns.closed and not node.args.get("by_name"),
+                left_columns.bounds,
+            )
+        pairs = zip(left_columns.types.items(), right_columns.types.values(), strict=True)
+        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left_columns.bounds)
 
-    def _select(self, node: exp.Select, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _select(self, node: exp.Select, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
 
         if node.args.get("distinct"):
@@ -158,9 +166,9 @@ class QueryResolver:
         scope = Scope([], groups=self.groups)
         judge = NameResolver(scope, self.found.problems, beyond)
         if source is not None:
-            self._table(source.this, known, scope, beyond)
+            self._table(source.this, readable, scope, beyond)
         for join in node.args.get("joins") or ():
-            self._join(join, known, scope, beyond)
+            self._join(join, readable, scope, beyond)
         for lateral in node.args.get("laterals") or ():
             judge.judge_parts(lateral.this)
             scope.tables.append((lateral.alias.casefold(), function_columns(lateral.alias_column_names)))
@@ -189,7 +197,7 @@ class QueryResolver:
 
     # -- FROM ----------------------------------------------------------------------------------------------------
 
-    def _table(self, node: exp.Expr, known: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+    def _table(self, node: exp.Expr, readable: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
         from sqlglot import exp
 
         columns, alias = UNKNOWN, ""
@@ -197,10 +205,10 @@ class QueryResolver:
             beyond.add("a lateral subquery")
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             alias = node.alias_or_name
-            columns = self._named(node, known, beyond)
+            columns = self._named(node, readable, beyond)
         elif isinstance(node, exp.Subquery) and not isinstance(node.this, exp.Table):
             alias = node.alias
-            columns = self.visit(node, known, beyond)
+            columns = self.visit(node, readable, beyond)
         elif isinstance(node, exp.Values | exp.Lateral | exp.Unnest | exp.Table):
             alias = node.alias
             columns = function_columns(node.alias_column_names)
@@ -216,16 +224,16 @@ class QueryResolver:
             columns = rename_columns(columns, node.alias_column_names)
         scope.tables.append((alias.casefold(), columns))
         for join in node.args.get("joins") or ():
-            self._join(join, known, scope, beyond)
+            self._join(join, readable, scope, beyond)
 
-    def _named(self, node: exp.Table, known: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _named(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         name = node.name
         if node.db or node.catalog:
             self.found.unsure.append(
                 f'table "{node.catalog + "." if node.catalog else ""}{node.db}.{name}" is of a catalog'
             )
             return UNKNOWN
-        table = known.get(name.casefold())
+        table = readable.get(name.casefold())
         if table is not None:
             beyond |= table.beyond
             return table.columns
@@ -242,12 +250,12 @@ class QueryResolver:
                 self.found.assumed.append(name)
         return UNKNOWN
 
-    def _join(self, join: exp.Join, known: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+    def _join(self, join: exp.Join, readable: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
         side, kind = join.side.upper(), join.kind.upper()
         if side in ("RIGHT", "FULL") and kind not in ("SEMI", "ANTI"):
             beyond.add(f"{side} OUTER JOIN (write source LEFT JOIN lookup)")
         before = len(scope.tables)
-        self._table(join.this, known, scope, beyond)
+        self._table(join.this, readable, scope, beyond)
         if join.method.upper() == "NATURAL":
             scope.natural = True
         for name in join.args.get("using") or ():

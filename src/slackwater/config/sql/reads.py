@@ -28,64 +28,64 @@ LOOKUP_JOINS = {  # a lookup before source, by the kind of the join
 
 def beyond(tree: exp.Expr) -> set[str]:
     """What of a query is refused by what it reads; nothing where that cannot be said for certain."""
-    found = set[str]()
-    if _Reader(found).query(tree, {}) is False and not found:
-        found.add(NO_SOURCE)
-    return found
+    refused = set[str]()
+    if _Reader(refused).query(tree, {}) is False and not refused:
+        refused.add(NO_SOURCE)
+    return refused
 
 
 class _Reader:
     """True: rows of `source`; False: fixed; None: one of both, and nobody here knows."""
 
-    def __init__(self, found: set[str]) -> None:
-        self.found = found
+    def __init__(self, refused: set[str]) -> None:
+        self.found = refused
 
-    def query(self, node: exp.Expr, known: Mapping[str, bool | None]) -> bool | None:
+    def query(self, node: exp.Expr, ctes: Mapping[str, bool | None]) -> bool | None:
         """Whether rows of `source` come out of a query."""
         from sqlglot import exp
 
         with_: Any = node.args.get("with_")
         for cte in with_.expressions if with_ is not None else ():
-            reads = None if with_.args.get("recursive") else self.query(cte.this, known)
-            known = {**known, cte.alias.casefold(): reads}
+            reads = None if with_.args.get("recursive") else self.query(cte.this, ctes)
+            ctes = {**ctes, cte.alias.casefold(): reads}
         if isinstance(node, exp.Subquery):
-            return self._from(node, known)
+            return self._from(node, ctes)
         if isinstance(node, exp.Union):
-            return self._union(node, known)
+            return self._union(node, ctes)
         if isinstance(node, exp.Select):
             source = node.args.get("from_")
-            reads = self._from(source.this, known) if source is not None else False
-            return self._joins(node, reads, known)
+            reads = self._from(source.this, ctes) if source is not None else False
+            return self._joins(node, reads, ctes)
         return None
 
-    def _union(self, node: exp.Union, known: Mapping[str, bool | None]) -> bool | None:
-        left, right = self.query(node.left, known), self.query(node.right, known)
-        if left is None or right is None:
+    def _union(self, node: exp.Union, ctes: Mapping[str, bool | None]) -> bool | None:
+        left_reads, right_reads = self.query(node.left, ctes), self.query(node.right, ctes)
+        if left_reads is None or right_reads is None:
             return None
-        if left != right:
+        if left_reads != right_reads:
             self.found.add(CONSTANT)
-        return left or right
+        return left_reads or right_reads
 
-    def _from(self, node: exp.Expr, known: Mapping[str, bool | None]) -> bool | None:
+    def _from(self, node: exp.Expr, ctes: Mapping[str, bool | None]) -> bool | None:
         from sqlglot import exp
 
         reads: bool | None = None
         if isinstance(node, exp.Subquery):
-            reads = self.query(node.this, known) if isinstance(node.this, exp.Query) else self._from(node.this, known)
+            reads = self.query(node.this, ctes) if isinstance(node.this, exp.Query) else self._from(node.this, ctes)
         elif isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             name = node.name.casefold()
-            reads = False if node.db else known.get(name, name == "source")
+            reads = False if node.db else ctes.get(name, name == "source")
         elif isinstance(node, exp.Values | exp.Unnest):
             reads = False
         elif isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous | exp.GenerateSeries):
             reads = False if node.this.sql_name().lower() != "identifier" else None
             if isinstance(node.this, exp.Anonymous) and str(node.this.this).lower() in ("identifier", "source"):
                 reads = None
-        return self._joins(node, reads, known)
+        return self._joins(node, reads, ctes)
 
-    def _joins(self, node: exp.Expr, reads: bool | None, known: Mapping[str, bool | None]) -> bool | None:
+    def _joins(self, node: exp.Expr, reads: bool | None, ctes: Mapping[str, bool | None]) -> bool | None:
         for join in node.args.get("joins") or ():
-            other = self._from(join.this, known)
+            other = self._from(join.this, ctes)
             side, kind = join.side.upper(), join.kind.upper()
             if reads and other:
                 self.found.add(SELF_JOIN)
