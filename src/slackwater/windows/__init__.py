@@ -1,1 +1,1 @@
-"""Windows as pure functions over frames: values in, values out; knows no Spark, no files, no clock."""
+"""Windows as pure functions over frames. This package uses no Spark, no files and no clock."""

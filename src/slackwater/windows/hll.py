@@ -17,14 +17,14 @@ RANK_BITS = 6
 
 
 def coupon_sql(hash_sql: str, precision: int) -> str:
-    """The coupon (INT) of a BIGINT hash as Spark SQL; NULL for NULL."""
+    """Return Spark SQL for the coupon (INT) of a BIGINT hash; NULL for NULL."""
     rest = f"shiftrightunsigned({hash_sql}, {precision})"
     rank = f"least(bit_count(({rest} & -{rest}) - 1), {64 - precision}) + 1"
     return f"CAST(({hash_sql} & {(1 << precision) - 1}) * {1 << RANK_BITS} + {rank} AS INT)"
 
 
 def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
-    """The coupon (Int32) of each Int64 hash; NULL for NULL."""
+    """Return the coupon (Int32) of each Int64 hash; NULL for NULL."""
     values = hashes.fill_null(0).to_numpy().view(np.uint64)
     rest = values >> np.uint64(precision)
     lowest = rest & (~rest + np.uint64(1))
@@ -36,14 +36,14 @@ def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
 
 
 def merge_sketches(lists: pl.Expr) -> pl.Expr:
-    """In a group: the sketch that holds the largest coupon of each slot, as one sorted list."""
+    """Merge the sketches of a group into one sorted list with the largest coupon of each slot."""
     sorted_coupons = lists.explode().drop_nulls().unique().sort()
     slot = sorted_coupons // (1 << RANK_BITS)
     return sorted_coupons.filter(slot != slot.shift(-1).fill_null(-1))
 
 
 def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
-    """The estimated number of distinct values (Int64) of each sketch (List(Int32)); 0 for an empty one."""
+    """Return the estimated number of distinct values (Int64) of each sketch (List(Int32)); 0 for an empty one."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)
     exploded = sketches.explode().drop_nulls().to_numpy().astype(np.int64)

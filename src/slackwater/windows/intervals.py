@@ -1,4 +1,4 @@
-"""A session window, compiled; state rows and new rows of the touched keys as arrays, and what sessions ask of them."""
+"""The compiled session window, and state rows and new rows of the touched keys as arrays."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ SESSION_ID = "session_id"
 
 @dataclass(frozen=True)
 class SessionLogic(WindowLogic):
-    """A compiled session window. `rows_from_us`, `revised`: what is left of a former config, see `windows.changed`.
+    """A compiled session window.
 
-    Rows before the first are late by themselves; with the second there are sessions that were emitted under that config.
+    `rows_from_us` and `revised` hold what is left of a former config, see `windows.state_conversion`. Rows before
+    `rows_from_us` are always late. `revised` is true if a former config could emit a session more than once; then the
+    state rows keep their revision columns.
     """
 
     rows_from_us: int = NEVER
@@ -52,21 +54,25 @@ class SessionLogic(WindowLogic):
 
     @property
     def gap_us(self) -> int:
-        """The gap of every row; 0 where each row brings its own."""
+        """Return the gap of every row in µs; 0 if each row brings its own."""
         return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
 
     @property
     def dynamic(self) -> bool:
-        """Whether each row brings its own gap: it holds [ts, ts + gap], as `__end`, and sessions are rows that touch."""
+        """Return whether each row brings its own gap.
+
+        Such a row covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a session.
+        """
         return isinstance(self.window.gap_ms, str)
 
     @property
     def reach_us(self) -> int:
-        """No row holds more than this beyond its time."""
+        """Return the longest time (µs) that a row may reach beyond its own time."""
         return self.cap_us if self.dynamic else self.gap_us
 
     @property
     def cap_us(self) -> int:
+        """Return the cap: no session lasts this long (µs) or longer."""
         return (self.window.max_session_duration_ms or 0) * 1000
 
     @property
@@ -110,19 +116,19 @@ class SessionLogic(WindowLogic):
         )
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """Sessions that close, or are gone, or are a fragment that may be cut."""
+        """Select the sessions that close, the sessions that expire, and the fragments that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
         whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
         return DueQuery((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Sessions that are gone, and floors, that no longer make any row late."""
+        """Return the bounds of expired sessions and of floors that no longer make any row late."""
         horizon = self.horizon(watermark)
         return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Without the sessions that are gone and the floors that no longer make any row late."""
+        """Drop expired sessions, and floors that no longer make any row late."""
         if state.is_empty():
             return state
         from slackwater.windows.session_kernel import runs  # compiled
@@ -138,7 +144,7 @@ class SessionLogic(WindowLogic):
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
-        """What the intervals of an epoch are judged by; `watermark`: of the one before."""
+        """Return the times by which the intervals of an epoch are judged; `watermark` is that of the previous epoch."""
         from slackwater.windows.session_kernel.runs import SessionTimes  # compiled
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
@@ -154,10 +160,11 @@ class IntervalBatch:
     start: Int64s
     last: Int64s
     due: Int64s
-    end: Int64s  # how far its rows reach: last + gap, or what they brought
+    end: Int64s  # how far its rows reach: last + gap, or the stored `__end`
 
     @classmethod
     def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
+        """Sort a frame of state rows and new rows, and read its columns as arrays."""
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -165,19 +172,24 @@ class IntervalBatch:
 
     @property
     def keys(self) -> int:
+        """Return the number of distinct keys."""
         return int(self.key[-1]) + 1 if len(self.key) else 0
 
     @property
     def emitted(self) -> Bools:
-        """Whether the target holds an interval as it stands."""
+        """Return per interval whether the target holds it unchanged."""
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Floors, and whole sessions whose close is at or before the horizon (see `WindowLogic.horizon`)."""
+        """Return per interval whether it is a floor, or a whole session that closes at or before the horizon (see
+        `WindowLogic.horizon`).
+        """
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `SessionLogic.reach_us`."""
+        """Return the floor of each key if it still counts at the horizon, else NO_WATERMARK; for `reach` see
+        `SessionLogic.reach_us`.
+        """
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
@@ -186,12 +198,13 @@ class IntervalBatch:
 
 
 def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
+    """Return per interval whether it is a floor, or a whole session that closes at or before the horizon."""
     gone: Bools = (kind == FLOOR) | (((kind == WHOLE) | (kind == EMITTED)) & (due <= horizon))
     return gone
 
 
 def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
+    """Mark the whole sessions that the watermark has closed as emitted; they were emitted without a write to the state."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)
@@ -203,19 +216,21 @@ def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl
 
 
 def first_of_each(key: Int64s) -> Int64s:
+    """Return the position of the first interval of each key."""
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
 def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Fold `values` per key; `key` is sorted and dense."""
+    """Reduce `values` per key with `fold`; `key` is sorted and dense."""
     result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 
 def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """For each interval, how far the intervals before it (of its key) reach; NO_WATERMARK for a key's first.
+    """Return for each interval the latest event of the earlier intervals of its key; NO_WATERMARK for the first of a key.
 
-    Intervals that are longer than a point come from the state and do not overlap, so the latest one before reaches furthest.
+    Intervals that are longer than a point come from the state and do not overlap. Therefore the latest of them reaches
+    furthest.
     """
     reach = np.full(len(key), NO_WATERMARK)
     if len(key) < 2:
@@ -228,7 +243,7 @@ def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
 
 
 def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
-    """The chosen rows; keys keep their numbers."""
+    """Return the selected rows; keys keep their numbers."""
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
@@ -244,7 +259,11 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
 
 
 def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
-    """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
+    """Number the runs of touching intervals, and return the result of `reach_before`.
+
+    A run ends where the next interval begins after everything before it has ended. Intervals that touch belong to one
+    run.
+    """
     reach = reach_before(unit.key, unit.start, unit.last)
     if not logic.dynamic:
         return np.cumsum(unit.start > reach + logic.gap_us) - 1, reach
@@ -254,7 +273,7 @@ def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]
 
 
 def reach_so_far(key: Int64s, end: Int64s) -> Int64s:
-    """For each interval, how far it and those before it (of its key) reach."""
+    """Return for each interval the largest end among it and the earlier intervals of its key."""
     order = np.argsort(end, kind="stable")
     rank = np.empty(len(end), dtype=np.int64)
     rank[order] = np.arange(len(end))

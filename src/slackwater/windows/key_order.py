@@ -1,4 +1,4 @@
-"""Rows in the order of their keys, whatever their hashes."""
+"""Order rows by key, also if the hashes of different keys collide."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slackwater.core.arrays import Int64s
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
     """Sort by (`__kh`, key, then…) and number the keys 0, 1, … in that order.
 
-    Hashes of different keys may collide; they are told apart by the keys themselves. That sort is slower, so it is only
-    done when two neighbours with one hash differ in their keys.
+    Hashes of different keys may collide; then the keys themselves are compared. That sort is slower, so it is only done
+    if two neighbours with one hash have different keys.
     """
     frame = frame.sort(["__kh", *then], maintain_order=True)
     hashes = frame["__kh"].to_numpy()
@@ -36,9 +36,10 @@ def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple
 
 
 def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """The order of rows by (hash, key, start, last), the hashes in that order, and where each key begins, at last their number.
+    """Return the order of rows by (hash, key, start, last), the hashes in that order, and the first position of each key.
 
-    As above keys are only compared by order where two of one hash differ.
+    The last element of the third array is the number of rows. As in `sorted_by_key`, keys are only sorted if hashes
+    collide.
     """
     from slackwater.windows.session_kernel.sort import sort_intervals
 
@@ -57,14 +58,14 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
 
 def distinct_hashes(hashes: Int64s) -> Int64s:
-    """Each hash once, ascending; where loops are compiled anyway, in a third of the time."""
+    """Return each hash once, in ascending order, by a compiled loop that takes a third of the time of NumPy."""
     from slackwater.windows.session_kernel.sort import distinct_hashes
 
     return distinct_hashes(np.require(hashes, requirements="W"))
 
 
 def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """The order of rows by (hash, group), equal ones as they came, and where each group begins in it."""
+    """Return a stable order of rows by (hash, group), and the position at which each group begins in it."""
     order = np.argsort(hashes, kind="stable")
     changed = np.ones(len(order), dtype=bool)
     changed[1:] = hashes[order[1:]] != hashes[order[:-1]]
@@ -77,7 +78,7 @@ def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]
 
 
 def _differs(keys: pl.DataFrame, order: Int64s) -> NDArray[np.bool_]:
-    """Whether each key is another than the one before it, in this order."""
+    """Return for each key, in this order, whether it differs from the previous one."""
     if not keys.width:
         return np.zeros(len(order), dtype=bool)
     either = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys.columns)

@@ -1,12 +1,13 @@
-"""Late rows applied once more, to windows that are gone from the state: a correction of what the target holds.
+"""Apply late rows to windows that have left the state, and correct what the target holds.
 
     target     [0 ──── 5]      [9 ── 12]       sessions that left the state, gap 3
     state                                  [16 ── …
     row                    ● 7                 joins both: upsert [0 ── 12], supersede [9 ── 12]
     row                             ● 14       joins the second one and the open one: the open one begins at 9 now
 
-For sessions, stored ones come back to life as retained ones do under `reopen`, rows are folded in as ever, and what is
-gone by the window's own reckoning leaves again. A window of panes was missed as a whole: its stored row is merged.
+Stored sessions are put back into the state like retained ones under `reopen`. The rows are added as usual, and sessions
+that are beyond the window's own horizon leave the state again. A window of panes is either in the state or not, so its
+stored row is merged with the rows.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ CAPPED = "its session reaches max_session_duration, or was cut there: where the 
 
 @dataclass(frozen=True)
 class LateCorrection:
-    """What replayed rows change. `refused`: per row why it cannot be applied, NULL where it was; then nothing of it was.
+    """The changes that replayed rows make.
 
-    `done.state` holds all rows of the units to replace; `done.groups`, `done.windows` how their numbers change.
+    `refused` has the reason for each row that cannot be applied, and NULL for the others. Nothing of a refused row is
+    applied.
+    `done.state` holds all rows of the units to replace. `done.groups` and `done.windows` are the changes of their
+    counts.
     """
 
     done: EmitResult
@@ -55,16 +59,16 @@ class LateCorrection:
 
 @singledispatch
 def touched_ranges(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Which stored windows rows may touch: `__kh`, keys, `__low` and `__high` (µs, of window starts, inclusive).
+    """Return the ranges of stored windows that rows may touch: `__kh`, keys, `__low` and `__high`.
 
-    Rows as in `repair`. Disjoint for equal keys.
+    The limits are window starts in µs, inclusive. Rows are as in `correct_windows`. The ranges of one key are disjoint.
     """
     unregistered(logic, "slackwater.windows.late_corrections.touched_ranges")
 
 
 @singledispatch
 def touched_units(logic: WindowLogic, rows: pl.DataFrame) -> Int64s:
-    """The units of the state that rows may touch; sorted, unique."""
+    """Return the units of the state that rows may touch, sorted and unique."""
     unregistered(logic, "slackwater.windows.late_corrections.touched_units")
 
 
@@ -72,10 +76,15 @@ def touched_units(logic: WindowLogic, rows: pl.DataFrame) -> Int64s:
 def correct_windows(
     logic: WindowLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
 ) -> LateCorrection:
-    """Apply late rows (`__kh`, `__ts`, keys, accumulators; panes: `__missed`, how many windows each was late for).
+    """Apply late rows to closed windows.
 
-    `state`: all rows of the `units`. `stored`: the target's rows in `ranges`: `__kh`, keys, `__start`, `__end`, `__rev`,
-    accumulators. `lost`: why these cannot be merged; None if they can.
+    Args:
+        rows: `__kh`, `__ts`, keys and accumulators; for panes also `__missed`, the number of windows each row was late
+            for.
+        state: All rows of the `touched_units`.
+        stored: The target's rows in the `touched_ranges`: `__kh`, keys, `__start`, `__end`, `__rev` and accumulators.
+        watermark: The committed watermark in µs.
+        lost: Why the stored accumulators cannot be merged with other rows; None if they can.
     """
     unregistered(logic, "slackwater.windows.late_corrections.correct_windows")
 
@@ -93,11 +102,11 @@ def _(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 @touched_units.register
 def _(logic: PaneLogic, rows: pl.DataFrame) -> Int64s:
-    return np.empty(0, dtype=np.int64)  # they were missed as a whole
+    return np.empty(0, dtype=np.int64)  # these windows have left the state completely
 
 
 def _missed_windows(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """(row, window start) of every window that each row was late for."""
+    """Return (row, window start) for every window that a row was late for."""
     first = panes.first_window(logic, panes.pane_start(logic, rows["__ts"].to_numpy()))
     count = rows["__missed"].to_numpy()
     index = np.repeat(np.arange(len(first)), count)
@@ -147,7 +156,7 @@ def _(
 
 @touched_ranges.register
 def _(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    # a session touched begins at most a cap before the row, and so does the one before it that may have been cut
+    # a touched session begins at most a cap before the row, and the session before it, which may be cut, a cap earlier
     before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
     low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
     return rows.group_by(["__kh", *logic.key_names]).agg(low.alias("__low"), high.alias("__high"))
@@ -182,7 +191,7 @@ def _(
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
     settled = pl.Series(in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
-    # those that nothing touched were in the target only, and stay there
+    # sessions that no row touched are only in the target, and stay there
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
     final = final.join(idle, on=same, how="anti", nulls_equal=True)
@@ -208,14 +217,14 @@ def _(
 
 
 def _drop_gone(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Without the sessions that are gone though they are still fragments: as in any epoch, they are put together first."""
+    """Drop the sessions that have expired as fragments; as in any epoch, their fragments are merged first."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     visited = pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
 def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
-    """What the target holds of sessions that are open now, where the state does not remember it until they close."""
+    """Return rows that the target holds for sessions that are open again, if the state does not record them."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
         return staying.clear().select(columns)
@@ -224,7 +233,7 @@ def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFram
 
 
 def _retain_forever(logic: SessionLogic) -> SessionLogic:
-    """The same window, but sessions are retained for ever."""
+    """Return the same window with an allowed lateness that never ends."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
     retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOREVER_MS, "emit": emit}
     return replace(logic, window=logic.window.model_copy(update=retaining), gone_us=NEVER, rows_from_us=NEVER)
@@ -236,12 +245,12 @@ def _is_gone(horizon: int) -> pl.Expr:
 
 
 def _may_be_cut(logic: SessionLogic) -> pl.Expr:
-    """Of stored sessions: one that ends at the cap may have been cut there; its last event is not known then."""
+    """Select stored sessions that end at the cap. They may have been cut there, and then their last event is unknown."""
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
 def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-    """Stored sessions that are not in the state, as state rows that the target holds as they stand."""
+    """Return the stored sessions that are not in the state, as state rows that the target holds unchanged."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
     absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
@@ -257,10 +266,10 @@ def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataF
 def _refusal_reasons(
     retaining: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
-    """Per row why it cannot be applied: by what else is in its run (all that is joined by the gap)."""
+    """Return for each row why it cannot be applied; the reason is found in the run (joined by the gap) that it belongs to."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
     hidden += ["__end"] if retaining.dynamic else []
-    cut_at = pl.col("__start") + retaining.cap_us - 1  # as far as one that was cut can reach
+    cut_at = pl.col("__start") + retaining.cap_us - 1  # the latest event that a cut session can have
     stored = revived.with_columns(pl.when(_may_be_cut(retaining)).then(cut_at).otherwise("__last").alias("__last"))
     fresh = rows.with_columns(
         pl.lit(ROW, pl.Int8).alias("__kind"),
@@ -296,7 +305,7 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """State rows of whole units: what stays, and the floors that what is gone leaves where they still count."""
+    """Return state rows of whole units: the staying ones, and the floors of the expired ones as far as they still count."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

@@ -1,8 +1,8 @@
-"""A window compiled against the columns that are there: the private half of `config.window.Window`.
+"""A window that is compiled against the available columns: the private half of `config.window.Window`.
 
 `WindowLogic` is what all windows share: keys, aggregations, the schema of a state row, lifting, merging and finishing.
-`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` add how intervals combine, and when they are due.
-What a state row of it is, `kept` says.
+`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` define how intervals combine and when they are due.
+The columns of a state row are described in `state_rows`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 
 
 def allowed_us(window: Window) -> int:
-    """How long after its close a window may still be corrected."""
+    """Return how long (µs) after its close a window may still be corrected."""
     return 1000 * allowed_ms(window)
 
 
 @dataclass(frozen=True)
 class WindowLogic(KeyedState):
-    """A compiled window. Times in microseconds; pure: no clock, no I/O.
+    """A compiled window. Times are in microseconds. It is pure: no clock, no I/O.
 
-    `gone_us`: what a former config of the state has forgotten stays forgotten (see `windows.changed`): windows that close at
-    or before it are gone.
+    `gone_us`: windows that close at or before this time have left the state under a former config and do not come back
+    (see `windows.state_conversion`).
     """
 
     pipeline: str
@@ -46,11 +46,15 @@ class WindowLogic(KeyedState):
 
     @property
     def allowed_us(self) -> int:
+        """Return how long (µs) after its close a window may still be corrected."""
         return allowed_us(self.window)
 
     @property
     def retain_us(self) -> int:
-        """How long a closed window stays in the state. With emit = "final" the watermark itself waits that long instead."""
+        """Return how long (µs) a closed window stays in the state.
+
+        With emit = "final" this is 0, since the watermark itself is delayed by the allowed lateness.
+        """
         return 0 if self.window.emit == "final" else self.allowed_us
 
     @property
@@ -59,34 +63,34 @@ class WindowLogic(KeyedState):
 
     @property
     def revises(self) -> bool:
-        """Whether a window may be emitted more than once."""
+        """Return whether a window may be emitted more than once."""
         return self.updates or self.retain_us > 0
 
     @property
     def revisions(self) -> list[str]:
-        """The columns of a state row that say what was emitted of it."""
+        """Return the columns of a state row that record what was emitted from it."""
         return ["__rev", "__out"] if self.revises else []
 
     def horizon(self, watermark: int) -> int:
-        """Windows whose close is at or before it are gone."""
+        """Return the time (µs) at or before which a window must have closed to have left the state."""
         return max(watermark - self.retain_us, self.gone_us)
 
     @property
     def memory(self) -> Mapping[str, Any]:
-        """What it knows of former configs: kept with the state, see `with_memory`."""
+        """Return what is remembered of former configs; it is stored with the state, see `with_memory`."""
         return {"gone_us": self.gone_us}
 
     def with_memory(self, memory: Mapping[str, Any]) -> Self:
-        """The window with what a state knows of former configs; `memory` may hold more than it asks for."""
+        """Return the window with what a state remembers of former configs; other entries of `memory` are ignored."""
         return replace(self, **{name: memory[name] for name in self.memory})
 
     def after(self, former: Self, watermark: int) -> Self:
-        """The window as it goes on from a state of the former one: what that has forgotten stays forgotten."""
+        """Return the window as it continues a state of the `former` one: windows that have left that state stay out of it."""
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
     def inputs(self) -> list[AggregationInput]:
-        """The input columns of the aggregations, each once."""
+        """Return the input columns of all aggregations, without duplicates."""
         return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
 
     @cached_property
@@ -100,40 +104,40 @@ class WindowLogic(KeyedState):
 
     @property
     def ends(self) -> dict[str, pl.DataType]:
-        """The column of a state row that says how far its rows reach, where that does not follow from its times."""
+        """Return the column of a state row that says how far its rows reach, if that does not follow from its times."""
         return {}
 
-    # -- what comes out ------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def output(self) -> list[Field]:
-        """The columns of section 7, in order."""
+        """Return the output columns in the documented order."""
 
     @property
     def bounds(self) -> list[Field]:
-        """The output columns that say when a window begins and ends."""
+        """Return the output columns for the start and the end of a window."""
         return [Field(name, "timestamp") for name in (self.window.window_start_column, self.window.window_end_column)]
 
     @property
     def values(self) -> list[Field]:
-        """The output columns behind keys and bounds."""
+        """Return the output columns that follow the keys, the bounds and the session id."""
         return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The output columns that tell windows apart."""
+        """Return the output columns that identify a window."""
         return (*self.key_names, self.window.window_start_column)
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """The output columns that a superseded row still has."""
+        """Return the output columns that a superseded row still has."""
         return self.identity
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows (`__kh`, `__ts`, keys, inputs) with their accumulators instead of the inputs."""
+        """Replace the inputs of rows (`__kh`, `__ts`, keys, inputs) with their accumulators."""
         keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
         lifted_rows = rows.select(*keep, *self.key_names, *lifted)
@@ -142,9 +146,10 @@ class WindowLogic(KeyedState):
         return lifted_rows.cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
-        """Merge rows with equal `group` (ascending): the first of keys, `carried` expressions, merged accumulators.
+        """Merge rows with equal `group`, which is ascending.
 
-        Raises CapExceededError if a group outgrew the bound of its values, ValueRangeError if it can have no result.
+        A merged row has the first keys, the `carried` expressions and the merged accumulators. Raises CapExceededError
+        if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not fit its type.
         """
         if frame.is_empty():
             return frame
@@ -169,23 +174,28 @@ class WindowLogic(KeyedState):
         return merged
 
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
-        """Merge rows of accumulators (and revisions) that stand together; `heads`: where each group begins.
+        """Merge runs of adjacent rows of accumulators (and revisions). A run of one row stays as it is.
 
-        `carried`: of each group, its keys at least.
+        Args:
+            parts: The rows, with each run in one stretch.
+            heads: The position at which each run begins.
+            carried: One value per run for further columns; at least the keys.
 
-        A group of one row is as it was. Raises as `merge_groups`.
+        Raises like `merge_groups`.
         """
         merged = parts[heads]
         if len(heads) < parts.height:
             columns = {c.name: c for a in self.aggs for c in a.fold(parts, heads)}
             remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
-            revisions = [c for c in self.revisions if c in parts.columns]  # rows of an epoch have none
+            revisions = [c for c in self.revisions if c in parts.columns]  # new rows have none
             if remaining or revisions:
                 rest = [*revisions, *(c for a in remaining for c in a.accumulators)]
                 size = np.diff(heads, append=parts.height)
                 several = np.repeat(size > 1, size)
                 of_group = np.repeat(np.arange(len(heads)), size)[several]
-                keys = [c[of_group] for c in carried if c.name in self.key_names]  # an aggregation may take them
+                keys = [
+                    c[of_group] for c in carried if c.name in self.key_names
+                ]  # `merge` of a custom aggregation may use them
                 groups = parts.select(rest).filter(pl.Series(several)).with_columns(*keys)
                 merged_groups = (
                     groups.with_columns(pl.Series("__g", of_group).set_sorted())
@@ -209,7 +219,7 @@ class WindowLogic(KeyedState):
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
     def output_frame(self, done: EmitResult) -> pl.DataFrame:
-        """What an epoch emits as the output columns plus `__reason`; superseded rows carry their identity and NULLs."""
+        """Return the output columns and `__reason` of what an epoch emits; superseded rows have their identity and NULLs."""
         rows = done.rows
         for agg in self.aggs:
             agg.check_bound(rows, self.pipeline)  # as `finish`, with the pipeline's name
@@ -226,13 +236,13 @@ class WindowLogic(KeyedState):
         return frame.select(*columns, "__reason")
 
     def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """What tells windows apart, with reason and revision."""
+        """Return the columns that identify a window, with its reason and revision."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
         return pl.DataFrame(columns)
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The order of section 7: (window_start, keys), NULL first, NaN last."""
+        """Sort by (window_start, keys), with NULL first and NaN last."""
         if frame.height < 2:
             return frame
         return frame.sort([self.window.window_start_column, *self.key_names], nulls_last=False, maintain_order=True)

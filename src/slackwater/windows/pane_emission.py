@@ -1,4 +1,4 @@
-"""Tumbling and hopping windows out: put together from the panes they hold, when they close or were changed."""
+"""Emission of tumbling and hopping windows: merge them from their panes when they close or change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
 
 
 def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """The units that hold the other panes of the windows that DIRTY panes are emitted with; sorted, unique."""
+    """Return the units of the other panes of all windows to which DIRTY panes belong, sorted and unique."""
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
@@ -29,7 +29,7 @@ def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: 
 
 
 def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
-    """All steps from low to high of each row: the row they belong to, and the step."""
+    """Return all steps from low to high of each row: the index of the row, and the step."""
     times = np.clip((high - low) // step + 1, 0, None)
     index = np.repeat(np.arange(len(low)), times)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
@@ -37,7 +37,7 @@ def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
 
 
 def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> EmitResult:
-    """The windows to emit when the watermark goes from `since` to `watermark`, put together from the panes they hold.
+    """Merge the windows to emit while the watermark goes from `since` to `watermark` from their panes.
 
     window 60, hop 20, allowed lateness 30      since  watermark
     [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is DIRTY
@@ -80,7 +80,7 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
 
 
 def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Rows (as `ingest` takes them) of windows that are gone, as windows of their own, told apart by their reason."""
+    """Return rows (as for `ingest_panes`) of windows that have left the state as separate windows, marked by their reason."""
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
     index, window = _expand(first_window(logic, pane), gone, logic.hop_us)
@@ -94,7 +94,7 @@ def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> 
 
 
 def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
-    """Panes, one row per window that holds them, merged per key and window: `__changed` if one of them is."""
+    """Merge panes per key and window; `spread` has one row per pane and window. `__changed` is true if any pane changed."""
     if spread.is_empty():
         return spread
     groups = spread.select("__start", *logic.key_names)
@@ -108,7 +108,7 @@ def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Panes, one row per window that holds them (`index`: which pane), with what each of them notes of that window."""
+    """Add to each pane what it notes of each of its windows; `index` is the pane of each row of `spread`."""
     notes = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():
@@ -124,7 +124,7 @@ def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, ind
 def _record_emissions(
     logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
 ) -> pl.DataFrame:
-    """The units with DIRTY panes after their windows were emitted; a pane of a window that waits stays DIRTY."""
+    """Return the units with DIRTY panes after emission; a pane of a window that is not emitted yet stays DIRTY."""
     hashes = panes["__h"].to_numpy()
     units = panes.filter(pl.Series(in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY

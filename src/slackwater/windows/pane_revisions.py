@@ -1,16 +1,17 @@
-"""How often each window of a pane was emitted, where windows overlap: a pane is part of several, told each in its own time.
+"""The number of times that each window of a pane was emitted. A pane of overlapping windows notes it for each of them.
 
     window 60, hop 20          a late row in pane 40 corrects the two that are closed
     [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
          [20 ─────────── 80)   emitted for the 2nd time
               [40 ─────────── 100)  closes later: its 1st
 
-A tumbling pane is its window: `__rev` counts, and there is no note. A pane of hopping windows has a list of notes in `__out`,
-one per window that was emitted when the pane had changed: `nth << 40 | (revision + 1) << 1 | holds`, nth being the window's
-place among those of the pane, and `holds` whether the pane has not changed since. A window counts what the pane with most says.
+A tumbling pane is its window: `__rev` counts, and there are no notes. A pane of hopping windows has a list of notes in
+`__out`. There is one for each window that was emitted after the pane had changed: `nth << 40 | (revision + 1) << 1 |
+holds`. `nth` is the position of the window among those of the pane. `holds` is 1 if the pane has not changed since. The
+revision of a window is the largest one that any of its panes notes.
 
-Closing a window writes nothing, so the emission at its close is not counted: it follows (`reopen`). A pane that a late row
-began after that close was no part of it, and counts -1.
+Closing a window writes nothing, so the emission at its close is not counted: it is implied (`reopen`). A pane that a
+late row created after that close was not part of this emission, and counts -1.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from slackwater.windows.intervals import Bools
 from slackwater.windows.state_rows import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
-NOT_EMITTED = -1  # nothing was emitted of it though it is closed: all rows of it came late
+NOT_EMITTED = -1  # the revision of a window that is closed but was not emitted: all its rows came late
 
 NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
 
 def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """What panes note: `__row` (the pane's position), `__start` (the window's), `__rev`, `__holds`.
+    """Read the notes of panes: `__row` (position of the pane), `__start` (of the window), `__rev` and `__holds`.
 
-    `first`: per pane the start of its earliest window; `hop`: from one window to the next; in µs.
+    `first` is the start of the earliest window of each pane, and `hop` the distance between windows, in µs.
     """
     row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
     note = panes["__out"].explode().drop_nulls().to_numpy()
@@ -39,7 +40,7 @@ def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
 
 
 def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Panes with these notes, as `notes` gives them, for theirs; of several for one window the largest revision."""
+    """Replace the notes of panes; `notes` is as `pane_notes` returns them. The largest revision counts for each window."""
     row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop
     note = nth * _NTH + (rev + 1) * _REVISION + notes["__holds"].to_numpy()
@@ -56,13 +57,15 @@ def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int
 
 
 def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
-    """Panes when rows were folded into some (`touched`): what the target holds of these is not as they stand."""
+    """Clear `holds` in all notes of the `touched` panes: rows were added, so the target no longer holds these panes
+    unchanged.
+    """
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
 
 def note_late_start(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
-    """Panes, where the `new` ones note the windows that were closed before they began; `closed`: the last one that is."""
+    """Note in each `new` pane the windows that closed before it began; `closed` is the start of the last closed window."""
     positions = np.flatnonzero(new & (first <= closed))
     if not len(positions):
         return panes

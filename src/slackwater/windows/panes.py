@@ -1,7 +1,7 @@
 """Tumbling and hopping windows over panes.
 
 A pane is the longest stretch that lies wholly inside or outside every window: gcd(duration, hop), on the grid of
-`offset`. Rows are folded into one pane each, however many windows overlap; windows are put together when they close.
+`offset`. Each row is merged into one pane, however many windows overlap. Windows are merged from panes when they close.
 
     duration 60, hop 20        pane 20
     windows   [0 ............ 60)
@@ -10,10 +10,10 @@ A pane is the longest stretch that lies wholly inside or outside every window: g
     panes     |0   |20   |40   |60   |80
                          ^ a row here is written once and read by three windows
 
-A pane is `due` when the last window that holds it is gone: at its end, or later by the allowed lateness.
+A pane is `due` when the last window that contains it has left the state: at its end, or later by the allowed lateness.
 
-Where windows are revised a pane that was changed and not emitted is DIRTY: with `reopen` one that a window which is closed
-holds, with `updates` every one. The windows of DIRTY panes are put together from all their panes and emitted.
+If windows are revised, a changed pane that was not emitted yet is DIRTY. With `reopen` these are panes of a closed
+window, with `updates` all changed panes. The windows of DIRTY panes are merged from all their panes and emitted.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueQuery, In
 
 @dataclass(frozen=True)
 class PaneLogic(WindowLogic):
-    """A compiled tumbling or hopping window. `one_by_one`: its rows are not folded before they come to a shard."""
+    """A compiled tumbling or hopping window. With `one_by_one`, Spark does not pre-aggregate rows before the shuffle."""
 
     one_by_one: bool = False
 
     @property
     def lifts_in_sql(self) -> bool:
-        """Whether rows are folded by Spark, where every aggregation has a form in its SQL; else they are lifted in the shard."""
+        """Return whether Spark pre-aggregates rows, which requires that every aggregation has a SQL form; else shards lift
+        them.
+        """
         return not self.one_by_one and all(a.lift_sql("__ts") is not None for a in self.aggs)
 
     @property
@@ -70,7 +72,7 @@ class PaneLogic(WindowLogic):
         return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """The panes that are part of a window that closes in (since, watermark], and those that were changed and not emitted."""
+        """Select the panes of windows that close in (since, watermark], and changed panes that were not emitted."""
         pending_upto = FAR if self.revises else NEVER
         move, retain_us, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
@@ -80,51 +82,53 @@ class PaneLogic(WindowLogic):
                 (move, waiting), ((since + retain_us, watermark + retain_us),), (), pending_upto, start_before=FAR
             )
         now = last_closed(self, watermark)
-        closing = ((since + retain_us, FAR),) if now > last_closed(self, since) else ()  # else no window ends there
+        closing = (
+            ((since + retain_us, FAR),) if now > last_closed(self, since) else ()
+        )  # else no window ends in between
         return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Panes that are out of their last window."""
+        """Return the bounds of panes whose last window has left the state."""
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """The panes that some window still needs."""
+        """Keep the panes that some window still needs."""
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
 def pane_us(logic: PaneLogic) -> int:
-    """The length of a pane in microseconds."""
+    """Return the length of a pane in µs."""
     return math.gcd(logic.duration_us, logic.hop_us)
 
 
 def pane_start(logic: PaneLogic, ts: Int64s) -> Int64s:
-    """The start of the pane that holds each time; floor division, so times before 1970 work."""
+    """Return the start of the pane that contains each time. Floor division makes it work for times before 1970."""
     pane, offset = pane_us(logic), logic.offset_us
     return (ts - offset) // pane * pane + offset
 
 
 def first_window(logic: PaneLogic, pane: Int64s) -> Int64s:
-    """The start of the earliest window that holds each pane."""
+    """Return the start of the earliest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - logic.duration_us - offset) // hop * hop + offset + hop
 
 
 def last_window(logic: PaneLogic, pane: Int64s) -> Int64s:
-    """The start of the latest window that holds each pane."""
+    """Return the start of the latest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - offset) // hop * hop + offset
 
 
 def last_closed(logic: PaneLogic, watermark: int) -> int:
-    """The largest window start whose window is closed at a watermark (at a horizon: whose window is gone)."""
+    """Return the largest start of a window that is closed at a watermark (or, at a horizon, has left the state)."""
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
 def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows (`__kh`, `__ts`, keys, inputs) as partial accumulators per key and pane, in any order.
+    """Turn rows (`__kh`, `__ts`, keys, inputs) into partial accumulators per key and pane, in any order.
 
-    The same as Spark SQL makes of them before the shuffle, where every aggregation has a form in it.
+    Where every aggregation has a SQL form, Spark returns the same before the shuffle.
     """
     lifted, ts = logic.lift_rows(rows), rows["__ts"].to_numpy()
     start = pane_start(logic, ts)
@@ -141,22 +145,22 @@ def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_before(logic: PaneLogic, watermark: int) -> int:
-    """Rows before this time are late for at least one window: it is the end of the last one that is gone."""
+    """Return the end of the last window that has left the state; a row before it is late for at least one window."""
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
 def missed_windows(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
-    """Of the windows that hold each time those that are gone at `watermark`: the first one's start, and how many."""
+    """Return, for each time, the first window that contains it and has left the state, and the number of such windows."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
 def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
-    """Fold lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
+    """Merge lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
-    A row is late for a window that is gone at `watermark` (of the previous epoch), and late for good if that holds for
-    all its windows. `__n` is how many raw rows a lifted row stands for.
+    A row is late for a window that has left the state at `watermark` (of the previous epoch). It is dropped only if
+    this holds for all its windows. `__n` is the number of raw rows that a lifted row stands for.
     """
     horizon = logic.horizon(watermark)
     pane, n = rows["__start"].to_numpy(), rows["__n"].to_numpy()
@@ -185,7 +189,7 @@ def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, wate
 
 
 def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Rows of equal key and pane become one state row, DIRTY if any of them is."""
+    """Merge rows of equal key and pane into one state row, which is DIRTY if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
     is_late = earliest + logic.duration_us <= watermark
@@ -199,7 +203,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
         .select(logic.state_schema.keys())
     )
     if logic.revises and not is_overlapping(logic) and not logic.updates:
-        # a window that begins after its close was not emitted at its close
+        # a window whose first row comes after its close was not emitted at its close
         lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, NOT_EMITTED, 0), dtype=pl.Int64))
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
@@ -223,23 +227,23 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
 
 
 def is_overlapping(logic: PaneLogic) -> bool:
-    """Whether a pane may be part of several windows."""
+    """Return whether a pane may be part of several windows."""
     return logic.hop_us != logic.duration_us
 
 
 def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
-    """The watermark at which the last window that holds each pane is gone."""
+    """Return the watermark at which the last window of each pane leaves the state."""
     return last_window(logic, pane) + logic.duration_us + logic.retain_us
 
 
 def admit_groups(
     logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, bound: int
 ) -> tuple[pl.DataFrame, int]:
-    """`on_state_cap = "drop_new_groups"` in one shard: the rows that fit, and how many raw rows were refused.
+    """Apply `on_state_cap = "drop_new_groups"` in one shard: return the admitted rows and the number of refused raw rows.
 
-    `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A group takes a place in every open window
-    that holds its pane; groups are admitted in order of (first event time, key), and only if each of those windows has room.
-    Only called when the bound may be reached, so the loop below runs over new groups, not over rows.
+    `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A group counts in every open window that
+    contains its pane. Groups are admitted in order of (first event time, key), and only if each of those windows has
+    room. It is only called if the limit may be reached. The loop below runs over new groups, not over rows.
     """
     names = logic.key_names
     members: dict[int, set[tuple[object, ...]]] = {}
@@ -266,7 +270,7 @@ def admit_groups(
         elif held:
             refused += n
         else:
-            admitted.append(row)  # late for all its windows: judged as late, not refused
+            admitted.append(row)  # late for all its windows: counted as late, not as refused
     return rows[sorted(admitted)], refused
 
 
@@ -275,9 +279,9 @@ def _hashable(value: object) -> object:
 
 
 def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
-    """State rows for a changed way to emit; `updates`: whether changed windows were emitted at once before."""
+    """Return state rows for a changed way to emit; `updates` is true if changed windows were emitted immediately before."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
-    if logic.updates and not updates:  # what is open was not emitted yet
+    if logic.updates and not updates:  # open windows were not emitted yet
         return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))
     if not logic.updates:
         return state.with_columns(pl.lit(CLEAN, pl.Int8).alias("__kind"))
@@ -285,7 +289,10 @@ def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.Data
 
 
 def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> dict[int, int]:
-    """Per open or retained window the sum of its panes' groups: exact for tumbling, an upper bound for hopping windows."""
+    """Return the sum of the groups of its panes for each open or retained window.
+
+    It is exact for tumbling windows and an upper bound for hopping windows.
+    """
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
     for pane, groups in panes.items():
@@ -297,7 +304,7 @@ def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> di
 
 
 def exact_totals(logic: PaneLogic, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
-    """The number of groups in each of these windows, counted in the live panes of one shard."""
+    """Count the groups in each of these windows in the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {
         w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left"))

@@ -1,4 +1,4 @@
-"""What is told of state rows and of an epoch's work on them: values between windows, operators and stores."""
+"""Statistics of state rows and results of an epoch, exchanged between windows, operators and stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 
 class SegmentStats(NamedTuple):
-    """What a set of state rows says about itself, so that it need not be opened; watermarks in µs (see `SegmentMeta`)."""
+    """Statistics of a set of state rows, so that it need not be opened; all are watermarks in µs (see `SegmentMeta`)."""
 
     first_due: int
     last_due: int
@@ -18,7 +18,7 @@ class SegmentStats(NamedTuple):
 
 
 class ExpiryBounds(NamedTuple):
-    """Which state rows no longer matter: a unit goes once this holds for all its rows; `__due` in µs."""
+    """Bounds on `__due` (µs) below which state rows are no longer needed; a unit expires if all its rows do."""
 
     whole_upto: int
     floor_upto: int
@@ -26,7 +26,7 @@ class ExpiryBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultCounts:
-    """What became of the rows of one epoch in one shard, and how its open groups changed."""
+    """Counts of what one shard did with the rows of one epoch, and how its open groups changed."""
 
     used: int = 0
     late: int = 0
@@ -39,20 +39,20 @@ class ResultCounts:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """Outcome of folding rows into the touched units: the units' new rows, the counts, the rows late for good."""
+    """The outcome of merging rows into the touched units: their new rows, the counts and the late rows."""
 
     state: pl.DataFrame
     counts: ResultCounts
-    late: pl.DataFrame  # keys, `__start` and what else the rows came with (`__n`, `__idle`, `__row`)
+    late: pl.DataFrame  # keys, `__start`, and `__n`, `__idle` and `__row` if the rows had them
     new_groups: dict[int, int]  # panes: start -> number of keys first seen in it
 
 
 @dataclass(frozen=True)
 class EmitResult:
-    """What an epoch emits, and the units to replace.
+    """The results that an epoch emits, and the units to replace.
 
-    rows: keys, `__start`, `__end`, `__final`, `__rev`, `__reason`, accumulators. superseded: keys, `__start` and `__rev` of
-    what the target holds and is no more.
+    `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
+    `__start` and `__rev` of rows that the target holds and that no longer exist.
     """
 
     rows: pl.DataFrame

@@ -1,12 +1,12 @@
-"""Sessions out: what closes, is cut at the cap, was corrected, or changed since it was emitted last.
+"""Emission of sessions: those that close, are cut at the cap, were corrected, or have changed since their last emission.
 
     emitted before    [0 ──── 5]      [8 ── 12]        __out = [0], [8]
     a late row                    ● 6.5                joins both (gap 3)
     emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
 
-Most sessions close by the watermark alone and are read, not written. A unit with fragments, or with a session that was
-changed and is to be emitted while it stays, is settled: its sessions are put together, emitted where they are due, and
-what remains is written again.
+Most sessions close by the watermark alone: they are read and not written. A unit is settled if it has fragments, or a
+changed session that is emitted and stays. Its sessions are merged and emitted if they are due, and the rest is written
+again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 def emit_sessions(
     logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False
 ) -> EmitResult:
-    """The sessions to emit when the watermark goes from `since` to `watermark`; `units`: all rows of the keys visited.
+    """Return the sessions to emit while the watermark goes from `since` to `watermark`.
 
-    `early` (emit = "updates"): also those that are open and changed since they were emitted last.
+    `units` holds all rows of the visited keys. With `early` (emit = "updates"), open sessions that have changed since
+    their last emission are emitted as well.
     """
     kind, due = units["__kind"].to_numpy(), units["__due"].to_numpy()
     unsettled = (kind == FRAGMENT) if logic.updates else (kind == FRAGMENT) & (due <= watermark)
@@ -78,7 +79,7 @@ def emit_sessions(
 
 
 def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
-    """Late rows (as `ingest` gives them) as sessions of their own, told apart by their reason (KIP-94)."""
+    """Return late rows (as `ingest_sessions` returns them) as separate sessions, marked by their reason (KIP-94)."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
@@ -97,12 +98,12 @@ def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame
 
 
 def _columns(logic: SessionLogic) -> list[str]:
-    """Of emitted rows."""
+    """Return the columns of emitted rows."""
     return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
 
 
 def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """What emitted sessions (with `__out`) supersede: the starts they were emitted under before, but for their own."""
+    """Return the other starts under which emitted sessions (with `__out`) were emitted before."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
         return rows.clear().select(columns)
@@ -114,7 +115,7 @@ def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _count_keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
-    """How many keys lose their last session."""
+    """Count the keys that lose their last session."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
     if still.is_empty() and bool((np.diff(hashes) > 0).all()):
@@ -125,7 +126,7 @@ def _count_keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, sta
 
 
 def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
-    """Put the sessions of these units together, emit those that are due, and give what remains."""
+    """Merge the sessions of these units, emit those that are due, and return what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
     held = ~whole.is_gone(logic.horizon(since))
@@ -133,14 +134,14 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     unit = select_rows(whole, held)
     now = build_layout(logic, unit)
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
-    # one that a late row kept whole may be cut before start + cap, see `late_rows`; it closes by its gap then
+    # a session that a late row kept whole may be cut before start + cap, see `late_rows`; then it closes by its gap
     over = watermark >= np.where(is_cut, np.minimum(start + cap, reach + 1), reach + 1)
     gone = np.where(is_cut, watermark >= start + cap if logic.revises else over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
-    # where none is corrected, one whose close lies further back was left to this epoch by a smaller gap
+    # without corrections, an earlier close was delayed to this epoch because the gap was made smaller
     open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     merged = logic.merge_groups(
@@ -166,7 +167,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
 def _record_emissions(
     logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
 ) -> IntervalBatch:
-    """The intervals with what the target now holds of them: an emitted session's start, kept with its first interval."""
+    """Record in the intervals what the target now holds: the start of an emitted session is kept with its first interval."""
     if not logic.revises or not emitted.any():
         return unit
     now = emitted[session]
@@ -191,7 +192,7 @@ def _record_emissions(
 def _remaining(
     logic: SessionLogic, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
-    """The new rows of all settled units, and which of their keys have no session any more."""
+    """Return the new rows of all settled units, and which of their keys no longer have a session."""
     reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)
     np.minimum.at(first, rest.key, rest.start)
@@ -213,7 +214,7 @@ def _remaining(
 
 
 def _superseded(logic: SessionLogic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
-    """What the emitted sessions replaced in the target and is no session of its key any more."""
+    """Return what the emitted sessions replaced in the target and what is no longer a session of its key."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone

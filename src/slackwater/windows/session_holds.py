@@ -1,17 +1,18 @@
-"""Sessions that may still end behind the watermark: what holds the output watermark of a stage of sessions back.
+"""Watermark holds of sessions that may still end behind the watermark.
 
-A session that is open although the watermark has passed its start + cap has no row at or beyond the cap. A later row may still bring
-one: then the session is cut, and its result has the event time start + cap.
+A session that is open although the watermark has passed its start + cap has no row at or beyond the cap. A later row
+may still be one. Then the session is cut, and its result has the event time start + cap.
 
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: it is open up to 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-The same holds for a part of a run that a row behind the watermark keeps whole (see `late_rows`): the session before it ends where
-that part begins, once the cap of that session is passed.
+The same holds if a row behind the watermark keeps a part of a run whole (see `late_rows`). The session before that part
+ends where it begins, once its own cap is passed.
 
-A hold is (unit, low, due): a result of this unit may have the event time `low` until the watermark has reached `due`. It counts while
-the watermark is between the two. There are few, since a session has to come within a gap of the cap. A shard keeps at most `MOST`
-of them; the rest becomes one hold of no unit, which may hold back more than it has to, but never more than the longest gap.
+A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
+counts while the watermark is between the two. There are few holds, since a session must come within a gap of the cap. A
+shard keeps at most `MOST` of them. The others become one hold without a unit: it may hold back more than necessary, but
+never more than the longest gap.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
 
 
 def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
-    """Return the holds of state rows, which are in the order of their units and times."""
+    """Return the holds of state rows, which are sorted by unit and time."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
     near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
@@ -64,7 +65,7 @@ def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
 
 
 def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
-    """Return the holds of a shard in which `rows` took the place of all rows of their units."""
+    """Return the holds of a shard in which `rows` replace all rows of their units."""
     new = find_holds(logic, rows)
     if not holds:
         return bound_holds(new)

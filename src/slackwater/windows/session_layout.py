@@ -1,12 +1,13 @@
-"""Which intervals make which session, and whether the target still holds an interval as it stands.
+"""Which intervals form which session, and whether the target still holds an interval unchanged.
 
-What was emitted of an interval is true as long as its session is the one emitted: a row that comes moves cuts, too.
+An interval stays marked as emitted while its session is the emitted one. A new row may also move the cuts of other
+sessions.
 
     gap 20, cap 22     125       140       150
     emitted                      [──────────]170       one session, emitted: start 140, end 170
     a row               ●
-    now                 [─────────)147      [)170      140 left for the new one; what remains of the other is a
-                                                       session of its own, though no row of it came: to be emitted
+    now                 [─────────)147      [)170      140 moved to the new session; the rest is a separate
+                                                       session, and is emitted although it got no new row
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 
 @dataclass(frozen=True)
 class SessionLayout:
-    """The sessions that intervals make if no row comes any more; times in µs.
+    """The sessions that intervals form if no further row comes; times in µs.
 
-    `session`: per interval its session's number; the rest per session. `reach`: how far its rows reach. `is_cut`: the next one
-    begins within that; then `end`, the window's, is at the cap or where the next one begins.
+    `session` has the number of the session of each interval. The other arrays have one element per session. `reach` is
+    how far its rows reach. `is_cut` is true if the next session begins within that reach. Then `end`, the end of the
+    window, is at the cap or where the next session begins.
     """
 
     session: Int64s
@@ -36,7 +38,7 @@ class SessionLayout:
 
 
 def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
-    """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
+    """Return the layout of the intervals of a non-empty batch; only its keys and times matter."""
     cap = logic.cap_us
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
@@ -49,16 +51,17 @@ def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
 
 
 def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
-    """Where sessions begin: see `runs.cut_sessions`."""
+    """Return where sessions begin; see `runs.cut_sessions`."""
     from slackwater.windows.session_kernel.runs import cut_sessions  # compiled; it takes arrays that can be written
 
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
 def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
-    """New rows and intervals of the state (`fragment`: what they become), marked as emitted where the target holds them still.
+    """Return the intervals, marked as emitted if the target still holds them.
 
-    It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
+    `fragment` is the fragment that each new row or stored interval becomes. The target still holds an interval if its
+    session has the same intervals as before, ends at the same time, and becomes final at the same time.
     """
     if not unit.emitted.any():
         return unit
@@ -82,14 +85,15 @@ def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> In
 def changed_intervals(
     logic: SessionLogic, unit: IntervalBatch, stored: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
 ) -> IntervalBatch:
-    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+    """Clear the emitted mark of intervals whose sessions have other intervals, or another end, than before.
 
-    `stored`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    `stored` has the positions of the intervals in `before`, and `now` the session in `after` that each of them belongs
+    to.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
     same &= before.end == after.end[first]
-    if logic.allowed_us:  # one that is cut is final at its end
+    if logic.allowed_us:  # a cut session is final at its end
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[stored] = ~same[before.session]

@@ -1,9 +1,9 @@
-"""Rows of an epoch into the sessions of a shard: what the walk finds, as frames.
+"""Add the rows of an epoch to the sessions of a shard: the data frames around the compiled loops.
 
-state rows ─┐                        ┌─ fragments: keys gathered, accumulators merged ─┐
-            ├─ one order ─ the walk ─┤                                              ├─▶ the units' new rows
-new rows ───┘  (key, time)           ├─ floors ─────────────────────────────────────┘
-                                     └─ late rows
+state rows ─┐                         ┌─ fragments: keys gathered, accumulators merged ─┐
+            ├─ one order ─ the loops ─┤                                                 ├─▶ the units' new rows
+new rows ───┘  (key, time)            ├─ floors ────────────────────────────────────────┘
+                                      └─ late rows
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 def ingest_intervals(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; how they are judged: `runs`.
+    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; `runs` has the rules for late rows.
 
-    `watermark` is the one the previous epoch committed. `room`: how many keys may still open a session in this shard
-    (`drop_new_groups`); None for no bound.
+    `watermark` is the one that the previous epoch committed. `room` is the number of keys that may still open a session
+    in this shard (`drop_new_groups`); None for no limit.
     """
     times = logic.times(watermark)
     both = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
@@ -78,7 +78,10 @@ def ingest_intervals(
 
 @dataclass(frozen=True)
 class SessionInput:
-    """State rows of the touched units and new rows as the walk sees them. `order`: which row of both is where, the state's first."""
+    """State rows of the touched units and new rows, as the compiled loops take them.
+
+    `order` has the position of each sorted row in the concatenation of `state` and `rows`.
+    """
 
     state: pl.DataFrame
     rows: pl.DataFrame
@@ -89,6 +92,8 @@ class SessionInput:
 
     @classmethod
     def from_frames(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> SessionInput:
+        """Sort state rows and new rows together by (key, start, last)."""
+
         def column(of_state: str, of_rows: str) -> Int64s:
             return np.concatenate([state[of_state].to_numpy(), rows[of_rows].to_numpy()])
 
@@ -104,29 +109,33 @@ class SessionInput:
 
     @property
     def keys(self) -> int:
+        """Return the number of distinct keys."""
         return len(self.intervals.heads) - 1
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
-        """What each row was before, in order."""
+        """Return the stored kind of each sorted row; ROW for a new one."""
         kind = np.full(len(self.order), ROW, dtype=np.int8)
         kind[: self.state.height] = self.state["__kind"].to_numpy()
         return kind[self.order]
 
     def named(self, positions: Int64s) -> list[pl.Series]:
-        """The keys of these, in order."""
+        """Return the key columns of the rows at these positions."""
         index = pl.Series(self.order[positions])
         return [column.gather(index) for column in self.names]
 
     def sharing(self, touched: Bools) -> Bools:
-        """Keys that share a hash share a unit, which is replaced as a whole: which keys one of these brings along."""
+        """Return the touched keys and the keys that share a hash, and thus a unit, with one of them.
+
+        A unit is replaced as a whole.
+        """
         unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(run_starts(unit)) == len(unit):
             return touched
         return in_sorted(unit, distinct_values(unit[touched]))
 
     def emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
-        """Whether the target holds intervals, which become these fragments, as they stand."""
+        """Return whether the target still holds each interval unchanged after it becomes part of these fragments."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
         intervals = self.intervals
@@ -142,7 +151,7 @@ class SessionInput:
         return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
     def late(self, logic: SessionLogic, positions: Int64s) -> pl.DataFrame:
-        """Rows as they came, and as state rows would be."""
+        """Return the late rows in the form of state rows."""
         rows = self.rows[self.order[positions] - self.state.height]
         extra = [c for c in ("__idle", "__row") if c in rows.columns]
         hidden = {
@@ -156,10 +165,10 @@ class SessionInput:
 
 
 def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
-    """State rows of intervals that are all open or retained, of a unit that is not empty."""
+    """Build the state rows of intervals that are all open or retained; the batch is not empty."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(run_starts(unit.key), count)
-    # loops take arrays that can be written
+    # the compiled loops need writable arrays
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
     intervals = runs.SortedIntervals(keys, np.full(count, runs.HELD, dtype=np.int8), start, last, end)
     judged = runs.build_runs(intervals, times, np.zeros(len(keys) - 1, dtype=bool))
@@ -170,7 +179,7 @@ def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -
 
 
 def _keys_over_limit(logic: SessionLogic, both: SessionInput, judged: runs.JudgedIntervals, room: int) -> Bools:
-    """New keys beyond `room`, which are admitted in order of (first event time, key)."""
+    """Return the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
     positions = judged.positions[run_starts(judged.key)]
     key = judged.key[run_starts(judged.key)]
     positions, key = positions[judged.new[key]], key[judged.new[key]]
@@ -188,7 +197,10 @@ def _rows(
     keys: Sequence[pl.Series],
     hashes: Int64s,
 ) -> pl.DataFrame:
-    """State rows of fragments. `parts`: the accumulators of their intervals, in order; `keys`, `hashes`: of each fragment."""
+    """Return the state rows of fragments.
+
+    `parts` has the accumulators of their intervals, in order; `keys` and `hashes` have one element per fragment.
+    """
     merged = logic.merge_runs(parts, fragments.first, keys)
     kind = np.where(
         fragments.emitted,
@@ -208,7 +220,7 @@ def _rows(
 
 
 def _floors(logic: SessionLogic, both: SessionInput, floors: Int64s) -> pl.DataFrame:
-    """One FLOOR row per key that has one; `floors` is per key."""
+    """Return one FLOOR row for each key with a floor; `floors` has one element per key."""
     keys = np.flatnonzero(floors != runs.NONE)
     if not len(keys):
         return logic.empty_state()
@@ -223,7 +235,7 @@ def _floors(logic: SessionLogic, both: SessionInput, floors: Int64s) -> pl.DataF
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
-    """All state rows of the units, in the order of a segment; both are in it by themselves."""
+    """Return all state rows of the units in the order of a segment; both frames have that order already."""
     if floors.is_empty():
         return fragments
     both = pl.concat([fragments, floors])

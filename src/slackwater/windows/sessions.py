@@ -6,17 +6,17 @@
     sessions              [────────][──]    []
                           start     start + cap: the cut
 
-Which session a row belongs to is settled only when the watermark has passed: an earlier row may still move the start of
-a run, and with it every cut. So a unit (one key) holds
+The session of a row is only settled when the watermark has passed it. Before that, an earlier row may move the start of
+a run, and with it every cut. Therefore a unit (one key) holds
 
-* WHOLE rows: a whole session each; it closes at `last + gap` without being written again;
-* FRAGMENT rows: parts of a run that may be cut; rows at or above `min(first open start, watermark) + cap` stay fragments of
-  their own, everything below can only end up in one session and is merged;
-* EMITTED, EMITTED_FRAGMENT rows: the same, and the target holds them as they stand (where windows are revised);
-* at most one FLOOR row: how far the key's sessions that left the state reached; rows at or below it are late.
+* WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
+* FRAGMENT rows: parts of a run that may be cut. Rows at or above `min(first open start, watermark) + cap` stay separate
+  fragments; everything below can only end up in one session and is merged;
+* EMITTED and EMITTED_FRAGMENT rows: the same, and the target holds them unchanged (if windows are revised);
+* at most one FLOOR row: how far the key's sessions that left the state reached. Rows at or below it are late.
 
-A WHOLE row whose close the watermark has passed was emitted, and once it is gone it *is* the key's floor: neither costs
-a write. Here rows come in; `session_emission` takes sessions out.
+A WHOLE row whose close the watermark has passed was emitted. Once it has expired, it *is* the key's floor. Neither step
+costs a write. This module adds rows; `session_emission` emits sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 
 
 def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
-    """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys."""
+    """Return the new state rows of all keys in `unit` (its open and retained intervals), with the floors of these keys."""
     from slackwater.windows import session_step  # its loops are compiled
 
     return pl.concat(
@@ -39,7 +39,7 @@ def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, waterm
 
 
 def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
-    """One FLOOR row per key that has one; `floors` is indexed by key."""
+    """Return one FLOOR row for each key with a floor; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
     has_floor = values != NO_WATERMARK
@@ -60,14 +60,14 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
 def ingest_sessions(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Fold lifted rows into the touched units: see `session_step.ingest_intervals`."""
+    """Merge lifted rows into the touched units: see `session_step.ingest_intervals`."""
     from slackwater.windows import session_step  # its loops are compiled
 
     return session_step.ingest_intervals(logic, rows, state, watermark, room)
 
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-    """(keys with open or retained sessions, their intervals) of a whole shard."""
+    """Return (number of keys with open or retained sessions, number of their intervals) of a whole shard."""
     whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height

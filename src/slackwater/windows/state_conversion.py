@@ -1,17 +1,19 @@
-"""The state rows of a window as those of another: aggregations added and removed, a new gap, a higher cap.
+"""Convert the state rows of one window to those of another: added and removed aggregations, a new gap, a higher cap.
 
-A larger gap joins at once what it makes touch; a smaller one leaves what was joined. Of closed windows nothing changes.
+A larger gap joins sessions immediately if they touch now. A smaller gap does not split what was joined. Closed windows
+do not change.
 
     gap 5       watermark │
-    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and was forgotten
+    [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and expired
 
     gap 12
     late to 13     [15 ── ┼──── 32]44            20 + 12 >= 32: one session, before any row touches it
     gap 2
     late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
 
-What left the state left it under the former gap: its floor stays where it was. Floors that were forgotten made rows late up
-to `watermark - gap`, and these stay late by themselves (`SessionLogic.rows_from_us`); windows that were gone stay gone (`gone_us`).
+The floor of a session that left the state under the former gap stays where it was. Floors that have expired made rows
+late up to `watermark - gap`; such rows stay late (`SessionLogic.rows_from_us`). Windows that had left the state stay
+out of it (`gone_us`).
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, W
 
 
 def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """All state rows of a shard, or of several, sorted by `__h`: `rows` of `former` as those of `logic`.
+    """Convert all state rows of one or several shards, sorted by `__h`, from window `former` to window `logic`.
 
-    `logic`: as `WindowLogic.after` gives it; keys, kind and lengths are those of `former`. `rows` have the accumulators that both
-    have: those of other aggregations begin as of no row.
+    `logic` is as `WindowLogic.after` returns it; its keys, kind and lengths are those of `former`. `rows` have the
+    accumulators that both windows have. Those of other aggregations start with their value for no rows.
     """
     rows = logic.add_revision_columns(initial_state(logic, rows))
     rows = _convert_rows(logic, former, former.forget(former.add_revision_columns(rows), watermark), watermark)
@@ -54,7 +56,7 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
 
 @singledispatch
 def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """State rows that are not forgotten, as the new window goes on with them."""
+    """Convert the state rows that have not expired for the new window."""
     unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
@@ -71,9 +73,10 @@ def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: 
 
 
 def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """State rows with the accumulators of every aggregation, also of one that earlier versions kept in another form.
+    """Add the accumulators of every aggregation to state rows, and convert those that an earlier version stored in another
+    form.
 
-    Those that they lack are as of no row.
+    Missing accumulators start with their value for no rows.
     """
     lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
     former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
@@ -86,7 +89,7 @@ def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Open and retained sessions as the new gap and cap join and cut them; what is gone becomes floors."""
+    """Join and cut open and retained sessions by the new gap and cap; expired ones become floors."""
     whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
     floors = whole.floors(former.reach_us, horizon)
@@ -105,10 +108,11 @@ def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFr
 def _regroup_intervals(
     former: SessionLogic, logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
+    """Join and cut intervals by the new gap and cap, and return their state rows."""
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
-        # fragments would fall apart: they become the sessions that they are by now
+        # fragments would fall apart under the smaller gap: merge them into the sessions that they form now
         whole = _number_sessions(former, unit, logic.cap_us)
         unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
@@ -120,15 +124,15 @@ def _regroup_intervals(
 
 
 def _number_sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
-    """Number the sessions that intervals make if no row comes any more."""
+    """Number the sessions that intervals form if no further row comes."""
     run, _ = find_runs(logic, unit)
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
 def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
-    """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
+    """Clear the emitted mark of intervals whose sessions have other intervals, or another end, than before.
 
-    `ends`: the intervals of sessions that are open and end elsewhere now.
+    `ends` marks the intervals of open sessions that now have another end.
     """
     heads = first_of_each(after)
     first, last = before[heads], np.maximum.reduceat(before, heads)
@@ -140,7 +144,7 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
 
 
 def _merge_sessions(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
-    """One interval per session."""
+    """Merge the intervals of each session into one."""
     heads = first_of_each(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
     frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])

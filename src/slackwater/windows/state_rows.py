@@ -1,22 +1,22 @@
-"""What is kept of windows, and of whatever else is found by unit: rows of a state, and when they want a visit or are over.
+"""Schema and kinds of the state rows of windows and of other operators that keep units, and when a row is due or expires.
 
 A state row is one interval with its accumulators:
 
 | column     | meaning                                                                                     |
 |------------|---------------------------------------------------------------------------------------------|
-| `__h`      | int64, where the row is found: the key's hash, for panes mixed with the pane's start         |
+| `__h`      | int64, the unit of the row: the key's hash, for panes mixed with the pane's start            |
 | `__kh`     | int64, the key's hash                                                                        |
-| `__kind`   | what the row is (below)                                                                      |
+| `__kind`   | the kind of the row (below)                                                                  |
 | `__start`  | µs UTC, start of the pane, or first event of the session                                     |
 | `__last`   | µs UTC, last event of the session (panes: the start again)                                   |
-| `__due`    | µs UTC, the watermark at which the row wants a visit: it closes, or is out of its last window|
-| `__end`    | µs UTC, how far the session's rows reach (only where each row brings its own gap)           |
+| `__due`    | µs UTC, the watermark at which the row closes, or (panes) leaves its last window             |
+| `__end`    | µs UTC, how far the session's rows reach (only if each row brings its own gap)               |
 | `__rev`    | how often it was emitted: the largest revision of what was merged (only if windows are revised)|
 | `__out`    | sessions: the starts under which the target holds what was merged (only if windows are revised)|
 | keys, accumulators | typed as in the input                                                                |
 
-All rows with one `__h` are a *unit*: it is read and replaced as a whole, and the newest version wins. A row whose time
-is over needs no delete: whether it is open, closed, retained or gone follows from the watermark alone.
+All rows with one `__h` are a *unit*. It is read and replaced as a whole, and the newest version wins. An expired row
+needs no delete. The watermark alone decides whether a row is open, closed, retained or expired.
 
           close              close + allowed lateness (reopen)
     open    │     retained     │    gone
@@ -41,11 +41,11 @@ from slackwater.windows.results import ExpiryBounds, SegmentStats
 Int64s = NDArray[np.int64]
 
 WHOLE = CLEAN = 0  # a whole session; a pane whose emission follows from the watermark
-FRAGMENT = DIRTY = 1  # a part of a run that may be cut; a pane that was changed and waits to be emitted
-FLOOR = 2  # how far the sessions of a key that left the state reached
-TOMBSTONE = 3  # a unit that goes
-EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session, a FRAGMENT that the target holds as it stands
-ROW = 9  # not in the state: a row of this epoch
+FRAGMENT = DIRTY = 1  # a part of a run that may be cut; a changed pane that is not emitted yet
+FLOOR = 2  # how far the expired sessions of a key reached
+TOMBSTONE = 3  # a unit that is deleted
+EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session or a FRAGMENT that the target holds unchanged
+ROW = 9  # a row of this epoch, not of the state
 OPEN = (WHOLE, FRAGMENT, EMITTED, EMITTED_FRAGMENT)
 
 HIDDEN: dict[str, pl.DataType] = {
@@ -67,15 +67,16 @@ Span = tuple[int, int]  # after < time <= upto, in µs
 
 
 class DueQuery(NamedTuple):
-    """Which state rows want a visit in an epoch; in µs. A store finds them by `__kind`, `__due` and `__start`."""
+    """Selects the state rows that are due in an epoch; times in µs. A store finds them by `__kind`, `__due` and `__start`."""
 
-    moves: tuple[Span, ...]  # of the watermark: a set of rows with no emission in one of them need not be opened
-    whole: tuple[Span, ...]  # WHOLE (of panes: CLEAN) rows with __due in one of these
-    emitted: tuple[Span, ...]  # EMITTED rows likewise
-    pending_upto: int  # FRAGMENT (DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
-    start_before: int  # of all these, those with __start < start_before
+    moves: tuple[Span, ...]  # spans of the watermark; a set of rows without emission in any of them need not be opened
+    whole: tuple[Span, ...]  # select WHOLE (panes: CLEAN) rows with __due in one of these spans
+    emitted: tuple[Span, ...]  # the same for EMITTED rows
+    pending_upto: int  # select FRAGMENT (DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
+    start_before: int  # a condition on all of them: __start < start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
+        """Return which state rows are due."""
         result = ((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)) & (due <= self.pending_upto)
         for row_kind, spans in ((WHOLE, self.whole), (EMITTED, self.emitted)):
             for after, upto in spans:
@@ -84,14 +85,14 @@ class DueQuery(NamedTuple):
         return result
 
     def touches(self, first_due: int, last_due: int) -> bool:
-        """Whether rows with these `SegmentStats` may want a visit."""
+        """Return whether rows with these `SegmentStats` may be due."""
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 
 
 class KeyedState(ABC):
-    """What stores ask of whatever keeps units, a window or not: its rows, and when these want a visit or are over.
+    """What stores need to know about an operator that keeps units: its state rows, and when they are due or expire.
 
-    No room beside `windows` needs an answer of its own to what it asks of a state's rows, where an operator is one of these.
+    An operator that derives from this class needs no code of its own in other packages that read state rows.
     """
 
     pipeline: str
@@ -104,41 +105,42 @@ class KeyedState(ABC):
     @property
     @abstractmethod
     def accumulators(self) -> Mapping[str, pl.DataType]:
-        """The columns of a state row behind the hidden ones and the keys."""
+        """Return the columns of a state row that follow the hidden ones and the keys."""
 
     @property
     @abstractmethod
     def state_schema(self) -> dict[str, pl.DataType]:
-        """All columns of a state row, HIDDEN first."""
+        """Return all columns of a state row, HIDDEN first."""
 
     @property
     def revises(self) -> bool:
-        """Whether what came out may come out again: then rows have the columns REVISED."""
+        """Return whether results may be emitted again; then rows have the columns REVISED."""
         return False
 
     @abstractmethod
     def stats(self, state: pl.DataFrame) -> SegmentStats:
-        """Of a set of state rows that is not empty."""
+        """Return statistics of a non-empty set of state rows."""
 
     @abstractmethod
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """The rows whose unit wants a visit when the watermark goes from `since` to `watermark`.
+        """Select the rows whose units are due while the watermark goes from `since` to `watermark`.
 
-        `early`: all that were changed and not emitted, too.
+        With `early`, changed rows that were not emitted are due as well.
         """
 
     @abstractmethod
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Which state rows no longer matter."""
+        """Return the bounds below which state rows are no longer needed."""
 
     @abstractmethod
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """State rows without those that no longer matter."""
+        """Drop the state rows that are no longer needed."""
 
     def empty_state(self) -> pl.DataFrame:
         return empty_frame(self.state_schema)
 
     def add_revision_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Add the revision columns for rows that were never emitted, if this state has such columns."""
         return with_revision_columns(rows, self.state_schema)
 
 
@@ -146,7 +148,7 @@ _EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
 
 
 def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """No rows with these columns; frames are never changed in place, so one serves all."""
+    """Return an empty frame with these columns. Frames are never changed in place, so one instance per schema is shared."""
     columns = tuple(schema.items())
     if columns not in _EMPTY:
         _EMPTY[columns] = pl.DataFrame(schema=schema)
@@ -154,7 +156,7 @@ def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 
 
 def with_revision_columns(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Rows with the columns of revisions, where the schema has any: nothing of them was emitted yet."""
+    """Add the revision columns to rows that lack them, if the schema has any: these rows were never emitted."""
     if "__rev" not in schema or "__rev" in rows.columns:
         return rows
     return rows.with_columns(pl.lit(0, pl.Int64).alias("__rev"), pl.lit([], pl.List(pl.Int64)).alias("__out"))

@@ -1,10 +1,11 @@
-"""Aggregations: how each becomes accumulators (lift), how those combine (merge) and what comes out (finish).
+"""Aggregations: how rows become accumulators (lift), how these combine (merge), and how they become a value (finish).
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
             in Spark SQL per pane, or in Polars per row
 
-An accumulator is one column named `<as>.<part>`. Every merge is associative and commutative, so no answer depends on
-the order of arrival or on how rows are batched. All but `count(*)` skip NULLs; order is Spark's (NaN above all).
+An accumulator is one column named `<as>.<part>`. Every merge is associative and commutative, so no result depends on
+the order of arrival or on how rows are batched. All but `count(*)` skip NULLs. Values are ordered as in Spark (NaN
+above all others).
 
 | aggregation                 | accumulators                                               | module      |
 |-----------------------------|------------------------------------------------------------|-------------|
@@ -75,9 +76,16 @@ KINDS: Mapping[str, Make] = {
 
 @dataclass(frozen=True)
 class Agg:
-    """One aggregation of a compiled window: its spec, the type of its column (None for `count(*)`), and of further columns.
+    """One aggregation of a compiled window.
 
-    `keys` are the names of the window's keys. `is_former`: with the accumulators that earlier versions kept. Raises StartError for columns that do not fit.
+    Args:
+        spec: The aggregation as configured.
+        column: Its input column with its type; None for `count(*)`.
+        more: Further input columns.
+        keys: The names of the window's keys.
+        is_former: Use the accumulators that earlier versions stored.
+
+    Raises StartError for columns that do not fit.
     """
 
     spec: Aggregation
@@ -107,86 +115,92 @@ class Agg:
 
     @property
     def inputs(self) -> tuple[AggregationInput, ...]:
-        """The columns that rows must carry for it."""
+        """Return the columns that rows must carry for this aggregation."""
         return self.kind.inputs
 
     @property
     def output(self) -> Field:
-        """The output column, with the types of section 8 of the semantics."""
+        """Return the output column with its type."""
         return self.kind.output
 
     @property
     def accumulators(self) -> dict[str, pl.DataType]:
-        """Name and type of each accumulator column."""
+        """Return name and type of each accumulator column."""
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Spark SQL aggregates over the input columns and `sql_columns`, by name; None if there is no such form."""
+        """Return Spark SQL aggregates over the input columns and `sql_columns`, by name; None if there is no SQL form."""
         sql_by_part = self.kind.lift_sql(event_us)
         return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Columns in Spark SQL that `lift_sql` reads, over the inputs; each may read those before it."""
+        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier ones."""
         return self.kind.sql_columns
 
     @property
     def sql_groups(self) -> Sequence[str]:
-        """Those of `sql_columns` by which Spark groups, besides key and pane."""
+        """Return those of `sql_columns` by which Spark groups in addition to key and pane."""
         return self.kind.sql_groups
 
     @property
     def sql_sums(self) -> Mapping[str, str]:
-        """Spark SQL aggregates that aggregations of one column share, by name."""
+        """Return Spark SQL aggregates, by name, that all aggregations of one column share."""
         return self.kind.sql_sums
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """The accumulators of groups, from what Spark made of `lift_sql`."""
+        """Return the accumulators of groups from the result of `lift_sql` in Spark."""
         return self.kind.from_sql(rows)
 
     def as_written(self, fingerprint: object) -> Agg:
-        """The aggregation as a state holds it that has this fingerprint of it: as today, or as earlier versions kept it."""
+        """Return the aggregation in the form in which a state with this fingerprint holds it: today's form or the former
+        one.
+        """
         former = replace(self, is_former=True)
         return former if former.fingerprint() == fingerprint else self
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """The accumulators, from those that earlier versions kept."""
+        """Convert accumulators that earlier versions stored."""
         return self.kind.from_former(rows)
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """The accumulators of single rows: expressions over a frame that holds the input columns."""
+        """Return the accumulators of single rows: expressions over a frame with the input columns, or series."""
         return self.kind.lift(rows, event_us)
 
     def merge(self) -> Sequence[pl.Expr]:
-        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; `settle` comes after."""
+        """Return the merged accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; call `settle`
+        afterwards.
+        """
         return self.kind.merge()
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """What `merge` gives for groups that stand together and begin at `heads`, by plain arrays; none where they do not do."""
+        """Merge adjacent rows of groups that begin at `heads`, using plain arrays; return nothing if `merge` is needed."""
         return self.kind.fold(frame, heads)
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Merged accumulators in their lasting form."""
+        """Bring merged accumulators into the form in which they are stored."""
         return self.kind.settle(frame)
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
+        """Return the output column of a frame of accumulators. Raises ValueRangeError if a value does not fit its type."""
         return self.kind.finish(frame).alias(self.name)
 
     def neutral(self) -> pl.DataFrame:
-        """One row: the accumulators of no rows, with which an aggregation begins that is added to a state."""
+        """Return one row with the accumulators of no rows, with which an aggregation starts that is added to a state."""
         return self.kind.neutral()
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        """Raise CapExceededError if a group outgrew the bound of its values, ValueRangeError if its result cannot be told."""
+        """Raise CapExceededError if a group exceeds a limit, or ValueRangeError if its result does not fit its type."""
         self.kind.check_bound(frame, pipeline)
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """The groups whose result does not fit its type, and is NULL (`on_overflow`); None for none of them."""
+        """Return which groups have a result that does not fit its type and is NULL (`on_overflow`); None if there are
+        none.
+        """
         return self.kind.overflowed(frame)
 
     def fingerprint(self) -> str:
-        """What its accumulators depend on, readable."""
+        """Return a readable text of everything that the accumulators depend on."""
         return self.kind.fingerprint()
 
 

@@ -1,4 +1,4 @@
-"""The columns that aggregations read: names as SQL, one form for equal values, hashes."""
+"""The columns that aggregations read: names as SQL, a normal form for equal values, and hashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class AggregationInput:
-    """A column that the rows must carry for an aggregation: its SQL over the output of the pre-stage, and its type.
+    """A column that rows must carry for an aggregation: its SQL over the output of the stage's SQL, and its type.
 
     `hashed` inputs carry the 64-bit hash of the value instead of the value.
     """
@@ -34,12 +34,12 @@ class AggregationInput:
 
 
 def quote_column(name: str) -> str:
-    """A column name as a Spark SQL identifier."""
+    """Return a column name as a Spark SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def normalised_sql(field: Field) -> str:
-    """A column with one zero and one NaN, so that equal values are equal bytes."""
+    """Return Spark SQL for a column with a single zero and a single NaN, so that equal values have equal bytes."""
     column = quote_column(field.name)
     if field.base not in schema.FLOATS:
         return column
@@ -47,7 +47,10 @@ def normalised_sql(field: Field) -> str:
 
 
 def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
-    """The same as `normalised_sql`, on a frame. Polars takes `x + 0.0` for x, so zero is put in its place by name."""
+    """Normalise zero and NaN in the columns of a frame, like `normalised_sql`.
+
+    Polars simplifies `x + 0.0` to x, so zeros are replaced explicitly.
+    """
     floats = [f.name for f in fields if f.base in schema.FLOATS]
     return frame.with_columns(
         pl.when(pl.col(name).is_nan())

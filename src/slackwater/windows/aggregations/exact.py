@@ -1,4 +1,4 @@
-"""Sums of floating-point numbers without loss: the columns that hold a total, how they are folded, and how Spark's SQL sums.
+"""Sums of floating-point numbers without loss: the columns of a total, their merge, and the sum in Spark SQL.
 
 A total is three columns of a frame:
 
@@ -6,8 +6,8 @@ A total is three columns of a frame:
     rest     what the exact total exceeds it by
     limbs    NULL, or the exact total where two doubles do not hold it: see `core.exact_sum`
 
-They depend on the values alone, not on the order or the grouping in which they came. The loops are compiled and imported when
-they are first needed.
+They depend on the values alone, not on their order or grouping. The loops are compiled and are imported when they are
+first needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExactTotal:
     limbs: str
 
     def empty(self, height: int) -> pl.Series:
-        """Limbs of totals that two doubles hold."""
+        """Return the limbs of totals that two doubles hold."""
         return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
 
     def from_values(self, values: pl.Series) -> list[pl.Series]:
@@ -58,7 +58,7 @@ class ExactTotal:
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
-        """Return the totals of groups that stand together and begin at `heads`."""
+        """Return the totals of groups of adjacent rows that begin at `heads`."""
         from slackwater.core import exact_sum
 
         sums, rests = (np.array(frame[c].fill_null(0.0)) for c in (self.sum, self.rest))
@@ -75,13 +75,13 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the limbs of all totals, one after the other, and where those of each begin, with the end."""
+        """Return the concatenated limbs of all totals, and the position at which those of each begin, followed by the end."""
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
 
     def from_grid(self, counts: pl.Series, outside: pl.Series, parts: Sequence[pl.Series]) -> list[pl.Series]:
-        """Return the totals of groups that Spark folded by `grid_sql`."""
+        """Return the totals of groups that Spark pre-aggregated with `GridSql`."""
         from slackwater.core import exact_sum
 
         value = np.array(outside.fill_null(0.0), dtype=np.float64)
@@ -102,11 +102,11 @@ class ExactTotal:
         ]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
-        """Return the total of each value, `counts` times."""
+        """Return each value multiplied by its count, as a total."""
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
-        """Return the totals of columns of totals, row by row."""
+        """Return the row-wise sums of several columns of totals."""
         frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
         height = frame.height // len(totals)
         if not height:
@@ -115,7 +115,7 @@ class ExactTotal:
         return self.fold(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """The limbs of each of these groups, which end at `ends`; NULL for a group without any, and for all others."""
+        """Return the limbs of these groups, which end at `ends`; NULL for a group without limbs and for all others."""
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -128,7 +128,7 @@ class ExactTotal:
         return pl.concat([lists, self.empty(1)], rechunk=True)[list_index]
 
     def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
-        """Return exact totals: of the few groups whose results doubles cannot be used for."""
+        """Return exact totals; used for the few groups whose results cannot be computed from doubles."""
         from slackwater.core.exact_sum import LOWEST
 
         unit = Fraction(1, 1 << -LOWEST)
@@ -151,10 +151,11 @@ def round_to_double(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class GridSql:
-    """Spark SQL that sums a column without loss, once for all aggregations of it. `prefix`: of the names of its columns.
+    """Spark SQL that sums a column without loss, once for all aggregations of it. `prefix` begins the names of its
+    columns.
 
-    A value on the grid is split into integers, which have one sum in any order. Any other value is a group of its own, that
-    has a value and a count.
+    A value on the grid is split into integers, whose sum is the same in any order. Any other value is a separate group
+    with its value and a count.
     """
 
     column: str
@@ -165,12 +166,12 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """The column by which rows are grouped: NULL for values on the grid, else the value."""
+        """Return the column by which rows are grouped: NULL for values on the grid, else the value."""
         return f"{self.prefix}.outside"
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of each row; each may read those before it."""
+        """Return the columns of each row; each may refer to earlier ones."""
         value, near, high, low = f"CAST({self.column} AS DOUBLE)", *(self._name(p) for p in ("near", "high", "low"))
         below = f"({near} - CAST({high} AS DOUBLE) / {_HIGH!r}D) * {_LOW!r}D"
         on_grid = f"({self.column} IS NULL OR (abs({value}) < {_BOUND!r}D AND {below} = CAST({low} AS DOUBLE)))"
@@ -183,7 +184,7 @@ class GridSql:
 
     @property
     def sums(self) -> Mapping[str, str]:
-        """The sums of a group, in the order of `EXPONENTS`."""
+        """Return the sums of a group, in the order of `EXPONENTS`."""
         high, low = self._name("high"), self._name("low")
         sql_by_name = {}
         for number, part in enumerate((high, low)):

@@ -1,6 +1,6 @@
-"""min and max; and the value at the smallest or largest place: first and last (by event time), min_by and max_by.
+"""min and max, and the value of the row with the smallest or largest time (first, last) or column (min_by, max_by).
 
-Ties go to the smallest (largest) value, so that no answer depends on the order of arrival.
+Of rows with equal times or columns, the smallest (largest) value counts, so no result depends on the order of arrival.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Extreme(AggregationKind):
 
     @property
     def folds(self) -> Mapping[str, np.ufunc]:
-        """NaN is above all: the largest value is one if there is any, the smallest if there is nothing else."""
+        """Return fmin or maximum: NaN is the largest value in Spark, so max is NaN if any value is, and min only if all
+        are.
+        """
         if self.column.base not in schema.INTEGERS and self.column.base not in schema.FLOATS:
             return {}
         return {"v": np.fmin if self.spec.agg == "min" else np.maximum}

@@ -1,14 +1,16 @@
-"""sum, avg, var and stddev of floating-point numbers, from totals without loss: the same bits for any order and any batching.
+"""sum, avg, var and stddev of floating-point numbers, from totals without loss: independent of order and batching, to the
+bit.
 
     sum       the exact total, rounded once                avg        that, divided by n
     var       (n Σx² - (Σx)²) / (n (n - 1)), the difference taken from exact totals and rounded once (a sample, as Spark's `variance`)
     stddev    its square root
 
-NaN, or infinities of both signs, make NaN; an infinite value makes the sum infinite and the variance NaN, as in Spark. Zero has
-no sign. The total may pass the largest double on its way; where it ends there, the sum is infinite and the average is not.
+NaN, or infinities of both signs, make the result NaN. An infinite value makes the sum infinite and the variance NaN, as
+in Spark. Zero has no sign. An intermediate total may exceed the largest double. If the final total does, the sum is
+infinite and the average is not.
 
-The kinds named `Former…` are what states of earlier versions hold: a sum as Spark added it, and moments by the formula of Chan,
-Golub and LeVeque (1979). They are read, and carried over by the next start.
+The kinds named `Former…` read the states of earlier versions: a sum as Spark added it, and moments by the formula of
+Chan, Golub and LeVeque (1979). The next start converts them.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ class FloatTotal(SumKind):
 
 
 class FormerFloatTotal(SumKind):
-    """`n`, and a sum that was rounded with every addition."""
+    """`n`, and a sum that was rounded at every addition."""
 
     @property
     def output(self) -> Field:
@@ -110,7 +112,7 @@ class FormerFloatTotal(SumKind):
 
 
 class _Moments(AggregationKind):
-    """What var and stddev have in common."""
+    """The common base of var and stddev."""
 
     number = True
 
@@ -123,7 +125,7 @@ class _Moments(AggregationKind):
 
 
 class Moments(_Moments):
-    """`n`, the total of the values, and that of their squares."""
+    """`n`, the total of the values, and the total of their squares."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -172,7 +174,7 @@ class Moments(_Moments):
         return result.set(pl.Series(n < 2), None)
 
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
-        """`n` and both totals of groups; None for a total that is infinite by its values."""
+        """Return `n` and both totals of groups; None for a total that is infinite because of its values."""
 
         def totals(total: ExactTotal) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
@@ -184,7 +186,7 @@ class Moments(_Moments):
     def _extreme(self, n: int, total: Fraction | None, squares: Fraction | None) -> float:
         if total is None:
             return float("nan")
-        if squares is None:  # of a state of an earlier version
+        if squares is None:  # from the state of an earlier version
             return float("inf")
         variance = (n * squares - total * total) / (n * (n - 1))
         if self.spec.agg == "var":
@@ -199,7 +201,7 @@ class Moments(_Moments):
         return FormerMoments(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Totals of which the variance comes out as it was: n * mean, and m2 + n * mean²."""
+        """Return totals that give the same variance: n * mean, and m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
         square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
         parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.from_values(m2)]
@@ -226,7 +228,7 @@ class FormerMoments(_Moments):
 
     def merge(self) -> Sequence[pl.Expr]:
         n, mean, m2 = (pl.col(self.part(p)) for p in ("n", "mean", "m2"))
-        near = mean.drop_nulls().first()  # means are added as distances from one of them: they are small
+        near = mean.drop_nulls().first()  # adding small distances from one of the means keeps precision
         whole = near + (n * (mean - near)).sum() / n.sum()
         return [n.sum(), whole.alias(self.part("mean")), m2.sum() + (n * (mean - whole) ** 2).sum()]
 
@@ -241,6 +243,6 @@ def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
 
 
 def total_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
-    """Return sum or avg of a column, by its type."""
+    """Return the kind of sum or avg for the type of its column."""
     kinds: dict[str, type[AggregationKind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
     return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)

@@ -1,6 +1,6 @@
-"""From finished values back to accumulators, where a target's row says enough: for corrections of windows that left the state.
+"""Restore accumulators from finished values, if a target's row has enough of them, to correct windows that left the state.
 
-A stored sum of floating-point numbers was rounded once: a correction goes on from the rounded sum.
+A stored sum of floating-point numbers was rounded once. A correction continues with the rounded sum.
 
 stored   n = 3, total = 12, mean = 4.0, first = 'a'
 n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored
@@ -23,18 +23,19 @@ _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
 
 
 def lost_aggregations(aggs: Sequence[Agg]) -> list[str]:
-    """The aggregations whose accumulators cannot be had from the stored values, as in `"mean" (avg)`."""
+    """Return the aggregations whose accumulators cannot be restored from the stored values, as in `"mean" (avg)`."""
     return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
 def restore_accumulators(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
-    """The accumulators of stored rows (the output columns); NULLs for aggregations that are `lost`."""
+    """Restore the accumulators of stored rows (the output columns); NULLs for `lost_aggregations`."""
     types: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
     exprs = {e.meta.output_name(): e for a in aggs if _is_restorable(a, aggs) for e in _parts(a, aggs)}
     return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())
 
 
 def _is_restorable(agg: Agg, aggs: Sequence[Agg]) -> bool:
+    """Return whether the accumulators of an aggregation can be restored from the stored values."""
     kind = agg.kind
     if isinstance(kind, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.column == agg.column):
         return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may stand for a sum that did not fit
@@ -44,7 +45,7 @@ def _is_restorable(agg: Agg, aggs: Sequence[Agg]) -> bool:
 
 
 def _find_output(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
-    """The output column that holds another aggregation of the same column."""
+    """Return the output column of another aggregation over the same column."""
     return next((a.name for a in aggs if a.spec.agg == which and a.column == agg.column), None)
 
 
@@ -55,7 +56,7 @@ def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
         yield pl.col(agg.name).alias(name)
         return
     total, count = pl.col(_find_output(aggs, agg, "sum") or agg.name), _find_output(aggs, agg, "count")
-    # of a sum only whether there was a value matters
+    # for a sum it only matters whether there was a value
     n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
     yield n.alias(kind.part("n"))
     if isinstance(kind, IntegerTotal):

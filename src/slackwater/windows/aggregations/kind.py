@@ -1,4 +1,4 @@
-"""What every kind of aggregation says about itself: inputs, accumulators, and the three steps between rows and result.
+"""The interface of an aggregation kind: inputs, accumulators, and the three steps between rows and result.
 
 rows ── lift ──▶ accumulators ── merge, settle ──▶ accumulators ── finish ──▶ one output column
         in Spark SQL per pane, or in Polars per row
@@ -30,7 +30,7 @@ class AggregationKind(ABC):
     columns: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
 
-    number: ClassVar[bool] = False  # whether the column must be a number
+    number: ClassVar[bool] = False  # True if the column must be a number
 
     @property
     def column(self) -> Field:
@@ -38,7 +38,7 @@ class AggregationKind(ABC):
 
     @property
     def module(self) -> str | None:
-        """The module of a user's code that it runs; None for our own."""
+        """Return the module of the user's code that the aggregation runs; None for a built-in one."""
         return None
 
     @property
@@ -46,11 +46,11 @@ class AggregationKind(ABC):
         return self.spec.as_
 
     def part(self, part: str) -> str:
-        """The column that holds an accumulator."""
+        """Return the name of the column that holds an accumulator."""
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
-        """What about the columns does not fit, and what to do; None if they do."""
+        """Return what does not fit about the columns and what to do about it; None if they fit."""
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
@@ -67,100 +67,109 @@ class AggregationKind(ABC):
     @property
     @abstractmethod
     def output(self) -> Field:
-        """The output column."""
+        """Return the output column."""
 
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, pl.DataType]:
-        """Part and type of each accumulator."""
+        """Return part and type of each accumulator."""
 
     def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY; None where rows are lifted one by one."""
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY; None if rows are lifted one by
+        one.
+        """
         return None
 
     @property
     def sql_columns(self) -> Sequence[str]:
-        """Columns in Spark SQL that `lift_sql` reads, over the inputs; each may read those before it."""
+        """Return the columns in Spark SQL that `lift_sql` reads; each may refer to the inputs and to earlier ones."""
         return []
 
     @property
     def sql_groups(self) -> Sequence[str]:
-        """Those of `sql_columns` by which Spark groups, besides key and pane."""
+        """Return those of `sql_columns` by which Spark groups in addition to key and pane."""
         return []
 
     @property
     def sql_sums(self) -> Mapping[str, str]:
-        """Spark SQL aggregates next to those of `lift_sql`, by their whole names: aggregations of one column share them."""
+        """Return further Spark SQL aggregates by their full names; aggregations of one column share them."""
         return {}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """The accumulators of groups, from what Spark made of `lift_sql` and `sql_sums`."""
+        """Return the accumulators of groups from the result of `lift_sql` and `sql_sums` in Spark."""
         return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """The accumulators of single rows, by their column names, over a frame that holds the inputs."""
+        """Return the accumulators of single rows by their column names, over a frame with the inputs."""
 
     def merge(self) -> Sequence[pl.Expr]:
-        """The accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; of kinds without a `fold` of all frames."""
+        """Return the merged accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators.
+
+        Kinds whose `fold` handles every frame do not implement it.
+        """
         raise NotImplementedError(type(self).__name__)
 
     @property
     def folds(self) -> Mapping[str, np.ufunc]:
-        """Part and operation, where `merge` is one operation for each part of which no value is NULL; none otherwise."""
+        """Return part and operation if `merge` is one operation for each part (without NULLs); else nothing."""
         return {}
 
     def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """What `merge` gives for groups that stand together and begin at `heads`, by these; none where it takes `merge`."""
+        """Merge adjacent rows of groups that begin at `heads` with the operations of `folds`; return nothing if `merge` is
+        needed.
+        """
         parts = {self.part(part): operation for part, operation in self.folds.items()}
         if any(frame[part].null_count() for part in parts):
             return []
-        with np.errstate(all="ignore"):  # infinity less infinity is NaN
+        with np.errstate(all="ignore"):  # infinity minus infinity is NaN
             return [pl.Series(p, by.reduceat(frame[p].to_numpy(), heads)) for p, by in parts.items()]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Merged accumulators in their lasting form, where `merge` alone does not give it."""
+        """Bring merged accumulators into the form in which they are stored, if `merge` alone does not."""
         return frame
 
     @abstractmethod
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """The output column of a frame of accumulators. Raises ValueRangeError where a value does not fit its type."""
+        """Return the output column of a frame of accumulators. Raises ValueRangeError if a value does not fit its type."""
 
     def neutral(self) -> pl.DataFrame:
-        """One row: the accumulators of no rows; merged with others they change nothing. Raises UnfitError if there are none."""
+        """Return one row with the accumulators of no rows; merging it changes nothing. Raises UnfitError if they do not
+        exist.
+        """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})
         types = {self.part(part): dtype for part, dtype in self.parts.items()}
         return frame.select("__ts", *self.lift(frame, "__ts")).select(list(types)).cast(types)  # type: ignore[arg-type]
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        """Raise CapExceededError if a group of accumulators outgrew its bound, ValueRangeError if it can have no result."""
+        """Raise CapExceededError if a group exceeds a limit, or ValueRangeError if its result does not fit its type."""
         return
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Which groups of accumulators have a result that does not fit its type; None for none of them."""
+        """Return which groups have a result that does not fit its type; None if there are none."""
         return None
 
     def former(self) -> AggregationKind | None:
-        """The same aggregation with the accumulators that earlier versions kept; None where they are the same."""
+        """Return the aggregation with the accumulators that earlier versions stored; None if they are the same."""
         return None
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """The accumulators, from those of `former`."""
+        """Convert the accumulators of `former`."""
         raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
-        """What the accumulators depend on, readable: state written under another one cannot be used."""
+        """Return a readable text of what the accumulators depend on; state with another fingerprint cannot be used."""
         named = [f"{c.name} {c.type}" for c in self.columns] or ["*"]
         return " ".join([self.spec.agg, *named, *self.details()])
 
     def details(self) -> list[str]:
-        """The settings that the accumulators depend on."""
+        """Return the settings that the accumulators depend on."""
         return []
 
 
 def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, noun: str, advice: str) -> None:
-    """Raise CapExceededError if the largest of `sizes` is beyond the bound that the config gives as `key`."""
+    """Raise CapExceededError if the largest of `sizes` exceeds the limit that the config sets as `key`."""
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
@@ -169,18 +178,18 @@ def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key
 
 
 def extreme_value(value: pl.Expr, which: str, field: Field) -> pl.Expr:
-    """min or max in Spark's order; Polars passes over NaN, which only the largest value must not."""
+    """Return the minimum or maximum in Spark's order. Polars ignores NaN, which is the largest value in Spark."""
     if which == "min":
         return value.min()
     return value.nan_max() if field.base in schema.FLOATS else value.max()
 
 
 def concatenate_lists(part: str) -> pl.Expr:
-    """In a group: the elements of all its lists, as one list."""
+    """Return the elements of all lists of a group as one list."""
     return pl.col(part).explode().drop_nulls()
 
 
 def as_lists(values: pl.Series) -> pl.Series:
-    """One list per value: `[v]`, or `[]` for NULL."""
+    """Return one list per value: `[v]`, or `[]` for NULL."""
     lists = values.to_frame().select(pl.concat_list(values.name)).to_series()
     return lists.list.drop_nulls()

@@ -1,4 +1,4 @@
-"""collect_list, and top_k, which counts every value exactly: both keep what they have seen, within a bound."""
+"""collect_list, and top_k, which counts every value exactly. Both store all values, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class CollectList(AggregationKind):
-    """`ts`, `values`, side by side in any order; comes out in order of (event time, value)."""
+    """`ts` and `values`: parallel lists in any order. The result is in order of (event time, value)."""
 
     @property
     def output(self) -> Field:
@@ -40,7 +40,7 @@ class CollectList(AggregationKind):
 
 
 class TopK(AggregationKind):
-    """`values`, `counts`, side by side: how often each value was seen."""
+    """`values` and `counts`: parallel lists with the count of each value."""
 
     @property
     def output(self) -> Field:
@@ -59,7 +59,7 @@ class TopK(AggregationKind):
         return [concatenate_lists(self.part("values")), concatenate_lists(self.part("counts"))]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Each value once, with the sum of its counts."""
+        """Merge equal values and add their counts."""
         values, counts = self.part("values"), self.part("counts")
         sizes = frame[values].list.len()
         if not isinstance(most := sizes.max(), int) or most < 2:
@@ -74,7 +74,7 @@ class TopK(AggregationKind):
         return frame.with_columns(gather_lists(frame.height, lists, part) for part in (values, counts))
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """The k most frequent, those of equal count in ascending order."""
+        """Return the k most frequent values; those with equal counts in ascending order."""
         values, counts = self.part("values"), self.part("counts")
         long = explode_lists(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
         pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
@@ -86,11 +86,11 @@ class TopK(AggregationKind):
 
 
 def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
-    """Lists of equal lengths as rows, with the row they came from as `__row`."""
+    """Return lists of equal lengths as rows, with the number of their original row as `__row`."""
     return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
 
 
 def gather_lists(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
-    """A column of lists by their `__row`; empty where there is none."""
+    """Return a column of lists by their `__row`; empty for rows without a list."""
     rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
     return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

@@ -1,11 +1,11 @@
-"""approx_quantile: exact while a group is small, a KLL sketch beyond (Karnin, Lang, Liberty, "Optimal quantile
+"""approx_quantile: exact for small groups, a KLL sketch for larger ones (Karnin, Lang, Liberty, "Optimal quantile
 approximation in streams", 2016; Apache DataSketches).
 
     values ──▶ buffer of up to k values ──▶ when it overflows: into the sketch
 
-The value that comes out has a rank within the sketch's error of the one asked for (1.33 % of the values for k = 200, at
-99 % confidence), however rows are batched; of groups of up to k values it is exact. A sketch draws coins, so two runs
-over more values may differ within that error.
+The rank of the returned value differs from the requested one by at most the sketch's error, however rows are batched.
+The error is 1.33 % of the values for k = 200, at 99 % confidence. Groups of up to k values are exact. A sketch uses
+random numbers, so two runs over more values may differ within that error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _NAN = float("nan")
 
 
 class Quantile(AggregationKind):
-    """`nans`: how many values are NaN, which is above all; `values`: the buffer; `sketch`: none or one, serialised."""
+    """`nans`: the number of NaN values, which are above all others; `values`: the buffer; `sketch`: none or one,
+    serialised.
+    """
 
     number = True
 
@@ -56,7 +58,9 @@ class Quantile(AggregationKind):
         ]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Buffers that overflow, and several sketches, become one sketch. A loop over groups that are large, not over rows."""
+        """Replace overflowing buffers and several sketches with one sketch. The loop runs over large groups, not over
+        rows.
+        """
         values, sketch = self.part("values"), self.part("sketch")
         full = frame.select(((pl.col(values).list.len() > self._k) | (pl.col(sketch).list.len() > 1)).arg_true())
         rows = full.to_series()
@@ -80,11 +84,13 @@ class Quantile(AggregationKind):
         whole = datasketches.kll_doubles_sketch(self._k)
         for part in frame[self.part("sketch")][row]:
             whole.merge(datasketches.kll_doubles_sketch.deserialize(part))
-        whole.update(np.array(frame[self.part("values")][row], dtype=np.float64))  # a copy: it takes no view
+        whole.update(
+            np.array(frame[self.part("values")][row], dtype=np.float64)
+        )  # a copy, since `update` does not accept a view
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """The smallest value whose rank reaches the quantile, as Spark's `percentile_disc`; NULL without values."""
+        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL without values."""
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]
         sketched = (frame[self.part("sketch")].list.len() > 0).arg_true().to_list()

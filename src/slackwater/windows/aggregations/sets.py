@@ -1,4 +1,4 @@
-"""Distinct values: how many there are (exactly, or by HLL), and which."""
+"""Distinct values: their number (exact, or by HLL), and the values themselves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ExactDistinct(_Values):
 
 
 class CollectSet(_Values):
-    """collect_set: the distinct values in ascending order; an empty array where there are none."""
+    """collect_set: the distinct values in ascending order; an empty array without values."""
 
     @property
     def output(self) -> Field:

@@ -1,7 +1,8 @@
-"""count, sum and avg of integers and decimals. Sums of integers are exact in 96 bits (`hi * 2^32 + lo`), those of decimals have ten more digits.
+"""count, and sum and avg of integers and decimals. Integer sums are exact in 96 bits (`hi * 2^32 + lo`), decimal sums have
+ten more digits.
 
-A result that does not fit its type stops the epoch in which it comes about, with its key, or is NULL (`on_overflow`). A sum of
-decimals that once had more than 38 digits is lost for its group: its accumulator is NULL from then on.
+A result that does not fit its type stops the epoch that computes it and names its key, or is NULL (`on_overflow`). A
+decimal sum that once had more than 38 digits is lost for its group: its accumulator stays NULL.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from slackwater.windows.aggregations.columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind
 
 _LOW = (1 << 32) - 1
-_DIGITS = 38  # of the widest decimal
+_DIGITS = 38  # precision of the widest decimal
 
 
 class Count(AggregationKind):
@@ -55,7 +56,7 @@ class Count(AggregationKind):
 
 
 class SumKind(AggregationKind):
-    """sum and avg: `n` and a total, which is 0 where there are no values."""
+    """sum and avg: `n` and a total, which is 0 without values."""
 
     number = True
 
@@ -136,7 +137,7 @@ class IntegerTotal(SumKind):
         return frame[self.part("hi")] + low // (1 << 32), low & _LOW
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """`lo` in 32 bits again: as a mere sum of halves it would leave 64 bits after 2^31 rows."""
+        """Reduce `lo` to 32 bits; as a plain sum it would exceed 64 bits after 2^31 rows."""
         hi, lo = self._halves(frame)
         return frame.with_columns(hi.alias(self.part("hi")), lo.alias(self.part("lo")))
 
@@ -180,7 +181,7 @@ class DecimalTotal(SumKind):
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_column(self.column.name)
-        # `sum` would raise where 38 digits are not enough; try_sum is NULL then, and for no values
+        # `sum` raises if 38 digits are not enough; try_sum returns NULL then, and also without values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
         return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}
 
@@ -189,17 +190,17 @@ class DecimalTotal(SumKind):
         return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        """NULL where more digits are needed than there are, for good."""
+        """Return NULL, permanently, if the sum needs more digits than the type has."""
         digits, scale = self._wide.decimal
         total = pl.col(self.part("sum"))
         whole = total.sum()
         beyond = total.is_null().any() | (whole.to_physical().abs() >= pl.lit(10**digits, pl.Int128))
-        if digits == _DIGITS:  # Polars counts in 128 bits, which go on from the other end at 1.7 * 10^38
+        if digits == _DIGITS:  # Polars computes in 128 bits, which wrap around at 1.7 * 10^38
             beyond |= total.cast(pl.Float64).sum().abs() >= 1.5 * 10.0 ** (digits - scale)
         return [pl.col(self.part("n")).sum(), pl.when(~beyond).then(whole)]
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
-        lost = frame[self.part("sum")].is_null()  # whether an average fits is found out when it is told
+        lost = frame[self.part("sum")].is_null()  # `finish` checks whether an average fits
         if self.spec.on_overflow == "fail" and lost.any():
             raise self._misfit(frame, lost, f"{pipeline}: " if pipeline else "")
 
@@ -220,9 +221,9 @@ class DecimalTotal(SumKind):
         return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """DECIMAL(p+4, s+4), rounded half up as Spark does; exact integers, so by group and not vectorised.
+        """Return DECIMAL(p+4, s+4), rounded half up like Spark. It computes with exact integers per group, not vectorised.
 
-        NULL where the sum is, and where that type has too few digits.
+        NULL if the sum is NULL, or if the type has too few digits.
         """
         precision, scale = self.output.decimal
         context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
@@ -239,5 +240,5 @@ class DecimalTotal(SumKind):
 
 
 def counted_by(column: str) -> pl.Expr:
-    """1 for a value, 0 for NULL."""
+    """Return 1 for a value, 0 for NULL."""
     return pl.col(column).is_not_null().cast(pl.Int64)

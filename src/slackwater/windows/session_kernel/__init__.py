@@ -1,1 +1,1 @@
-"""The compiled loops that order intervals of sessions and build runs of them."""
+"""Compiled loops that sort intervals of sessions and build runs of them."""

@@ -1,4 +1,4 @@
-"""Rows behind the watermark in runs that reach the cap: each is put into a session by itself, or is late; compiled."""
+"""Place rows behind the watermark in runs that reach the cap: each joins a session, or is late. Compiled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from slackwater.windows.session_kernel.sort import merge_sort
 
 @compiled
 def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: JudgedIntervals) -> JudgedIntervals:
-    """Rows behind the watermark never move a cut: in a run that reaches the cap each is placed by itself, or late.
+    """Place the rows behind the watermark one by one in every run that reaches the cap: they never move a cut.
 
-    Changes `judged` in place, too.
+    Also changes `judged` in place.
     """
     verdict, floor, new, positions, key, run, fragment, _ = judged
     used = head = 0
@@ -53,14 +53,16 @@ def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: Jud
 def place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
     """Put the rows behind the watermark into the sessions of their run, one by one.
 
-    Where joining the sessions on both sides would reach the cap a row joins the earlier one; where joining even one would,
-    it is late. The session that it joins stays whole from then on, and so does the next one if the row touches it.
+    A row joins the sessions on both sides if the result stays below the cap, else the earlier one, else the later one.
+    A row that touches no session starts a new one. All other rows are late. The session that a row joins stays whole
+    from then on, and so does the next one if the row touches it.
 
         gap 20, cap 22    0        10         21   30
-        sessions          [)20                [────)50     21 − 0 < 22, and yet no session: they do not touch
-        a row behind               ● joins the earlier     else 21 would follow it, and 30 be cut off
+        sessions          [)20                [────)50     21 − 0 < 22, but they do not touch: two sessions
+        a row behind               ● joins the earlier     joining both would also take in 21 and cut off 30
 
-    Per interval: NOWHERE for a late row; BY_FRAGMENTS where its session may still be parted; else which one it is in, from 1.
+    Returns for each interval NOWHERE for a late row, BY_FRAGMENTS if its session may still be split, else the number of
+    its session, from 1.
     """
     count = len(positions)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
@@ -75,7 +77,7 @@ def place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64
             behind += 1
             j += 1
             continue
-        # intervals whose events overlap are one
+        # intervals whose events overlap belong together
         starts, ends, upto, tail = (
             intervals.start[positions[j]],
             intervals.end[positions[j]],

@@ -1,14 +1,14 @@
-"""What a session is, as loops over the intervals of one key after the other, in order of time; compiled.
+"""The rules of sessions, as loops over the intervals of one key after the other in time order. Compiled.
 
-An interval is a row of this epoch or of the state: its first and last event and how far it reaches (`end`, the last event plus
-its gap). Times are µs, all other numbers positions.
+An interval is a row of this epoch or of the state: its first event, its last event, and how far it reaches (`end`, the
+last event plus its gap). Times are in µs, all other numbers are positions.
 
     gap 3, cap 10     0    5    10   15   20
     intervals         ●●─●●●●●●●●●●●        ●●     in order of (key, start, last)
-    runs              [────────────]        []     each interval begins within what those before it hold
-    fragments            [────────][][]        []     one below the limit, start + cap; at or above it each for itself
+    runs              [────────────]        []     each interval begins before the earlier ones have ended
+    fragments            [────────][][]        []     one below the limit, start + cap; separate ones at or above it
 
-A row is looked at a fixed number of times, so no key is slow for having many.
+A row is visited a fixed number of times, so a key with many rows is not slower per row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Int64s = NDArray[np.int64]
 Int8s = NDArray[np.int8]
 Bools = NDArray[np.bool_]
 
-NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval that the state holds; one that left it, or a floor
-USED, LATE, REFUSED = 0, 1, 2  # what becomes of a row
-NOWHERE, BY_FRAGMENTS = -1, 0  # of the sessions that rows behind the watermark are put into
+NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval in the state; an expired interval or a floor
+USED, LATE, REFUSED = 0, 1, 2  # the verdict on a row
+NOWHERE, BY_FRAGMENTS = -1, 0  # session of a row behind the watermark: late; decided by the fragments
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
 
 
 class SessionTimes(NamedTuple):
-    """What intervals are judged by. `since`: rows before it are late by themselves. `reach`: the largest gap there is."""
+    """The times by which intervals are judged. Rows before `since` are always late. `reach` is the largest gap."""
 
     watermark: int
     horizon: int
@@ -41,7 +41,7 @@ class SessionTimes(NamedTuple):
 
 
 class SortedIntervals(NamedTuple):
-    """All intervals, in order. `heads`: where each key begins, and at last how many intervals there are."""
+    """All intervals, in order. `heads` has the position at which each key begins, and finally the number of intervals."""
 
     heads: Int64s
     kind: Int8s
@@ -51,10 +51,12 @@ class SortedIntervals(NamedTuple):
 
 
 class JudgedIntervals(NamedTuple):
-    """What became of all intervals: `verdict` per interval; per key its `floor`, NONE if it has none, and whether it is `new`.
+    """The outcome for all intervals.
 
-    Then of those that sessions are made of: `at`, their places; `key`; whether a `run` or a `fragment` begins there. `needs_placement`: a
-    run spans the cap and holds a row behind the watermark, which is yet to be placed.
+    `verdict` has one element per interval. `floor` (NONE for no floor) and `new` have one element per key. The other
+    arrays have one element per interval that is part of a session: its position, its `key`, and whether a `run` or a
+    `fragment` begins there. `needs_placement` is true if a run spans the cap and has a row behind the watermark that
+    still has to be placed.
     """
 
     verdict: Int8s
@@ -68,8 +70,10 @@ class JudgedIntervals(NamedTuple):
 
 
 class SessionFragments(NamedTuple):
-    """What is written of each fragment. `first`: its first interval, among those of `at`. `whole`: a session, and not part of a run
-    that may be cut. `emitted`: the target holds it as it stands.
+    """The columns of the fragments to write.
+
+    `first` is the first interval of a fragment, as an index into `JudgedIntervals.positions`. `whole` marks a complete
+    session, which is not part of a run that may be cut. `emitted` is true if the target holds the fragment unchanged.
     """
 
     first: Int64s
@@ -83,7 +87,9 @@ class SessionFragments(NamedTuple):
 
 @compiled
 def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
-    """Judge the rows of all keys and join what is used into runs and fragments. `shut`: new keys that may not open a session."""
+    """Judge the rows of all keys, and join the used ones into runs and fragments. `shut` marks new keys that may not open
+    a session.
+    """
     count, keys = len(intervals.kind), len(intervals.heads) - 1
     verdict = np.zeros(count, np.int8)
     floor, new = np.empty(keys, np.int64), np.zeros(keys, np.bool_)
@@ -112,7 +118,7 @@ def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> 
 
 @compiled
 def needed_intervals(intervals: SortedIntervals, times: SessionTimes) -> Bools:
-    """Which intervals are open, or of a key whose floor counts."""
+    """Return which intervals are open, or belong to a key whose floor counts."""
     needed = np.empty(len(intervals.kind), np.bool_)
     for key in range(len(intervals.heads) - 1):
         begin, stop = intervals.heads[key], intervals.heads[key + 1]
@@ -132,7 +138,7 @@ def _has(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
 
 @inlined
 def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
-    """How far the key's sessions reached that left the state; NONE where nothing that is taken can touch that any more."""
+    """Return how far the expired sessions of the key reached; NONE if no accepted row can touch that any more."""
     floor, first = NONE, FAR
     for i in range(begin, stop):
         if intervals.kind[i] == GONE:
@@ -146,7 +152,9 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 def _open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
-    """Put the key's open intervals and its rows above the floor behind the others in `positions`; up to where they go there."""
+    """Append the key's open intervals and its rows above the floor to `positions`; return the new number of used
+    positions.
+    """
     for i in range(begin, stop):
         if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
@@ -166,7 +174,7 @@ def _judge(
     run: Bools,
     verdict: Int8s,
 ) -> int:
-    """Join a key's intervals into runs and keep what is not late, in place; up to where they go then.
+    """Join a key's intervals into runs and keep those that are not late, in place; return where the kept ones end.
 
                 floor          horizon
     gone ........│               │
@@ -188,7 +196,7 @@ def _judge(
             taken = taken or intervals.kind[i] == HELD or _is_recent(times, intervals.start[i], intervals.end[i])
         for j in range(head, tail):
             i = positions[j]
-            # what lies before the open session could chain back to one that was closed and forgotten, and overlap it
+            # a row before the open session could reach back to an expired session and overlap it
             if taken and (intervals.start[i] >= first_open or _is_recent(times, intervals.start[i], intervals.end[i])):
                 positions[used], run[used] = i, begins
                 used, begins = used + 1, False
@@ -213,9 +221,10 @@ def _part(
     run: Bools,
     fragment: Bools,
 ) -> None:
-    """Part a key's runs into fragments: what lies below the limit can only end up in one session, what lies above may be cut.
+    """Split a key's runs into fragments: intervals below the limit can only end up in one session, those above may be cut.
 
-    Intervals whose events overlap are one, and above the limit if they reach across it: sessions that a larger gap joined.
+    Intervals whose events overlap form one fragment; it starts a new one if it reaches across the limit. A larger gap
+    may have joined such sessions.
     """
     if begin == stop:
         return
@@ -233,6 +242,7 @@ def _part(
 
 @inlined
 def is_behind(times: SessionTimes, kind: int, start: int) -> bool:
+    """Return whether an interval is a new row behind the watermark."""
     return kind == NEW and start < times.watermark
 
 
@@ -240,6 +250,7 @@ def is_behind(times: SessionTimes, kind: int, start: int) -> bool:
 def needs_late_placement(
     intervals: SortedIntervals, times: SessionTimes, positions: Int64s, begin: int, stop: int, run: Bools
 ) -> bool:
+    """Return whether a run spans the cap and has a row behind the watermark."""
     first, last, behind, needs_placement = NONE, NONE, False, False
     for j in range(begin, stop):
         i = positions[j]
@@ -252,7 +263,7 @@ def needs_late_placement(
 
 @compiled
 def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """Per key: whether a row of it is used, whether it has a session, and how many intervals the state held of it."""
+    """Return for each key whether a row of it is used, whether it has a session, and how many stored intervals it has."""
     keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
@@ -267,9 +278,9 @@ def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -
 
 @compiled
 def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bools:
-    """Where sessions begin, if no row comes any more: with each run, and with what reaches the cap of the one before.
+    """Return where sessions begin if no further row comes: with each run, and where one reaches the cap.
 
-    What follows a cut is a run of its own: where rows bring their own gaps it may fall apart.
+    The rows after a cut form a new run. If rows bring their own gaps, it may consist of several sessions.
 
         cap 10   start 0 ......... 10 .. 13 ........ 20
                  [──●──●──●──●──●─)[●─────●──●────────)
@@ -289,10 +300,11 @@ def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int
 def build_fragments(
     intervals: SortedIntervals, times: SessionTimes, positions: Int64s, run: Bools, fragment: Bools, emitted: Bools
 ) -> SessionFragments:
-    """The fragments of all runs. `emitted`: whether the target holds an interval as it stands.
+    """Return the fragments of all runs. `emitted` is true if the target holds an interval unchanged.
 
-    A run of one fragment is a whole session, which closes by the watermark alone; one that it has passed already (a late row's)
-    is none: it is visited and comes out. What may be cut is due when the first cut can be made, or its first part closes.
+    A run of one fragment is a whole session, which closes by the watermark alone. If the watermark has already passed
+    its end (because of a late row), it is not whole: it is visited and emitted. A run that may be cut is due when its
+    first cut can be made, or when its first part closes.
     """
     count = 0
     for begins in fragment:
@@ -330,7 +342,7 @@ def build_fragments(
 
 @inlined
 def _settle(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
-    """Say of the fragments of one run when they are due."""
+    """Set the due times of the fragments of one run."""
     close = fragments.end[head] + 1
     for n in range(head, stop):
         close = min(close, fragments.end[n] + 1)

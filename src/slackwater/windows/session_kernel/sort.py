@@ -1,10 +1,10 @@
-"""The order in which sessions are walked: intervals by (hash of the key, start, last); compiled.
+"""Sort intervals by (hash of the key, start, last). Compiled.
 
-Hashes are spread evenly over all numbers, so that their first bits say nearly where each belongs:
+Hashes are spread evenly over all numbers, so their first bits almost determine their position:
 
-rows as they came ─▶ by the first bits, a few in each bucket ─▶ each bucket put in order where it lies
+rows in any order ─▶ by the first bits, a few in each bucket ─▶ each bucket sorted in place
 
-A bucket of many (a key of many rows, hashes of somebody's choice) is merged from sorted stretches, which costs no square of their number.
+A large bucket (a key with many rows, or hashes chosen on purpose) is merge-sorted, which avoids quadratic time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEW = 32  # intervals that are sorted by insertion
 
 @compiled
 def sort_intervals(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """The order of intervals by (hash, start, last), equal ones as they came; and the hashes in that order."""
+    """Return the stable order of intervals by (hash, start, last), and the hashes in that order."""
     ends, shift = _buckets(hashes)
     order, by_hash, by_start = np.empty_like(hashes), np.empty_like(hashes), np.empty_like(hashes)
     for i in range(len(hashes)):
@@ -45,7 +45,7 @@ def sort_intervals(hashes: Int64s, start: Int64s, last: Int64s) -> tuple[Int64s,
 
 @compiled
 def distinct_hashes(hashes: Int64s) -> Int64s:
-    """The distinct hashes, ascending."""
+    """Return the distinct hashes in ascending order."""
     ends, shift = _buckets(hashes)
     distinct = np.empty(len(hashes), np.int64)
     for value in hashes:
@@ -74,7 +74,7 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
 
 @inlined
 def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
-    """Where each bucket begins, at last their number; and by how many bits a hash is shifted for the number of its own."""
+    """Return where each bucket begins, followed by the number of hashes, and the shift that maps a hash to its bucket."""
     bits = 1
     while (4 << bits) < len(hashes):
         bits += 1
@@ -89,13 +89,13 @@ def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
 
 @inlined
 def _bucket(value: np.int64, shift: np.uint64) -> np.int64:
-    """The first bits of a hash, the negative ones first."""
+    """Return the bucket of a hash: its first bits, negative hashes first."""
     return np.int64((np.uint64(value) ^ np.uint64(1 << 63)) >> shift)
 
 
 @inlined
 def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: int, last: Int64s) -> None:
-    """Sort a few by insertion."""
+    """Sort a few intervals by insertion."""
     for i in range(begin + 1, stop):
         one, hash_, time, to = order[i], by_hash[i], by_start[i], i
         while to > begin:
@@ -109,7 +109,7 @@ def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: 
 
 @inlined
 def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s) -> None:
-    """Put a stretch of an order in that of three columns, by merging ever longer stretches."""
+    """Sort one stretch of an order by three columns, merging ever longer stretches."""
     width = 1
     while width < stop - begin:
         for low in range(begin, stop - width, 2 * width):
@@ -121,7 +121,7 @@ def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s
 def _merge(
     order: Int64s, begin: int, middle: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s
 ) -> None:
-    """Make one of two sorted stretches that stand together, unless they are one."""
+    """Merge two adjacent sorted stretches, unless they are already in order."""
     one, other = order[middle - 1], order[middle]
     if (first[one], then[one], last[one], one) > (first[other], then[other], last[other], other):
         i, j = begin, middle
