@@ -21,7 +21,7 @@ from benchmarks.cases import Join, Window
 from benchmarks.data import FILES_PER_EPOCH, ORDERS_SCHEMA, SCHEMA, SIDES
 from benchmarks.systems import decoded
 from benchmarks.topics import Topic
-from slackwater.spark.preaggregation import FOLDS
+from slackwater.spark.preaggregation import MANY_ROWS_PER_PANE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def run_floor(spark: SparkSession, query: Window | Join, data: Path | Topic) -> 
         found = [row.asDict() for row in _counts(query, [source() for source in sources], folds)]
         batches.append({"rows": rows, "began": began, "seconds": time.perf_counter() - clock, "durations": {}})
         assert sum(f["rows"] for f in found) == rows, f"{found} of {rows} rows"
-        folds = folds and rows >= FOLDS * sum(f["came"] for f in found)
+        folds = folds and rows >= MANY_ROWS_PER_PANE * sum(f["came"] for f in found)
         came, counted = came + sum(f["came"] for f in found), counted + rows
     return {"batches": batches, "output": {"rows": came, "counted": counted}}
 

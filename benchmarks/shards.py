@@ -76,7 +76,7 @@ class _Run:
         from slackwater.operators.compile import compile_window
         from slackwater.sources.kafka import KafkaSource
         from slackwater.sources.kafka_planner import KafkaPlanner
-        from slackwater.spark.source_statistics import stats_of
+        from slackwater.spark.source_statistics import source_stats
         from slackwater.state.files.store import FilesStore
 
         class Source(KafkaSource):
@@ -126,7 +126,7 @@ class _Run:
             with meter.part("workers"):  # what the job's answer holds
                 found = {"rows": ROWS, "bad": 0, "newest": self._newest, "place": None}
                 found |= {f"newest{n}": self._newest - n for n in range(len(parts))}
-            return stats_of(found, parts, lambda mark: None)
+            return source_stats(found, parts, lambda mark: None)
 
         engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()

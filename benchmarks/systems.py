@@ -96,7 +96,7 @@ def run_slackwater(
         on_status=on_status,
     )
     if out:
-        shutil.copytree(folder_at(out).here(), work / "out")
+        shutil.copytree(folder_at(out).local_copy(), work / "out")
 
 
 def _source(data: Path | Topic) -> sw.Source:

@@ -92,11 +92,11 @@ def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Pat
 @pytest.mark.parametrize("size", [0, 10])
 def test_a_target_in_a_folder_keeps_no_half_written_file(size: int, tmp_path: Path) -> None:
     folder = LocalDirectory(tmp_path)
-    folder.mark("_slackwater/marker.json", b"{}")
+    folder.write_marker("_slackwater/marker.json", b"{}")
     before = files(tmp_path)
     with room(size):
         with pytest.raises(OSError, match="File too large"):
             folder.write("a.parquet", lambda path: path.write_bytes(b"x" * 100) and None)
         with pytest.raises(OSError, match="File too large"):
-            folder.mark("_slackwater/marker.json", b"y" * 100)
+            folder.write_marker("_slackwater/marker.json", b"y" * 100)
     assert files(tmp_path) == before

@@ -70,17 +70,17 @@ def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> 
         schema={"key": pl.String, "f": pl.Float64, "__low": pl.Int64, "__high": pl.Int64},
         orient="row",
     )
-    found = place.stored(ranges, "at")
+    found = place.read_ranges(ranges, "at")
     assert found.schema == SCHEMA
     assert found.sort("n").rows() == ROWS.filter(pl.col("n").is_in([1, 3])).rows()
-    assert place.stored(ranges.clear(), "at").is_empty()
+    assert place.read_ranges(ranges.clear(), "at").is_empty()
     place.close()
 
 
 def test_without_keys_the_time_alone_chooses(target: Any) -> None:
     place = opened(target, "at")
     place.publish(0, ROWS.head(2))
-    found = place.stored(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
+    found = place.read_ranges(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
     assert found["n"].to_list() == [2]
     place.close()
 
@@ -93,7 +93,7 @@ def test_a_postgres_table_that_is_gone(postgres: Any) -> None:
     with pytest.raises(
         StartError, match=r"table out in Postgres at .* cannot be read \(.*does not exist.*nothing was replayed"
     ):
-        place.stored(ranges, "at")
+        place.read_ranges(ranges, "at")
     place.close()
 
 
@@ -105,7 +105,7 @@ def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
         file.unlink()
     ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
     with pytest.raises(StartError, match=r"Delta table .* cannot be read \(.*nothing was replayed"):
-        place.stored(ranges, "at")
+        place.read_ranges(ranges, "at")
 
 
 def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r"Iceberg table .* cannot be read \(the table is not there any more\); nothing was replayed"
     ):
-        place.stored(ranges, "at")
+        place.read_ranges(ranges, "at")
 
 
 KINDS = {"bigint": [None, 5, -7, 2**62], "double": [None, 0.5, -1.25], "decimal(10,2)": [None, Decimal("1.25")]}

@@ -206,13 +206,13 @@ def test_the_marker_outlives_all_snapshots_but_one(lake: Lake) -> None:
 
 def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: Lake) -> None:
     old = open_(lake, TargetTable("p", NARROW, None, "old"), "append")
-    assert old.former() is None
+    assert old.describe_previous_output() is None
     old.publish(5, frame(NARROW, narrow("a", 5)))
-    assert old.former() is None
+    assert old.describe_previous_output() is None
     new = open_(lake, TargetTable("p", NARROW, None, "new"), "append")
-    assert new.former() == f'rows of another state of "p" in Iceberg table {lake.name}, up to epoch 5'
+    assert new.describe_previous_output() == f'rows of another state of "p" in Iceberg table {lake.name}, up to epoch 5'
     new.publish(0, frame(NARROW, narrow("a", 0)))
-    assert new.former() is None
+    assert new.describe_previous_output() is None
     old.publish(5, frame(NARROW, narrow("a", 99)))
     assert sorted(lake.content()["n"]) == [0, 5], "an epoch of the old state stays done"
 
@@ -287,7 +287,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
     """Maintenance and other pipelines commit, too: the epoch is built anew on what is there then."""
     target = open_(lake)
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
-    real, times = IcebergTarget._once, []
+    real, times = IcebergTarget._commit_once, []
 
     def between(self: IcebergTarget, *given: Any) -> None:
         if self is target and len(times) < 3:
@@ -297,7 +297,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
             )
         real(self, *given)
 
-    monkeypatch.setattr(IcebergTarget, "_once", between)
+    monkeypatch.setattr(IcebergTarget, "_commit_once", between)
     target.publish(1, frame(NARROW, narrow("a", 1)))
     assert sorted(r[1:] for r in lake.content().rows()) == [("a", 1), ("b", 3)]
 

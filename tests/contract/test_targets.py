@@ -91,13 +91,13 @@ def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
         in_bucket(bucket, form).publish(epoch, rows(epoch))
         FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
     assert in_bucket(bucket, form).last_epoch() == 4
-    here, there = folder_at(bucket).here(), tmp_path / "d"
+    here, there = folder_at(bucket).local_copy(), tmp_path / "d"
     assert published(here) == published(there) != []
     for name in published(there):
         assert (here / name).read_bytes() == (there / name).read_bytes()
     again = folder_at(bucket)
     assert isinstance(again, BucketDirectory)
-    again.here()
+    again.local_copy()
     assert not again.client.requests["get"], "what was fetched is kept"
 
 
@@ -114,10 +114,10 @@ def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> 
 def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str) -> None:
     in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "aaaaaaaaaa")).publish(5, rows(1))
     new = in_bucket(bucket, table=TargetTable("p", tuple(FIELDS), None, "bbbbbbbbbb"))
-    assert new.former() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
+    assert new.describe_previous_output() == f'1 file of another state of "p" in "{bucket}", up to epoch 5'
     aside = new.put_aside()
     assert aside is not None and aside.startswith(f'"{bucket}/_slackwater/before-')
-    assert new.former() is None and new.last_epoch() == -1
+    assert new.describe_previous_output() is None and new.last_epoch() == -1
     new.publish(0, rows(2))
     assert new.last_epoch() == 0
 
@@ -136,7 +136,7 @@ def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault
         for epoch in range(6):
             target.publish(epoch, rows(epoch))
         assert door.faults
-    found = pl.concat(pl.read_parquet(p) for p in sorted(folder_at(bucket).here().glob("*.parquet")))
+    found = pl.concat(pl.read_parquet(p) for p in sorted(folder_at(bucket).local_copy().glob("*.parquet")))
     assert found["n"].to_list() == list(range(6))
 
 

@@ -210,7 +210,7 @@ class Cell(Pair):
 
     def _fetched(self, name: str) -> Path:
         assert self.storage is not None
-        return folder_at(f"{self.bucket}/{name}", self.storage.s3.options()).here()
+        return folder_at(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
 
     def letters(self) -> tuple[int, int, int]:
         """(letters expected, lost, doubled or wrong): one for each record that is no JSON, by where it lies."""

@@ -97,7 +97,7 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
         proxy.judge = lambda method, path: ""
         requests = len(proxy.seen)
         test.close()
-    files = sorted(folder_at(f"{url}/out", s3.options()).here().glob("*.parquet"))
+    files = sorted(folder_at(f"{url}/out", s3.options()).local_copy().glob("*.parquet"))
     assert verify_state(FilesStore(url, "law", s3.options())).problems == []
     return (
         sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()),

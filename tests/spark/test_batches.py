@@ -37,9 +37,9 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         told(of, handed)
         of.__dict__["seen"] = True
 
-    told = ArrowBatchSizer.heard
+    told = ArrowBatchSizer.observe
     monkeypatch.setattr(ArrowBatchSizer, "sized", seen)
-    monkeypatch.setattr(ArrowBatchSizer, "heard", heard)
+    monkeypatch.setattr(ArrowBatchSizer, "observe", heard)
     return found
 
 
@@ -68,7 +68,7 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
     """A batch was too large: the next try is of the same rows."""
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
-    sizes.heard([(arrow_batch_size.MANY_ROWS, 1)])
+    sizes.observe([(arrow_batch_size.MANY_ROWS, 1)])
     with pytest.raises(OverflowError), sizes.sized(rows):
         assert runner.spark.conf.get(KEY) == COUNTED
         raise OverflowError
@@ -89,5 +89,5 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
 )
 def test_which_rows_are_narrow(handed: list[tuple[int, int]], narrow: bool) -> None:
     sizes = ArrowBatchSizer()
-    sizes.heard(handed)
+    sizes.observe(handed)
     assert sizes._are_narrow is narrow

@@ -342,22 +342,22 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     )
     counts = dict.fromkeys([f"{t}-{p}" for t in "ab" for p in range(4)], 7)
     found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
-    each = source_statistics.stats_of(found, counts, lambda mark: None)
-    monkeypatch.setattr(source_statistics, "MANY", 8)
-    monkeypatch.setattr(source_statistics, "LOOKS", 8 * 56)
-    assert source_statistics.are_many(counts)
-    assert not source_statistics.are_many(counts | {"a-0": 6})  # few rows: a job of its own costs more
-    assert not source_statistics.are_many({"a-0": 10**9})
+    each = source_statistics.source_stats(found, counts, lambda mark: None)
+    monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 8)
+    monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 8 * 56)
+    assert source_statistics.needs_separate_job(counts)
+    assert not source_statistics.needs_separate_job(counts | {"a-0": 6})  # few rows: a job of its own costs more
+    assert not source_statistics.needs_separate_job({"a-0": 10**9})
     few, many = ({f"a-{n}": 100 for n in range(count)} for count in (8, 1000))
     assert len(source_statistics.statistics_columns(timed, many, False)) == len(
         source_statistics.statistics_columns(timed, few, False)
     )
     found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
-    newest = source_statistics.newest_of(timed, "events", found["newest"], 2)
-    assert source_statistics.stats_of(found, counts, lambda mark: None, newest) == each
+    newest = source_statistics.newest_by_partition(timed, "events", found["newest"], 2)
+    assert source_statistics.source_stats(found, counts, lambda mark: None, newest) == each
     assert each.partitions["a-0"] == SourceActivity(7, 39)
     assert each.partitions["b-2"] == SourceActivity(7, None)
     with pytest.raises(
         EpochError, match=r'source "events": the input was not the same when it was read again .* now it is 1970'
     ):
-        source_statistics.newest_of(timed, "events", 41, 2)
+        source_statistics.newest_by_partition(timed, "events", 41, 2)

@@ -66,7 +66,9 @@ def test_folded_before_the_shuffle_behind_it_and_in_sessions_are_one_answer(
         with monkeypatch.context() as patched:
             if is_behind:
                 patched.setattr(
-                    PreaggregationPolicy, "of", lambda folding, operator: shard_columns.one_by_one(operator)
+                    PreaggregationPolicy,
+                    "operator_for_epoch",
+                    lambda folding, operator: shard_columns.without_preaggregation(operator),
                 )
             runner.run(
                 source=source,

@@ -12,7 +12,7 @@ import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
 from slackwater.operators.reports import IngestReport
-from slackwater.spark.preaggregation import FOLDS, PreaggregationPolicy
+from slackwater.spark.preaggregation import MANY_ROWS_PER_PANE, PreaggregationPolicy
 
 OPERATOR = bind_window(
     "p",
@@ -36,8 +36,8 @@ def reports(*shards: tuple[int, int]) -> list[IngestReport]:
     ("shards", "behind"),
     [
         ([(500, 100), (500, 100)], True),
-        ([(500 * FOLDS, 500), (500 * FOLDS, 500)], False),
-        ([(500 * FOLDS - 1, 500), (500 * FOLDS, 500)], True),
+        ([(500 * MANY_ROWS_PER_PANE, 500), (500 * MANY_ROWS_PER_PANE, 500)], False),
+        ([(500 * MANY_ROWS_PER_PANE - 1, 500), (500 * MANY_ROWS_PER_PANE, 500)], True),
         ([(700, 100), (300, 100)], True),
         ([(800, 100), (200, 100)], False),  # a hot key keeps one of two shards waiting
         ([(1000, 900), (10, 10), (10, 10)], False),
@@ -48,14 +48,14 @@ def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
     shards: list[tuple[int, int]], behind: bool
 ) -> None:
     folding = PreaggregationPolicy()
-    assert folding.of(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
-    folding.heard(reports(*shards))
-    assert (folding.of(OPERATOR) is not OPERATOR) == behind
-    assert folding.of(OPERATOR) is folding.of(OPERATOR), "it is made once"
-    folding.heard(reports((0, 0), (0, 0)))
-    assert (folding.of(OPERATOR) is not OPERATOR) == behind, "an epoch without rows says nothing"
-    folding.heard(reports((1000, 2)))
-    assert folding.of(OPERATOR) is OPERATOR
+    assert folding.operator_for_epoch(OPERATOR) is OPERATOR, "of the first epoch nothing is known"
+    folding.observe(reports(*shards))
+    assert (folding.operator_for_epoch(OPERATOR) is not OPERATOR) == behind
+    assert folding.operator_for_epoch(OPERATOR) is folding.operator_for_epoch(OPERATOR), "it is made once"
+    folding.observe(reports((0, 0), (0, 0)))
+    assert (folding.operator_for_epoch(OPERATOR) is not OPERATOR) == behind, "an epoch without rows says nothing"
+    folding.observe(reports((1000, 2)))
+    assert folding.operator_for_epoch(OPERATOR) is OPERATOR
 
 
 @pytest.mark.spark
@@ -74,7 +74,7 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
         ways.append(not found.lifts_in_sql)
         return found
 
-    monkeypatch.setattr(PreaggregationPolicy, "of", noted)
+    monkeypatch.setattr(PreaggregationPolicy, "operator_for_epoch", noted)
 
     def run(name: str) -> tuple[Any, ...]:
         ways.clear()

@@ -56,8 +56,8 @@ def test_each_of_many_partitions_holds_the_watermark(
     runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their newest times are asked once for all, and not beside the rows; what comes out is the same."""
-    monkeypatch.setattr(source_statistics, "MANY", 3)
-    monkeypatch.setattr(source_statistics, "LOOKS", 1)
+    monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 3)
+    monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 1)
     events = topic(3)
     events.send({"user": "a", "amount": 1}, at=1)
     events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, at=600, partition=1)

@@ -67,7 +67,7 @@ class Ways:
     seen: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.patch.setattr(statistics_collector, "_ask", self.noting("job", statistics_collector._ask))
+        self.patch.setattr(statistics_collector, "_collect", self.noting("job", statistics_collector._collect))
         self.patch.setattr(parquet_footers, "column_stats", self.noting("footers", parquet_footers.column_stats))
 
     def noting(self, way: str, done: Any) -> Any:
@@ -191,7 +191,7 @@ def test_a_job_beside_that_fails_is_told_in_a_line(runner: Runner, monkeypatch: 
         raise RuntimeError("An error occurred while calling o1.x\nCaused by: java.io.IOException: the file is gone")
 
     monkeypatch.setattr(statistics_collector, "MANY_ROWS", 1)
-    monkeypatch.setattr(statistics_collector, "_ask", failing)
+    monkeypatch.setattr(statistics_collector, "_collect", failing)
     with pytest.raises(
         EpochError, match='not committed: the rows of source "events" cannot be counted: IOException: the file is gone'
     ):

@@ -90,7 +90,7 @@ class TicksSource(SelfPlannedSource):
     def latest(self) -> TicksRead:
         return TicksRead(self.count)
 
-    def stated(self) -> TicksRead:
+    def configured_start(self) -> TicksRead:
         return TicksRead()
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:

@@ -48,10 +48,10 @@ def test_a_name_is_found_whatever_its_case() -> None:
     assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('there are: User_ID, b; did you mean "User_ID"?')
     assert "did you mean" not in missing_text("s", "user_id", 7, ["x"])
     look = FirstRowCounts(["a", "b"])
-    look.saw(600, {"a": 1, "b": 0})
-    assert look.looks
-    look.saw(600, {"a": 0, "b": 0})
-    assert (look.looks, look.missing) == (False, ["b"])
+    look.add(600, {"a": 1, "b": 0})
+    assert look.needs_rows
+    look.add(600, {"a": 0, "b": 0})
+    assert (look.needs_rows, look.missing) == (False, ["b"])
 
 
 def entry(path: Path) -> FileEntry:

@@ -117,7 +117,7 @@ def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
     """Every worker gets the tasks of all shards: if each made all of them, an epoch would cost the square of the shards."""
     operator = window("session")
     tasks = [ShardTask(operator, Opened(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
-    sent = pickle.loads(cloudpickle.dumps(PackedTasks.of(tasks)))  # type: ignore[no-untyped-call]
+    sent = pickle.loads(cloudpickle.dumps(PackedTasks.pack(tasks)))  # type: ignore[no-untyped-call]
     assert _OPENED == []
     assert sent.task(1) == tasks[1]
     assert _OPENED == [1]
@@ -269,7 +269,7 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
         "operators.storability.usable_times",
         "spark.shard_columns.worker_aggregations",
         "spark.shard_columns.lift_rows",
-        "spark.shard_columns.one_by_one",
+        "spark.shard_columns.without_preaggregation",
         "spark.shard_columns.typed_rows",
         "testing.local_engine.as_declared",
         "ui.blocks.upcoming_closes._closes",

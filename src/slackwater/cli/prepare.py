@@ -20,11 +20,11 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
     """Compile, fetch (for configs, and by name) and archive; prints a line for each."""
     from slackwater.runner.components import spark_settings
     from slackwater.spark import jvm_class_archive, packages
-    from slackwater.spark.workers import session_loops
+    from slackwater.spark.workers import compile_session_loops
 
     began = time.monotonic()
     pipelines = [toml.load(file) for file in files]
-    session_loops()
+    compile_session_loops()
     print("compiled: the loop that folds rows into sessions")
     for file, pipeline in zip(files, pipelines, strict=True):
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]

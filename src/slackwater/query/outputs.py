@@ -124,7 +124,7 @@ def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
     path = target.path or ""
     if is_local(path):
         return _read_path(path)
-    return replace(_read_path(str(folder_at(path, connection.options).here())), label=path)
+    return replace(_read_path(str(folder_at(path, connection.options).local_copy())), label=path)
 
 
 @_read_target.register

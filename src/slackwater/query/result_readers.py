@@ -179,7 +179,8 @@ class _FileResults:
         ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             paths = sorted(
-                (p for p in self.folder.here().iterdir() if ours.fullmatch(p.name)), key=lambda p: p.stat().st_mtime_ns
+                (p for p in self.folder.local_copy().iterdir() if ours.fullmatch(p.name)),
+                key=lambda p: p.stat().st_mtime_ns,
             )
         except (FileNotFoundError, NotADirectoryError):
             return None

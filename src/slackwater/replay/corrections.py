@@ -120,7 +120,7 @@ def why_lost(operator: WindowOperator) -> str | None:
 def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
     """What the target holds in these ranges, as `windows.backdated.repair` takes it."""
     window = logic.window
-    rows = target.stored(ranges.drop("__kh"), window.window_start_column)
+    rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
     rows = normalize_columns(rows, list(logic.keys))
     start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
     times = rows.select(

@@ -139,8 +139,8 @@ class _Planner:
 
     def with_event_time(self, name: str, frame: DataFrame) -> DataFrame:
         """Rows with `_event_ts` and `__bad`."""
-        local_frame, latest = in_session(self.rows.session, frame), self.rows.far_future(self.clock_us)
-        return self.rows.timed(name, local_frame, self.clock_us, latest)
+        local_frame, latest = in_session(self.rows.session, frame), self.rows.latest_allowed_us(self.clock_us)
+        return self.rows.with_event_time(name, local_frame, self.clock_us, latest)
 
     def usable_rows(self, name: str, frame: DataFrame) -> DataFrame:
         """The rows that have an event time; the others fail the run, or are left out."""
@@ -193,7 +193,7 @@ def _plan(
         if getattr(frame, "isStreaming", False):
             raise StartError(f'{name}: "{source}" is a streaming DataFrame, expected a batch one; run it as a pipeline')
         if spark_connect.is_connect(frame):
-            connect_session.check_lent(frame.sparkSession, name)
+            connect_session.check_session_settings(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}
     pipeline = Pipeline(
         name=name,

@@ -32,12 +32,12 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
         streaming_query.follow_query(epochs, available_now)
     else:
         _forget_checkpoints(parts)
-        session.lists_here(parts.session)
+        session.list_files_locally(parts.session)
         EpochLoop(epochs, planners, available_now).follow()
     if available_now:
         files.report_changes(None)
         for engine in parts.engines:
-            engine.looks.tell_missing()
+            engine.hints.warn_missing()
 
 
 def commit_start_offsets(parts: RunComponents, stated: bool) -> None:

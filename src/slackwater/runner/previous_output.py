@@ -49,7 +49,9 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
     notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
     for name, place in previous_outputs(pipeline):
-        if (output_text := place.former()) is None or (choice == ASIDE and isinstance(place, FilesTarget)):
+        if (output_text := place.describe_previous_output()) is None or (
+            choice == ASIDE and isinstance(place, FilesTarget)
+        ):
             continue
         # letters are a log, and without a state every run begins anew
         if choice == KEEP or name == "dead_letter" or not remembers:

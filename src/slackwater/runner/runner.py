@@ -179,7 +179,7 @@ class Runner:
         if self.stop.is_set():
             return None
         notice = self.reporter.notice
-        with session.as_starting():  # jars may have to be fetched, too
+        with session.mark_starting():  # jars may have to be fetched, too
             self.spark = self._given or session.start_session(spark_settings(self.pipeline, notice), notice)
         if self.stop.is_set():
             return None

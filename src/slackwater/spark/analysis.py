@@ -62,7 +62,7 @@ def time_expression(
         field = empty_frame(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
     except Exception as error:
         raise StartError(
-            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_fact(error)}); '
+            f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_error_reason(error)}); '
             f"there are: {', '.join(columns)}"
         ) from None
     if text not in columns:
@@ -74,7 +74,7 @@ def time_expression(
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 
 
-def _fact(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     """What an error says without its list of names, where all names are told behind it."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
@@ -87,11 +87,11 @@ def run_sql(
     `texts` are run in the place of the config's own: they carry `_origin`.
     """
     for sql in [sql for _, sql in pipeline.texts(way)] if texts is None else texts:
-        rows = _over(session, rows, sql)
+        rows = _run_query(session, rows, sql)
     return rows
 
 
-def _over(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
+def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
     if spark_connect.is_connect(session):
         return spark_connect.query_frames(session, sql, {"source": rows})
     rows.createOrReplaceTempView("source")
@@ -107,19 +107,19 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
 
 def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
-    view = rows = _own_view(session, pipeline, way, frame)
+    view = rows = _source_view(session, pipeline, way, frame)
     for location, sql, bounds in pipeline.texts_with_bounds(way):
         where = f'{pipeline.name}: source "{way.origin}": {location}'
         try:
             statement = _statement(session, rows, sql)
             if statement is not None:
                 raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
-            out = _over(session, rows, sql)
+            out = _run_query(session, rows, sql)
             assert out.schema  # of Connect: only now is it analysed
         except StartError:
             raise
         except Exception as error:
-            raise StartError(f"{where}: {_fact(error)}; there are: {', '.join(rows.columns)}") from None
+            raise StartError(f"{where}: {_error_reason(error)}; there are: {', '.join(rows.columns)}") from None
         from_text = (
             row_wise.forbidden_parts_of_text(out, sql, rows, bounds) if spark_connect.is_connect(session) else None
         )
@@ -133,7 +133,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
             )
         _check_columns(pipeline, way, out, where)
         rows = out
-    hidden_origin = _own_origin(pipeline, way)
+    hidden_origin = _selected_origin(pipeline, way)
     return {name: field for name, field in fields_of(rows).items() if name != hidden_origin}
 
 
@@ -147,7 +147,7 @@ def _check_row_wise(
 ) -> None:
     """Raise StartError if an expression over `rows` looks beyond its row. `view`, `bounds`: see `row_wise.forbidden_parts`."""
     text = f"SELECT ({expression}) AS e FROM source"
-    out = _over(session, rows, text)
+    out = _run_query(session, rows, text)
     if spark_connect.is_connect(session):
         forbidden = row_wise.forbidden_parts_of_text(out, text, rows)
     else:
@@ -168,7 +168,7 @@ def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: st
         return
     fields = fields_of(out)
     if "_event_ts" not in fields:
-        listed = ", ".join(name for name in fields if name != _own_origin(pipeline, way))
+        listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, way))
         raise StartError(
             f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
         )
@@ -185,14 +185,14 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
     """
     window = pipeline.transform.window
     assert window is not None
-    view = _own_view(session, pipeline, way, frame)
+    view = _source_view(session, pipeline, way, frame)
     out = run_sql(session, pipeline, way, view)
     where = f'{pipeline.name}: source "{way.origin}": gap "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
         raise StartError(
-            f"{where} is neither a duration nor a valid expression over the row ({_fact(error)}); there are: {', '.join(out.columns)}"
+            f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); there are: {', '.join(out.columns)}"
         ) from None
     bounds = [bounds for _, _, bounds in pipeline.texts_with_bounds(way)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
@@ -209,21 +209,21 @@ def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, fram
         raise StartError(
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
-    rows, plain = _view(session, pipeline, frame, with_origin=True), _own_view(session, pipeline, way, frame)
+    rows, plain = _empty_view(session, pipeline, frame, with_origin=True), _source_view(session, pipeline, way, frame)
     carrying = []
     for location, sql in pipeline.texts(way):
-        plain = _over(session, plain, sql)
-        carrying.append(_carrying(session, rows, sql, plain, f"{where}: {location}"))
-        rows = _over(session, rows, carrying[-1])
+        plain = _run_query(session, plain, sql)
+        carrying.append(_sql_with_origin(session, rows, sql, plain, f"{where}: {location}"))
+        rows = _run_query(session, rows, carrying[-1])
     return tuple(carrying) or None
 
 
-def _carrying(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
+def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
     """A SQL that lets `_origin` of its rows come out, beside what the given one selects without it (`plain`)."""
     expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
-        columns = _over(session, rows, sql).dtypes
+        columns = _run_query(session, rows, sql).dtypes
         return (ORIGIN, ORIGIN_TYPE) in columns and [c for c in columns if c[0] != ORIGIN] == expected
 
     try:
@@ -256,17 +256,17 @@ def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
     return pipeline.carries_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.texts(way))
 
 
-def _own_origin(pipeline: Pipeline, way: InputPath) -> str | None:
+def _selected_origin(pipeline: Pipeline, way: InputPath) -> str | None:
     """The column that comes out beside the others where the config's SQL selects it."""
     return ORIGIN if _selects_origin(pipeline, way) else None
 
 
-def _own_view(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> DataFrame:
+def _source_view(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> DataFrame:
     """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
-    return _view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
+    return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
 
 
-def _view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
+def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
     """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []

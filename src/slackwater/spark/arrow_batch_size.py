@@ -43,7 +43,7 @@ class ArrowBatchSizer:
         finally:
             conf.set(_KEY, before)
 
-    def heard(self, handed: Sequence[tuple[int, int]]) -> None:
+    def observe(self, handed: Sequence[tuple[int, int]]) -> None:
         """How many rows each partition of the job had, and how many bytes they were."""
         widest = max((size / rows for rows, size in handed if rows), default=0)
         self._are_narrow = sum(rows for rows, _ in handed) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES

@@ -82,7 +82,7 @@ def _class() -> Any:
     return ConnectSession
 
 
-def check_lent(session: SparkSession, where: str) -> None:
+def check_session_settings(session: SparkSession, where: str) -> None:
     """Raise StartError where a session of the caller's means other things by SQL than a pipeline does: over Connect a plan has the
     settings of its own session."""
     for key, expected in _NEEDED.items():

@@ -52,7 +52,7 @@ def describe_samples(source: Source | None, column: str, samples: Sequence[Mappi
     lines = bad_values.find_lines(places, LOOKED_THROUGH)
     described = []
     for bad, row, name, line in zip(samples, parsed, names, lines, strict=True):
-        cause, advice = _cause(source, column, bad, row)
+        cause, advice = _explain(source, column, bad, row)
         place = f" in {name}" + ("" if line is None else f", line {line:,}") if name else ""
         described.append(f"{bad['__bad']}: {f'{cause}: ' if cause else ''}{bad['row'][:SHOWN]}{place}{advice}")
     return described
@@ -73,7 +73,7 @@ def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_values
     return bad_values.Record(text=_text(bad)) if bad["__bad"] == "undecodable" else bad_values.Record(row=row)
 
 
-def _cause(
+def _explain(
     source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
 ) -> tuple[str, str]:
     """The value to blame, and advice."""

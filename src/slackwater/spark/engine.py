@@ -39,13 +39,13 @@ from slackwater.spark.source_statistics import (
     FILE,
     MARK,
     Facts,
-    are_many,
     count_unfit,
-    facts_of,
-    newest_of,
-    spans_of,
+    facts_from_footers,
+    needs_separate_job,
+    newest_by_partition,
+    newest_spans,
+    source_stats,
     statistics_columns,
-    stats_of,
 )
 from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
@@ -68,16 +68,16 @@ class SparkEngine:
 
     rows: RowPlan
     refresh: Callable[[], None] = field(default=lambda: None)
-    looks: SchemaHints = field(init=False)
-    told: StatisticsCollector = field(default_factory=StatisticsCollector)
-    batches: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
-    folding: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
+    hints: SchemaHints = field(init=False)
+    statistics: StatisticsCollector = field(default_factory=StatisticsCollector)
+    batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
+    preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
         """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
         from pyspark import cloudpickle
 
-        self.looks = SchemaHints(self.session, self.pipeline, self.rows.times)
+        self.hints = SchemaHints(self.session, self.pipeline, self.rows.times)
         for agg in shard_columns.worker_aggregations(self.logic):
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
@@ -98,8 +98,11 @@ class SparkEngine:
     # -- rows in -------------------------------------------------------------------------------------------------
 
     def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        self.looks.begin(batch.payload)
-        return {name: stats_of(facts, {}, lambda mark: None) for name, facts in self._known(batch, clock_us).items()}
+        self.hints.begin_sources(batch.payload)
+        return {
+            name: source_stats(facts, {}, lambda mark: None)
+            for name, facts in self._facts_before_read(batch, clock_us).items()
+        }
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
@@ -110,25 +113,25 @@ class SparkEngine:
         plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
         """
         self.refresh()
-        self.looks.begin(batch.payload)
-        latest = self.rows.far_future(clock_us)
+        self.hints.begin_sources(batch.payload)
+        latest = self.rows.latest_allowed_us(clock_us)
         tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
-        read = self._read(batch, clock_us, None, idle, tagged)
-        outcome = self._ingest(read, batch, tasks, self._known(batch, clock_us))
-        newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.of_stage(n)]
+        read = self._timed_rows(batch, clock_us, None, idle, tagged)
+        outcome = self._ingest(read, batch, tasks, self._facts_before_read(batch, clock_us))
+        newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
         if any(us is not None and us > latest for us in newest):
-            read = self._read(batch, clock_us, latest, idle, tagged)
+            read = self._timed_rows(batch, clock_us, latest, idle, tagged)
             outcome = self._ingest(read, batch, tasks, {})
-        outcome = self.looks.answered(outcome, batch, clock_us)
+        outcome = self.hints.with_unit_hints(outcome, batch, clock_us)
         return RejectedRowHandler(self.rows).with_letters(read, outcome, tasks)
 
-    def _read(
+    def _timed_rows(
         self, batch: Batch, clock_us: int, latest: int | None, idle: Mapping[str, Sequence[str]], tagged: bool
     ) -> TimedRows:
         frames: Mapping[str, DataFrame] = batch.payload
         names = [s.name for s in self.pipeline.sources]
         split = {name: [p for p in idle.get(name, ()) if batch.partitions.get(name, {}).get(p)] for name in names}
-        timed = {n: self.rows.timed(n, frames[n], clock_us, latest) for n in names if n in frames}
+        timed = {n: self.rows.with_event_time(n, frames[n], clock_us, latest) for n in names if n in frames}
         return TimedRows(timed, split, tagged or len(names) > 1 or any(split.values()))
 
     def _ingest(
@@ -141,39 +144,41 @@ class SparkEngine:
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
-            aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.looks.ask(name)]
-            passing, pending[name] = self.told.of(name, timed, aggregates, known_facts.get(name))
+            aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.hints.aggregates(name)]
+            passing, pending[name] = self.statistics.attach(name, timed, aggregates, known_facts.get(name))
             for way, tag, out in self.rows.outputs(read, name, timed, passing):
-                if (marked := self.rows.marked(way, out, tasks[0].capacity)) is not None:
+                if (marked := self.rows.with_unfit_reason(way, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
-                parts.append(self.rows.alike.select(out, self.rows.columns(way, tag, before), schema_key=way.key))
-        folding = self.folding.of(tasks[0].operator)
-        lifted = shard_columns.lift_rows(folding, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
-        owned = shard_columns.to_shards(folding, lifted, len(tasks))
-        task = ingest_task([replace(t, operator=folding) for t in tasks])
+                parts.append(self.rows.expressions.select(out, self.rows.columns(way, tag, before), schema_key=way.key))
+        operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
+        lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
+        owned = shard_columns.to_shards(operator, lifted, len(tasks))
+        task = ingest_task([replace(t, operator=operator) for t in tasks])
         reports = [
             IngestReport.model_validate_json(r)
-            for r in run_over(owned, lifted.columns, task, self.rows.alike, self.batches)
+            for r in run_over(owned, lifted.columns, task, self.rows.expressions, self.batch_sizer)
         ]
-        self.folding.heard(reports)
+        self.preaggregation.observe(reports)
         stats: dict[str, SourceStats] = {}
         for name, answer in pending.items():
             statistics = answer.get()
             counts = batch.partitions.get(name, {})
-            self.looks.heard(name, statistics)
+            self.hints.add_statistics(name, statistics)
             if statistics["bad"] and "undecodable" not in statistics:
                 again = statistics_columns(read.timed[name], counts, True)
                 statistics = read.timed[name].agg(*again).collect()[0].asDict()
             newest = (
-                newest_of(read.timed[name], name, statistics["newest"], self._at_once) if are_many(counts) else None
+                newest_by_partition(read.timed[name], name, statistics["newest"], self._busy_tasks)
+                if needs_separate_job(counts)
+                else None
             )
-            stats[name] = stats_of(statistics, counts, batch.describe_mark.get(name, lambda mark: None), newest)
-            self.told.heard(name, stats[name].rows)
+            stats[name] = source_stats(statistics, counts, batch.describe_mark.get(name, lambda mark: None), newest)
+            self.statistics.record_rows(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
-            return spans_of(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+            return newest_spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
         return IngestOutcome(
             reports,
@@ -182,28 +187,28 @@ class SparkEngine:
             spans=spans,
         )
 
-    def _known(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
+    def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
         """Of each source whose event time is a column, and which knows of it without reading a row, what `statistics` would tell."""
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:
-            ask, plain = batch.column_stats.get(name), self.rows.plain_time(name)
-            if ask is None or plain is None or self.looks.ask(name):
+            ask, plain = batch.column_stats.get(name), self.rows.time_column(name)
+            if ask is None or plain is None or self.hints.aggregates(name):
                 continue
             column, unit_us = plain
-            facts = facts_of(ask(column), unit_us, first, min(last, self.rows.far_future(clock_us)))
+            facts = facts_from_footers(ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us)))
             if facts is not None:
                 facts_by_source[name] = facts
         return facts_by_source
 
     def _statistics(self, name: str, partitions: Mapping[str, int], timed: DataFrame) -> list[Any]:
-        key = ("statistics", name, tuple(partitions), are_many(partitions), tuple(timed.columns))
-        return self.rows.alike.kept(key, lambda: statistics_columns(timed, partitions, False))
+        key = ("statistics", name, tuple(partitions), needs_separate_job(partitions), tuple(timed.columns))
+        return self.rows.expressions.get_or_create(key, lambda: statistics_columns(timed, partitions, False))
 
     @property
-    def _at_once(self) -> int:
+    def _busy_tasks(self) -> int:
         """Tasks of a job that keep the cluster busy."""
-        return 2 * self.rows.alike.kept("parallelism", lambda: spark_connect.task_slots(self.session))
+        return 2 * self.rows.expressions.get_or_create("parallelism", lambda: spark_connect.task_slots(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
         import polars as pl
@@ -215,14 +220,14 @@ class SparkEngine:
         import polars as pl
 
         self.refresh()
-        latest = self.rows.far_future(clock_us)
+        latest = self.rows.latest_allowed_us(clock_us)
         parts: list[DataFrame] = []
         for name, frame in payload.items():
-            rows = self.rows.timed(name, frame, clock_us, latest).where("__bad IS NULL")
+            rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for way in self.pipeline.ways_from(name):
-                out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.carrying(way, frame))
+                out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.sql_with_origin(way, frame))
                 why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")
                 parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
@@ -238,8 +243,8 @@ class SparkEngine:
     def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
 
-        latest = self.rows.far_future(clock_us)
-        timed = (self.rows.timed(name, frame, clock_us, latest) for name, frame in payload.items())
+        latest = self.rows.latest_allowed_us(clock_us)
+        timed = (self.rows.with_event_time(name, frame, clock_us, latest) for name, frame in payload.items())
         parts = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
         try:
             rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())

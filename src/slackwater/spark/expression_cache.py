@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 T = TypeVar("T")
-_AT_MOST = 256  # expressions that change with the epoch, as a clock reading, push out others
+_MAX_ENTRIES = 256  # expressions that change with the epoch, as a clock reading, push out others
 
 
 @dataclass(frozen=True)
 class ExpressionCache:
     """Of one step, on one session of Spark."""
 
-    _kept: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
-    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_create(self, key: Hashable, make: Callable[[], T]) -> T:
         """What was made for this key before; else it is made."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
+        if key in self._entries:
+            self._entries.move_to_end(key)
         else:
-            self._kept[key] = make()
-            if len(self._kept) > _AT_MOST:
-                self._kept.popitem(last=False)
-        cached: T = self._kept[key]
+            self._entries[key] = make()
+            if len(self._entries) > _MAX_ENTRIES:
+                self._entries.popitem(last=False)
+        cached: T = self._entries[key]
         return cached
 
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
@@ -44,14 +44,14 @@ class ExpressionCache:
 
         if not isinstance(frame, Classic):
             selected = frame.selectExpr(*exprs)
-            return selected if schema_key is None else self.known(selected, (schema_key, tuple(exprs)))
-        jvm_exprs: Any = self.kept(("told", tuple(exprs)), lambda: frame._jseq(list(exprs)))
+            return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
+        jvm_exprs: Any = self.get_or_create(("exprs", tuple(exprs)), lambda: frame._jseq(list(exprs)))
         selected = AnyFrame(frame._jdf.selectExpr(jvm_exprs), frame.sparkSession)
-        return selected if schema_key is None else self.known(selected, (schema_key, tuple(exprs)))
+        return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
-    def known(self, frame: DataFrame, key: Hashable) -> DataFrame:
+    def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
         """A DataFrame whose columns are those of all with this key."""
-        schema = self.kept(("schema", key), lambda: frame.schema)
+        schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
             schema  # where PySpark keeps it once it was asked for
         )

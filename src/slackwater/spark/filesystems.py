@@ -17,14 +17,14 @@ from slackwater.config.paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 
-_GIVEN = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
+_JAR_SETTINGS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
 # where Spark, or its settings, are not those that are installed here
 _ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
 def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
     """Sources whose files a Spark that this config starts could not read, a line each."""
-    if _GIVEN & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
+    if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _jars()
     for source in pipeline.sources:

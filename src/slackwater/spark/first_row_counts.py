@@ -25,14 +25,14 @@ class FirstRowCounts:
     columns: Sequence[str]
     rows: int = 0
     values: dict[str, int] = field(default_factory=dict)
-    is_told: bool = False
-    unit_told: bool = False
+    is_warned: bool = False
+    unit_is_hinted: bool = False
 
     @property
-    def looks(self) -> bool:
+    def needs_rows(self) -> bool:
         return self.rows < ROWS
 
-    def saw(self, rows: int, values: Mapping[str, int]) -> None:
+    def add(self, rows: int, values: Mapping[str, int]) -> None:
         self.rows += rows
         for name, count in values.items():
             self.values[name] = self.values.get(name, 0) + count

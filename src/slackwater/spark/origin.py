@@ -38,7 +38,7 @@ def carry_origin(sql: str) -> str:
 
     try:
         selects = _selects(sqlglot.tokenize(sql, read="spark"))
-        marked = _insert(sql, [(s.at, f", 0 AS {_MARK}{n} ") for n, s in enumerate(selects)])
+        marked = _insert(sql, [(s.position, f", 0 AS {_MARK}{n} ") for n, s in enumerate(selects)])
         tree = sqlglot.parse_one(marked, read="spark")
     except (SqlglotError, RecursionError):
         raise CannotCarryError("the SQL cannot be parsed") from None
@@ -47,8 +47,8 @@ def carry_origin(sql: str) -> str:
         raise CannotCarryError("the SELECT that reads source is not found")
     edits: list[tuple[int, str]] = []
     for number, alias in readers.items():
-        edits.append((selects[number].at, f", {ORIGIN} "))
-        edits += [(s.at, s.text) for s in selects[number].stars if s.owner is None or s.owner == alias]
+        edits.append((selects[number].position, f", {ORIGIN} "))
+        edits += [(s.position, s.text) for s in selects[number].stars if s.owner is None or s.owner == alias]
     return _insert(sql, edits)
 
 
@@ -66,15 +66,15 @@ class _Star:
     """A `*` of a SELECT list: of which table (lower case; None: of all), and what leaves `_origin` out of it, and where."""
 
     owner: str | None
-    at: int
+    position: int
     text: str
 
 
 @dataclass
 class _Select:
-    """A SELECT with a FROM: where that begins, and its stars. `at` is -1 until the FROM has come."""
+    """A SELECT with a FROM: where that begins, and its stars. `position` is -1 until the FROM has come."""
 
-    at: int = -1
+    position: int = -1
     stars: list[_Star] = field(default_factory=list)
 
 
@@ -99,10 +99,10 @@ def _selects(tokens: list[Token]) -> list[_Select]:
             around = here or next((s for s in reversed(open_) if s is not None), None)
             if around is not None:
                 around.stars.append(_star(tokens, i))
-        elif here is None or here.at >= 0:
+        elif here is None or here.position >= 0:
             continue
         elif kind == T.FROM and tokens[i - 1].token_type != T.DISTINCT:  # IS DISTINCT FROM
-            here.at = token.start
+            here.position = token.start
             selects.append(here)
     return selects
 

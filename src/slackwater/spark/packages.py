@@ -72,12 +72,12 @@ def module_jar(organisation: str, name: str, version: str) -> list[Path]:
 
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
     """Modules with everything they depend on, as an `ivy.xml` lists them: one can name artifacts of a module beside its jar."""
-    return _once(cache_directory() / "jars" / name, lambda into: _described(name, modules, into))
+    return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
 def unpack_program(name: str, modules: str) -> Path:
     """The folder of a program that is published as one archive, with a jar to run in it; `modules`: as for `described`."""
-    _once(cache_directory() / "jars" / name, lambda into: _unpacked(name, modules, into))
+    _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
     return cache_directory() / "jars" / name
 
 
@@ -119,12 +119,13 @@ def _is_cached(home: Path) -> bool:
 
 
 def _fetch(organisation: str, module: str, version: str, *, transitive: bool) -> list[Path]:
-    return _once(
-        _home(organisation, module, version), lambda into: _named(organisation, module, version, transitive, into)
+    return _fetch_once(
+        _home(organisation, module, version),
+        lambda folder: _fetch_module(organisation, module, version, transitive, folder),
     )
 
 
-def _once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
+def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
     """The jars of a folder of the cache, which are fetched if it is not there: by one process, while others wait for it.
 
     Ivy has one cache of its own, and two of them at work in it break each other's downloads.
@@ -134,11 +135,11 @@ def _once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
         with (home.parent / ".fetching").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_cached(home):
-                _fetched(home, fetch)
+                _fetch_whole(home, fetch)
     return sorted(home.glob("*.jar"))
 
 
-def _fetched(home: Path, fetch: Callable[[Path], None]) -> None:
+def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
     """The folder comes with everything or not at all."""
     partial = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
     try:
@@ -149,27 +150,27 @@ def _fetched(home: Path, fetch: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _named(organisation: str, module: str, version: str, transitive: bool, into: Path) -> None:
+def _fetch_module(organisation: str, module: str, version: str, transitive: bool, folder: Path) -> None:
     arguments = ["-dependency", organisation, module, version]
-    arguments += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-    _ivy(f"{organisation}:{module}:{version}", into, [*arguments, *([] if transitive else ["-notransitive"])])
+    arguments += ["-retrieve", f"{folder}/[artifact]-[revision].[ext]"]
+    _ivy(f"{organisation}:{module}:{version}", folder, [*arguments, *([] if transitive else ["-notransitive"])])
 
 
-def _described(name: str, modules: str, into: Path) -> None:
-    file = into / "ivy.xml"
+def _fetch_modules(name: str, modules: str, folder: Path) -> None:
+    file = folder / "ivy.xml"
     file.write_text(modules)
-    _ivy(name, into, ["-ivy", str(file), "-retrieve", f"{into}/[artifact](-[classifier])-[revision].[ext]"])
+    _ivy(name, folder, ["-ivy", str(file), "-retrieve", f"{folder}/[artifact](-[classifier])-[revision].[ext]"])
 
 
-def _unpacked(name: str, modules: str, into: Path) -> None:
-    _described(name, modules, into)
-    for archive in into.glob("*.tar.gz"):
+def _fetch_program(name: str, modules: str, folder: Path) -> None:
+    _fetch_modules(name, modules, folder)
+    for archive in folder.glob("*.tar.gz"):
         with tarfile.open(archive) as tar:
-            tar.extractall(into, filter="data")
+            tar.extractall(folder, filter="data")
         archive.unlink()
 
 
-def _ivy(label: str, into: Path, arguments: Sequence[str]) -> None:
+def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
@@ -178,7 +179,7 @@ def _ivy(label: str, into: Path, arguments: Sequence[str]) -> None:
     if settings := os.environ.get("SLACKWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not (any(into.glob("*.jar")) or any(into.glob("*.tar.gz"))):
+    if done.returncode or not (any(folder.glob("*.jar")) or any(folder.glob("*.tar.gz"))):
         raise StartError(
             f"{label} cannot be fetched from Maven; "
             "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"

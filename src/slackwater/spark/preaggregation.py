@@ -15,7 +15,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import shard_columns
 
-FOLDS = 32  # rows a pane, measured: with more of them it is less work to fold them before
+MANY_ROWS_PER_PANE = 32  # rows a pane, measured: with more of them it is less work to fold them before
 SKEW = 1.5  # times its part, chosen: a shard with so many rows would keep the others waiting if it folded them alone
 
 
@@ -23,21 +23,21 @@ SKEW = 1.5  # times its part, chosen: a shard with so many rows would keep the o
 class PreaggregationPolicy:
     """Of one engine. The first epoch folds before: nothing is known of its keys, and a hot one does no harm there."""
 
-    _behind: bool = False
-    _kept: tuple[Operator, Operator] | None = field(
+    _after_shuffle: bool = False
+    _converted: tuple[Operator, Operator] | None = field(
         default=None, repr=False
     )  # as it was given, as it goes to the shards
 
-    def of(self, operator: Operator) -> Operator:
+    def operator_for_epoch(self, operator: Operator) -> Operator:
         """The operator as this epoch's rows come to it."""
-        if not self._behind:
+        if not self._after_shuffle:
             return operator
-        if self._kept is None or self._kept[0] is not operator:
-            self._kept = operator, shard_columns.one_by_one(operator)
-        return self._kept[1]
+        if self._converted is None or self._converted[0] is not operator:
+            self._converted = operator, shard_columns.without_preaggregation(operator)
+        return self._converted[1]
 
-    def heard(self, reports: Sequence[IngestReport]) -> None:
+    def observe(self, reports: Sequence[IngestReport]) -> None:
         """What the shards made of an epoch's rows."""
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
-            self._behind = sum(rows) < FOLDS * panes and max(rows) * len(rows) < SKEW * sum(rows)
+            self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)

@@ -80,7 +80,7 @@ class RejectedRowHandler:
             marked = [
                 m
                 for way, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
-                if (m := self.rows.marked(way, out, task.capacity)) is not None
+                if (m := self.rows.with_unfit_reason(way, out, task.capacity)) is not None
             ]
             parts = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()

@@ -50,13 +50,13 @@ class RowPlan:
     times: Mapping[str, str]
     sql: Mapping[str, Sequence[str]] = field(default_factory=dict)
     end: str | None = None
-    alike: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
+    expressions: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
 
-    def far_future(self, clock_us: int) -> int:
+    def latest_allowed_us(self, clock_us: int) -> int:
         """Event times after it are bad."""
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
 
-    def plain_time(self, name: str) -> tuple[str, int] | None:
+    def time_column(self, name: str) -> tuple[str, int] | None:
         """The column that a source's event time is, as it stands, and how many microseconds a step of it is (0: that is for the column
         to say); None: it is worked out in another way."""
         step, sql = self.pipeline.transform.step, self.times[name]
@@ -67,11 +67,11 @@ class RowPlan:
             return column, PER_UNIT[unit]
         return None
 
-    def of_stage(self, name: str) -> bool:
+    def is_stage_output(self, name: str) -> bool:
         """Whether rows of this name are results of a stage, which the limits of a source do not judge."""
         return any(s.of_stage for s in self.pipeline.sources if s.name == name)
 
-    def timed(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
+    def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
@@ -79,18 +79,22 @@ class RowPlan:
             # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
             every = ", ".join(quote_column(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
-        future = "" if latest is None or self.of_stage(name) else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        future = (
+            ""
+            if latest is None or self.is_stage_output(name)
+            else f" WHEN unix_micros({time}) > {latest}L THEN 'future'"
+        )
         first, last = storability.usable_times(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
-        adds_file = name in self._files and FILE not in columns  # read again, it brings the name
+        adds_file = name in self._file_sources and FILE not in columns  # read again, it brings the name
         file = [f"_metadata.file_path AS {FILE}", mark_sql()] if adds_file else []
-        return self.alike.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
+        return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
-    def _files(self) -> list[str]:
+    def _file_sources(self) -> list[str]:
         """The sources of whose rows Spark knows the file."""
         connections = self.pipeline.connections
         by_source = {
@@ -126,7 +130,7 @@ class RowPlan:
         file = FILE if FILE in rows.columns else "NULL"
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
-    def marked(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
+    def with_unfit_reason(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Rows that came out of the SQL, with why they cannot be held; None where all can."""
         why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
@@ -135,7 +139,7 @@ class RowPlan:
         """The columns that go to the shards, over the output of the SQL."""
         return shard_columns.shard_columns(self.logic, way.name, tag, before, self.end)
 
-    def carrying(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
+    def sql_with_origin(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
         if way.key in self.sql or not self.pipeline.texts(way):
             return self.sql.get(way.key)

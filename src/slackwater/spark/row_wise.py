@@ -119,9 +119,9 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
     )
     reader = _Reader(lambda node: plan_grouping_check.is_by(node.fields, grouping_columns))
     reader.check(root)
-    if not reader.found and not reader.groups and not plan.deterministic():
-        reader.found.add(_UNDETERMINED)
-    return reader.found
+    if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
+        reader.forbidden.add(_UNDETERMINED)
+    return reader.forbidden
 
 
 def forbidden_parts_of_text(
@@ -137,7 +137,9 @@ def forbidden_parts_of_text(
     plan = spark_connect.analyzed_plan(frame)
     reader = _Reader(lambda node: bool(bounded) and sure)
     reader.check(plan_nodes.of_text(plan))
-    forbidden = findings.beyond | reader.found | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
+    forbidden = (
+        findings.beyond | reader.forbidden | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
+    )
     if sure:
         return forbidden
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
@@ -149,16 +151,16 @@ class _Reader:
     """Goes through a plan. `found`: what looks beyond the row; `groups`: it puts rows together, by a bound of their window."""
 
     is_by_bound: Callable[[Node], bool]
-    found: set[str] = field(default_factory=set)
-    groups: bool = False
+    forbidden: set[str] = field(default_factory=set)
+    groups_by_bound: bool = False
     _defined: dict[int, Node] = field(default_factory=dict)
 
     def check(self, root: Node) -> None:
         """Note what in a plan looks beyond the row, and whether it reads `source` at all."""
         self._defined = {node.cte: node for node in root.walk() if node.kind == "CTERelationDef"}
         reads = self._reads(root)
-        if not reads and not self.found:
-            self.found.add(NO_SOURCE)
+        if not reads and not self.forbidden:
+            self.forbidden.add(NO_SOURCE)
 
     def _reads(self, node: Node) -> bool:
         """Whether rows of `source` come out of a node; notes what is not row by row."""
@@ -187,27 +189,27 @@ class _Reader:
             return self._union(node)
         below = [self._reads(child) for child in node.children]
         if node.kind in ("Aggregate", "Window", "Distinct") and self.is_by_bound(node):
-            self.groups = True
+            self.groups_by_bound = True
         elif node.kind in _NODES:
-            self.found.add(_NODES[node.kind])
+            self.forbidden.add(_NODES[node.kind])
         elif node.kind not in _ALLOWED:
-            self.found.add(f"{node.kind} of Spark's plan, which is not known to work row by row")
+            self.forbidden.add(f"{node.kind} of Spark's plan, which is not known to work row by row")
         return any(below)
 
     def _join(self, node: Node) -> bool:
         reads_left, reads_right = (self._reads(child) for child in node.children)
         if node.join in _OUTER:
-            self.found.add(f"{_OUTER[node.join]} OUTER JOIN (write source LEFT JOIN lookup)")
+            self.forbidden.add(f"{_OUTER[node.join]} OUTER JOIN (write source LEFT JOIN lookup)")
         elif reads_left and reads_right:
-            self.found.add(SELF_JOIN)
+            self.forbidden.add(SELF_JOIN)
         elif reads_right and node.join not in _INNER:
-            self.found.add(LOOKUP_JOINS.get(node.join, LOOKUP_JOINS["LeftOuter"]))
+            self.forbidden.add(LOOKUP_JOINS.get(node.join, LOOKUP_JOINS["LeftOuter"]))
         return reads_left or reads_right
 
     def _union(self, node: Node) -> bool:
         reads = [self._reads(child) for child in node.children]
         if any(reads) and not all(reads):
-            self.found.add(CONSTANT)
+            self.forbidden.add(CONSTANT)
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
@@ -217,20 +219,22 @@ class _Reader:
             return
         text = str(inner.get("value"))
         if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.is_of_the_clock(text):
-            self.found.add(f"{to.upper()} '{text.strip()}'")
+            self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
         """Without an initialisation vector it makes one by chance."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":
-            self.found.add("aes_encrypt() without an initialisation vector")
+            self.forbidden.add("aes_encrypt() without an initialisation vector")
 
     def _expression(self, fields: Mapping[str, Any]) -> None:
         kind = plan_nodes.name(fields)
         if kind in expressions.CHANGING:
-            self.found.add(expressions.CHANGING[kind])
+            self.forbidden.add(expressions.CHANGING[kind])
         elif kind not in expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
-            self.found.add(f"{kind} of Spark's expressions, which is not known to give the same value for the same row")
+            self.forbidden.add(
+                f"{kind} of Spark's expressions, which is not known to give the same value for the same row"
+            )
         elif fields.get("udfDeterministic") is False:
-            self.found.add(_UNDETERMINED)
+            self.forbidden.add(_UNDETERMINED)

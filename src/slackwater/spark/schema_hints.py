@@ -36,19 +36,19 @@ class SchemaHints:
     pipeline: Pipeline
     times: Mapping[str, str]
     # per source: what was seen, the number that its event time is, what the latest epoch said, its rows
-    _looks: dict[str, FirstRowCounts] = field(default_factory=dict)
-    _numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
-    _seen: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    _names: dict[str, DataFrame] = field(default_factory=dict)
+    _counts: dict[str, FirstRowCounts] = field(default_factory=dict)
+    _time_numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    _statistics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _frames: dict[str, DataFrame] = field(default_factory=dict)
 
-    def heard(self, name: str, statistics: Mapping[str, Any]) -> None:
+    def add_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
         """What the job of an epoch said to `ask`."""
-        self._seen[name] = dict(statistics)
+        self._statistics[name] = dict(statistics)
 
-    def begin(self, frames: Mapping[str, DataFrame]) -> None:
+    def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
         """Look at the first rows of each source that is new: at the columns that its schema declares, and at its times as numbers."""
         for spec in self.pipeline.sources:
-            if spec.name in frames and spec.name not in self._looks:
+            if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)
                 is_rereadable = (
                     connection is not None and CONNECTORS[connection.kind].keeps_history
@@ -56,10 +56,10 @@ class SchemaHints:
                 declared = declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
                 columns = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [columns[c.casefold()] for c in declared if c.casefold() in columns]
-                self._looks[spec.name] = FirstRowCounts(names)
-                self._numbers[spec.name] = self._number(spec.name, frames[spec.name])
+                self._counts[spec.name] = FirstRowCounts(names)
+                self._time_numbers[spec.name] = self._time_number(spec.name, frames[spec.name])
 
-    def _number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
+    def _time_number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
         """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
         if self.times.get(name) == analysis.CLOCK or step.time_mode == "processing":
@@ -75,51 +75,55 @@ class SchemaHints:
             return "string", f"try_cast({expression} AS BIGINT)"
         return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
 
-    def ask(self, name: str) -> list[Any]:
+    def aggregates(self, name: str) -> list[Any]:
         """What is asked of the first rows."""
         F = spark_connect.sql_functions(self.session)  # noqa: N806
-        look, number = self._looks.get(name), self._numbers.get(name)
-        if look is None or not look.looks:
+        counts, number = self._counts.get(name), self._time_numbers.get(name)
+        if counts is None or not counts.needs_rows:
             return []
-        aggregates = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(look.columns)]
+        aggregates = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(counts.columns)]
         if number is not None:
             aggregates.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
         return aggregates
 
-    def answered(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
+    def with_unit_hints(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
         """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
         sources = dict(outcome.sources)
         for name, stats in outcome.sources.items():
-            look, seen, number = self._looks.get(name), self._seen.pop(name, None), self._numbers.get(name)
-            if look is None or seen is None or not look.looks:
+            counts, seen, number = (
+                self._counts.get(name),
+                self._statistics.pop(name, None),
+                self._time_numbers.get(name),
+            )
+            if counts is None or seen is None or not counts.needs_rows:
                 continue
-            look.saw(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(look.columns)})
+            counts.add(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(counts.columns)})
             if number is not None:
                 unit = self.pipeline.transform.step.event_time_unit
                 hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
-                if hint is not None and (stats.bad or not look.unit_told):
+                if hint is not None and (stats.bad or not counts.unit_is_hinted):
                     sources[name] = replace(stats, unit_hint=hint)
-                    look.unit_told = True
-            if look.missing and not look.is_told:
-                self._names[name] = batch.payload[name]
-            if not look.looks:
-                self.tell_missing(name)
+                    counts.unit_is_hinted = True
+            if counts.missing and not counts.is_warned:
+                self._frames[name] = batch.payload[name]
+            if not counts.needs_rows:
+                self.warn_missing(name)
         return replace(outcome, sources=sources)
 
-    def tell_missing(self, *names: str) -> None:
+    def warn_missing(self, *names: str) -> None:
         """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
-        for name in names or tuple(self._looks):
-            look, frame = self._looks[name], self._names.pop(name, None)
-            if frame is None or look.is_told or not look.rows:
+        for name in names or tuple(self._counts):
+            counts, frame = self._counts[name], self._frames.pop(name, None)
+            if frame is None or counts.is_warned or not counts.rows:
                 continue
-            look.is_told = True
+            counts.is_warned = True
             spec = next(s for s in self.pipeline.sources if s.name == name)
             try:
                 data_names = names_in(self.session, frame, spec.format, spec.options)
             except Exception as error:
                 log.debug("the names in the data of %s cannot be read: %s", name, error)
                 data_names = []
-            for column in look.missing:
+            for column in counts.missing:
                 if column not in data_names:  # else it is there, and NULL
-                    line = missing_text(name, column, min(look.rows, ROWS), data_names)
+                    line = missing_text(name, column, min(counts.rows, ROWS), data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

@@ -57,7 +57,7 @@ def start_session(
         session = connect_session.start_session(url, settings or {})
         notice("info", f"Spark {session.version}, {spark_connect.describe_session(session)}")
         return session
-    _forget_ended()
+    _drop_ended_spark()
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -72,18 +72,18 @@ def start_session(
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()
-    with _stderr_to_file() as log, _own_interrupts(), jvm_class_archive.use_archive():
+    with _stderr_to_file() as log, _keep_interrupt_handler(), jvm_class_archive.use_archive():
         try:
-            _without_error_logs()
+            _silence_error_logs()
             session = builder.getOrCreate()
         except Exception as error:
-            raise StartError(f"Spark did not start ({_why(error, log)})") from None
+            raise StartError(f"Spark did not start ({_failure_reason(error, log)})") from None
     took = time.monotonic() - began
     notice("info", f"Spark {session.version} is up after {took:.0f} s, {session.sparkContext.master}")
     return session
 
 
-def _why(error: Exception, log: Path) -> str:
+def _failure_reason(error: Exception, log: Path) -> str:
     """What Java said where it runs, else what it printed; and what to do about it."""
     if type(error).__module__.startswith("py4j"):
         return f"{spark_error_reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
@@ -92,7 +92,7 @@ def _why(error: Exception, log: Path) -> str:
 
 
 @contextmanager
-def as_starting() -> Iterator[None]:
+def mark_starting() -> Iterator[None]:
     """Meanwhile, `is_starting`."""
     global _starting
     _starting = True
@@ -102,7 +102,7 @@ def as_starting() -> Iterator[None]:
         _starting = False
 
 
-def _forget_ended() -> None:
+def _drop_ended_spark() -> None:
     """Let go of a Spark whose process has ended, which PySpark would hand out for ever."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -114,7 +114,7 @@ def _forget_ended() -> None:
     SparkSession._instantiatedSession = None
 
 
-def _without_error_logs() -> None:
+def _silence_error_logs() -> None:
     """PySpark logs a failed analysis with its Java stack trace, beside raising it; we tell such errors ourselves."""
     from pyspark.logger import PySparkLogger
 
@@ -123,7 +123,7 @@ def _without_error_logs() -> None:
 
 
 @contextmanager
-def _own_interrupts() -> Iterator[None]:
+def _keep_interrupt_handler() -> Iterator[None]:
     """Keep the caller's SIGINT handler: PySpark would put its own in place, which kills the epoch in progress."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -183,6 +183,6 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
     return private
 
 
-def lists_here(session: SparkSession) -> None:
+def list_files_locally(session: SparkSession) -> None:
     """Files are on disks of this machine: Spark need not run a job of its own to look at those that it is to read."""
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000000")

@@ -117,18 +117,18 @@ def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 
 
 @singledispatch
-def one_by_one(operator: Operator) -> Operator:
+def without_preaggregation(operator: Operator) -> Operator:
     """The same operator for rows that are not folded before the shuffle."""
-    unregistered(operator, "slackwater.spark.shard_columns.one_by_one")
+    unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
 
 
-@one_by_one.register
+@without_preaggregation.register
 def _(operator: PaneOperator) -> Operator:
     return replace(operator, one_by_one=True)
 
 
-@one_by_one.register(SessionOperator)
-@one_by_one.register(NonWindowOperator)
+@without_preaggregation.register(SessionOperator)
+@without_preaggregation.register(NonWindowOperator)
 def _(operator: Operator) -> Operator:
     return operator
 
@@ -143,7 +143,7 @@ def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 @to_shards.register(IntervalJoinOperator)
 @to_shards.register(KeyedOperator)
 def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    return shard_partitioning.place_rows(rows, shards, epoch_sql.shard_sql(shards))
+    return shard_partitioning.partition_by_shard(rows, shards, epoch_sql.shard_sql(shards))
 
 
 @to_shards.register(StatelessOperator)

@@ -20,7 +20,7 @@ _BY_ID_SINCE = (4, 1)
 _SEED = 42  # of the hash by which Spark partitions
 
 
-def place_rows(rows: DataFrame, shards: int, owner: str) -> DataFrame:
+def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
     """Rows in so many partitions, each in that of its owner, with a column more. `owner`: SQL for the number of its shard."""
     if hasattr(rows, "repartitionById") and spark_connect.spark_version(rows.sparkSession) >= _BY_ID_SINCE:
         by_id = rows.selectExpr("*", f"{owner} AS __shard")
@@ -47,13 +47,13 @@ def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     """Spark's `hash` of INT columns: MurmurHash3 (x86, 32 bits) of their four bytes."""
     with np.errstate(over="ignore"):
         mixed = numbers.view(np.uint32) * np.uint32(0xCC9E2D51)
-        mixed = _rotated(mixed, 15) * np.uint32(0x1B873593)
-        mixed_hash = _rotated(np.uint32(_SEED) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        mixed = _rotate_left(mixed, 15) * np.uint32(0x1B873593)
+        mixed_hash = _rotate_left(np.uint32(_SEED) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
         mixed_hash ^= np.uint32(4)  # bytes
         mixed_hash = (mixed_hash ^ (mixed_hash >> np.uint32(16))) * np.uint32(0x85EBCA6B)
         mixed_hash = (mixed_hash ^ (mixed_hash >> np.uint32(13))) * np.uint32(0xC2B2AE35)
         return (mixed_hash ^ (mixed_hash >> np.uint32(16))).view(np.int32)
 
 
-def _rotated(numbers: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+def _rotate_left(numbers: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
     return (numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FILE = "__file"  # hidden: the file that a row was read from
 MARK = "__mark"  # hidden: a number that tells this file from the others of its batch
 _TOPICS = "struct(_topic, _partition, _offset)"  # where a record of one of several topics lies
-MANY, LOOKS = 128, 25_000_000  # partitions, and rows times partitions: see `are_many`
+MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000  # partitions, and rows times partitions: see `needs_separate_job`
 _OF_PARTITION = 44  # bits of an offset, below those of the partition
 
 Facts = Mapping[str, Any]  # by the names that `statistics` gives them
@@ -58,7 +58,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
         aggregates += [
             F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)
         ]
-    for number, partition in enumerate(() if are_many(partitions) else partitions):
+    for number, partition in enumerate(() if needs_separate_job(partitions) else partitions):
         topic, _, part = partition.rpartition("-")
         here = F.col("_partition") == int(part)
         if len(topics) > 1:
@@ -67,7 +67,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     return aggregates
 
 
-def facts_of(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
+def facts_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
     """The same of rows that nobody looked at, for an event time that is a column with so long a step (0: that of its type).
 
     None where a row may be bad for another reason than that it has no time, as times before `first` or after `last` (µs) are.
@@ -86,16 +86,16 @@ def count_unfit(rows: DataFrame) -> Any:
     return spark_connect.sql_functions(rows).count(storability.UNFIT).alias("unfit")
 
 
-def are_many(partitions: Mapping[str, int]) -> bool:
+def needs_separate_job(partitions: Mapping[str, int]) -> bool:
     """Whether the newest time of each is asked by a job of its own, and not observed beside the epoch's. `partitions`: their records.
 
     Each that is observed is an aggregate that looks at every row (6 to 24 ns): for many rows of many partitions it costs less to read the
     records once more, of which only the time is decoded, and to fold them by partition.
     """
-    return len(partitions) >= MANY and len(partitions) * sum(partitions.values()) >= LOOKS
+    return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
 
-def newest_of(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
+def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
     """The newest usable event time of each partition that has rows, by a job of so many tasks. `newest`: of all, as the epoch's has seen it.
 
     Raises EpochError if it is not the same input any more.
@@ -115,7 +115,7 @@ def newest_of(timed: DataFrame, source: str, newest: int | None, tasks: int) -> 
     return newest_by_partition
 
 
-def stats_of(
+def source_stats(
     facts: Mapping[str, Any],
     partitions: Mapping[str, int],
     file_of: Callable[[int], str | None],
@@ -133,11 +133,11 @@ def stats_of(
         facts.get("future") or 0,
         {name: SourceActivity(rows, newest.get(name)) for name, rows in partitions.items()},
         outside=facts.get(OUTSIDE) or 0,
-        place=_place_of(facts.get("place"), partitions, file_of),
+        place=_describe_location(facts.get("place"), partitions, file_of),
     )
 
 
-def _place_of(
+def _describe_location(
     place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
 ) -> str | None:
     """Where a row was read, for people."""
@@ -151,7 +151,7 @@ def _place_of(
     return f"{topic}-{place >> _OF_PARTITION} at offset {place % (1 << _OF_PARTITION)}"
 
 
-def spans_of(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
+def newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
     """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"

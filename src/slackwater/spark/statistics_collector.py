@@ -31,18 +31,18 @@ class StatisticsCollector:
     _rows: dict[str, int] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
 
-    def of(
+    def attach(
         self, name: str, timed: DataFrame, aggregates: Sequence[Any], facts: Facts | None = None
     ) -> tuple[DataFrame, PendingStatistics]:
         """A source's rows as they go on, and what will be known of them once they went. `facts`: what is before."""
         if facts is not None:
             return timed, PendingStatistics(name, facts)
         if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
-            return timed, PendingStatistics(name, self._pool.submit(_ask, timed, aggregates))
+            return timed, PendingStatistics(name, self._pool.submit(_collect, timed, aggregates))
         observed = spark_connect.new_observation(timed)
         return timed.observe(observed, *aggregates), PendingStatistics(name, observed)
 
-    def heard(self, name: str, rows: int) -> None:
+    def record_rows(self, name: str, rows: int) -> None:
         self._rows[name] = rows
 
 
@@ -51,15 +51,15 @@ class PendingStatistics:
     """What is told of one source's rows: an observation, a job that was begun, or all of it already."""
 
     source: str
-    _of: Any
+    _answer: Any
 
     def get(self) -> Facts:
         """By the names that were asked for; waits for it. Raises EpochError."""
-        if not isinstance(self._of, Future):
-            facts: Facts = self._of if isinstance(self._of, Mapping) else self._of.get
+        if not isinstance(self._answer, Future):
+            facts: Facts = self._answer if isinstance(self._answer, Mapping) else self._answer.get
             return facts
         try:
-            return self._of.result()
+            return self._answer.result()
         except Exception as error:
             raise EpochError(
                 f'the epoch failed and was not committed: the rows of source "{self.source}" cannot be counted: {spark_error_reason(error)}'
@@ -71,6 +71,6 @@ def is_read_by_columns(timed: DataFrame) -> bool:
     return MARK in timed.columns and CORRUPT not in timed.columns
 
 
-def _ask(timed: DataFrame, aggregates: Sequence[Any]) -> Facts:
+def _collect(timed: DataFrame, aggregates: Sequence[Any]) -> Facts:
     facts: Facts = timed.agg(*aggregates).collect()[0].asDict()
     return facts

@@ -20,16 +20,16 @@ ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
 KEPT_BYTES = 256 << 20  # free memory at the end of glibc's heap
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # glibc takes no more
-_told = False
+_is_configured = False
 _tasks = 0  # of this process
 
 
 def keep_pages() -> None:
     """Let this process keep freed memory; once, and only where the C library is glibc."""
-    global _told
-    if _told:
+    global _is_configured
+    if _is_configured:
         return
-    _told = True
+    _is_configured = True
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

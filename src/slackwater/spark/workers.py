@@ -36,7 +36,7 @@ Task = Callable[["pa.Table"], str]
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
     """Start the Python workers and import what they need, before the first batch does; `loops`: compile those, too."""
     if loops:  # once, here: workers on this machine find what was compiled
-        session_loops()
+        compile_session_loops()
     run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
 
@@ -44,7 +44,7 @@ def run_over(
     frame: DataFrame,
     names: list[str],
     task: Task,
-    alike: ExpressionCache | None = None,
+    expressions: ExpressionCache | None = None,
     batches: ArrowBatchSizer | None = None,
 ) -> list[str]:
     """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves.
@@ -52,18 +52,18 @@ def run_over(
     `batches`: of the epochs to which this one belongs."""
     sizes = batches or ArrowBatchSizer()
     # plain names: to mapInArrow a dot in a name is a path
-    plain = (alike or ExpressionCache()).select(
+    plain = (expressions or ExpressionCache()).select(
         frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
     try:
         with sizes.sized(plain):
-            rows = plain.mapInArrow(partial(run_partition, names, task), _reported()).collect()
+            rows = plain.mapInArrow(partial(run_partition, names, task), _report_schema()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {spark_error_reason(error)}") from error
     for row in rows:
         if row["error"]:
             raise getattr(errors, row["error"])(row["report"])
-    sizes.heard([(row["rows"], row["bytes"]) for row in rows])
+    sizes.observe([(row["rows"], row["bytes"]) for row in rows])
     return [row["report"] for row in rows]
 
 
@@ -90,7 +90,7 @@ def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordB
 
 
 @cache
-def _reported() -> StructType:
+def _report_schema() -> StructType:
     from pyspark.sql.types import LongType, StringType, StructField, StructType
 
     texts = [StructField(name, StringType()) for name in ("report", "error")]
@@ -106,7 +106,7 @@ class PackedTasks:
     each: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
+    def pack(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
         """`tasks`: of one stage, in the order of its shards."""
         from pyspark import cloudpickle
 
@@ -120,7 +120,7 @@ class PackedTasks:
 
 
 def ingest_task(tasks: Sequence[ShardTask]) -> Task:
-    packed = PackedTasks.of(tasks)
+    packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:
         import polars as pl
@@ -164,7 +164,7 @@ def late_task(task: ShardTask) -> Task:
 
 
 def emit_task(tasks: Sequence[ShardTask]) -> Task:
-    packed = PackedTasks.of(tasks)
+    packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:
         task = packed.task(table.column(0)[0].as_py())
@@ -174,7 +174,7 @@ def emit_task(tasks: Sequence[ShardTask]) -> Task:
 
 
 def count_task(tasks: Sequence[ShardTask], question: Question) -> Task:
-    packed = PackedTasks.of(tasks)
+    packed = PackedTasks.pack(tasks)
 
     def run(table: pa.Table) -> str:
         return json.dumps(dict(question(packed.task(table.column(0)[0].as_py()))))
@@ -186,11 +186,11 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
     from slackwater.operators import compile as every
 
     if loops:
-        session_loops()
+        compile_session_loops()
     return every.__name__
 
 
-def session_loops() -> None:
+def compile_session_loops() -> None:
     """Import and compile what folds rows into sessions."""
     from slackwater.windows import session_step
     from slackwater.windows.session_kernel import warm_up

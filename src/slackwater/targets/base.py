@@ -89,7 +89,7 @@ class MarkingTarget(Protocol):
 class ReadableTarget(Protocol):
     """A target that gives back what it holds, so that windows which left the state can be corrected."""
 
-    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """The rows whose keys are those of a row of `ranges` and whose `column`, a time, is from `__low` to `__high`.
 
         `ranges`: the columns of the identity but `column`, and the bounds in µs UTC; disjoint for equal keys. NULL equals

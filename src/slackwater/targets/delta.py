@@ -28,7 +28,7 @@ from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
 
 _GONE = "__gone"
-_LOOKED_AT = 100  # commits: a table may have other writers too
+_RECENT_COMMITS = 100  # commits: a table may have other writers too
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DATAFUSION = {  # the types whose smallest and largest values the log keeps for every file
     "tinyint": "Int8",
@@ -92,12 +92,12 @@ class DeltaTarget:
     def close(self) -> None:
         self._delta = None
 
-    def former(self) -> str | None:
+    def describe_previous_output(self) -> str | None:
         """What another state of this writer left in the table, in words; commits say since when they say it whose they are."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return None
-            commits = DeltaTable(self._path, storage_options=self._options).history(_LOOKED_AT)
+            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
@@ -118,7 +118,7 @@ class DeltaTarget:
                 return None
             last = tuple(delta.transaction_version(app) for app in self._apps)
             recognised = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
-            return recognised or self._last_of(delta, state)
+            return recognised or self._last_mark(delta, state)
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
@@ -129,17 +129,17 @@ class DeltaTarget:
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return []
-            commits = DeltaTable(self._path, storage_options=self._options).history(_LOOKED_AT)
+            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
             ) from error
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
-    def _last_of(self, delta: DeltaTable, state: str) -> TargetMark | None:
+    def _last_mark(self, delta: DeltaTable, state: str) -> TargetMark | None:
         """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
         writer = self._table.writer
-        own_commits = (c for c in delta.history(_LOOKED_AT) if c.get("slackwater_writer") == writer)
+        own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
             mark = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
             return TargetMark(state=mark["state"], epoch=int(mark["epoch"]), commit=mark["commit"])
@@ -184,7 +184,7 @@ class DeltaTarget:
                 "the next start publishes it"
             ) from error
 
-    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """The rows within these ranges, see `targets.base.Readable`."""
         fields = {f.name: f.polars for f in self._table.fields}
         keys = [c for c in self._table.identity or () if c != column]

@@ -104,7 +104,7 @@ class FilesTarget:
         try:
             self._folder.move(newer, to)
             content = {"epoch": mark.epoch, "state": state, "infix": own_infix, "commit": mark.commit}
-            self._folder.mark(self._marker, json.dumps(content).encode())
+            self._folder.write_marker(self._marker, json.dumps(content).encode())
         except OSError as error:
             raise self._not_moved(f"{self._shown}/{to}", error) from None
         return f'"{self._shown}/{to}"'
@@ -138,7 +138,7 @@ class FilesTarget:
         named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         return [name for name in self._folder.names() if named.fullmatch(name)]
 
-    def former(self) -> str | None:
+    def describe_previous_output(self) -> str | None:
         """What another state of this writer left here, in words."""
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
@@ -181,7 +181,7 @@ class FilesTarget:
             name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             self._folder.write(name, lambda path: self._write(path, rows))
             marker = {"epoch": epoch, "state": self._table.state, "infix": infix, "commit": commit}
-            self._folder.mark(self._marker, json.dumps(marker).encode())
+            self._folder.write_marker(self._marker, json.dumps(marker).encode())
         except (StateError, EpochError) as error:  # of an object store
             raise PublishError(f"{error}; epoch {epoch} is committed, the next start publishes it") from None
         except OSError as error:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 _TRIES, _PAUSE_S = 6, 0.1  # the pause doubles
-_TOGETHER = 1_000_000  # rows of rewritten files that are held at once
+_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are held at once
 _DAYS = 32  # days that are looked for one by one; for more, the stretch from the first to the last
 _DAY_US = 86_400_000_000
 _MAIN = "main"
@@ -94,7 +94,7 @@ class IcebergTarget:
     def close(self) -> None:
         self._table = None
 
-    def former(self) -> str | None:
+    def describe_previous_output(self) -> str | None:
         """What another state of this writer left in the table, in words."""
         try:
             table = self._tables.load(self._name)
@@ -128,9 +128,9 @@ class IcebergTarget:
 
     def last_epoch(self) -> int:
         """The last published epoch, -1 for none."""
-        return self._reached(self._current())
+        return self._marked_epoch(self._current())
 
-    def _reached(self, table: Table) -> int:
+    def _marked_epoch(self, table: Table) -> int:
         return int(table.properties.get(self._marker, -1))
 
     def _current(self) -> Table:
@@ -145,10 +145,10 @@ class IcebergTarget:
         failed: Exception | None = None
         for tries in range(_TRIES + 1):
             try:
-                if self._reached(table := self._current()) >= epoch:
+                if self._marked_epoch(table := self._current()) >= epoch:
                     return
                 if tries < _TRIES:
-                    self._once(table, epoch, rows, gone, commit)
+                    self._commit_once(table, epoch, rows, gone, commit)
                     return
             except Exception as error:  # refused, done with its answer lost, or cut off: the table knows
                 failed, self._table = error, None
@@ -162,7 +162,9 @@ class IcebergTarget:
             "the next start publishes it"
         ) from failed
 
-    def _once(self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None, commit: str) -> None:
+    def _commit_once(
+        self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None, commit: str
+    ) -> None:
         """One commit, asked for once. The library's own would be repeated, and when that is refused its files deleted, which
         belong to the table if the first one was taken and its answer lost. Files of a try that came to nothing stay."""
         from pyiceberg.table import Transaction
@@ -201,7 +203,7 @@ class IcebergTarget:
             keys = pl.concat([keys, gone.select(identity)])
         if keys.is_empty():
             return False
-        where, kinds = self._where(keys), {f.name: f.polars for f in fields}
+        where, kinds = self._day_filter(keys), {f.name: f.polars for f in fields}
         hit = [
             task
             for task, frame in iceberg.read_files(table, identity, where)
@@ -221,24 +223,24 @@ class IcebergTarget:
                 for file in _dataframe_to_data_files(table.metadata, data, table.io, write_id, counter):
                     snapshot.append_data_file(file)
 
-            together = [rows.select(list(kinds))]
+            buffered = [rows.select(list(kinds))]
             for task in hit:
                 frame = iceberg.rows_of(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
-                together.append(frame.join(keys, on=identity, how="anti", nulls_equal=True))
-                kept_rows += together[-1].height
+                buffered.append(frame.join(keys, on=identity, how="anti", nulls_equal=True))
+                kept_rows += buffered[-1].height
                 snapshot.delete_data_file(task.file)
-                if sum(f.height for f in together) >= _TOGETHER:
-                    write(together)
-                    together = []
-            if any(f.height for f in together):
-                write(together)
+                if sum(f.height for f in buffered) >= _BUFFERED_ROWS:
+                    write(buffered)
+                    buffered = []
+            if any(f.height for f in buffered):
+                write(buffered)
         log.info(
             "%s: epoch %s replaces rows: %s written anew with %s that stay%s",
             self.description,
             properties["slackwater.epoch"],
             plural(len(hit), "file"),
             plural(kept_rows, "row"),
-            self._days_told(keys),
+            self._days_text(keys),
         )
         return True
 
@@ -256,13 +258,13 @@ class IcebergTarget:
             return None
         return keys[self._time].dt.date().unique().sort().to_list()
 
-    def _days_told(self, keys: pl.DataFrame) -> str:
+    def _days_text(self, keys: pl.DataFrame) -> str:
         days = self._days(keys)
         if not days:
             return ""
         return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
 
-    def _where(self, keys: pl.DataFrame) -> BooleanExpression | None:
+    def _day_filter(self, keys: pl.DataFrame) -> BooleanExpression | None:
         """The days that can hold rows of these keys, to leave other files unread; None: any."""
         from pyiceberg.expressions import Or
 
@@ -280,7 +282,7 @@ class IcebergTarget:
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 
-    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """The rows within these ranges, see `targets.base.Readable`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_MENDED = "_slackwater_keeps_nulls"
+_PATCHED = "_slackwater_keeps_nulls"
 
 
 def patch_visitor() -> None:
@@ -19,17 +19,17 @@ def patch_visitor() -> None:
     from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 
     visitor: Any = ArrowProjectionVisitor
-    if not getattr(visitor, _MENDED, False):
-        visitor.list, visitor.map = _kept(visitor.list), _kept(visitor.map)
-        setattr(visitor, _MENDED, True)
+    if not getattr(visitor, _PATCHED, False):
+        visitor.list, visitor.map = _restoring_nulls(visitor.list), _restoring_nulls(visitor.map)
+        setattr(visitor, _PATCHED, True)
 
 
-def _kept(projected: Callable[..., Any]) -> Callable[..., Any]:
+def _restoring_nulls(projected: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(projected)
-    def found(self: Any, kind: Any, original: Any, *parts: Any) -> Any:
+    def wrapper(self: Any, kind: Any, original: Any, *parts: Any) -> Any:
         return _with_nulls(projected(self, kind, original, *parts), original)
 
-    return found
+    return wrapper
 
 
 def _with_nulls(projected: Any, original: Any) -> Any:

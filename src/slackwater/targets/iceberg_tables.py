@@ -56,7 +56,7 @@ class IcebergTables:
         session = getattr(catalog, "_session", None)
         if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
             for scheme in ("http://", "https://"):
-                session.mount(scheme, _patient())
+                session.mount(scheme, _timeout_adapter())
         return catalog
 
     def load(self, table: str) -> Table | None:
@@ -96,16 +96,16 @@ def tables_at(connection: IcebergConnection) -> IcebergTables:
     return IcebergTables(connection.catalog, connection.catalog_name, connection.options)
 
 
-def _patient() -> Any:
+def _timeout_adapter() -> Any:
     from requests.adapters import HTTPAdapter
 
-    class Patient(HTTPAdapter):
+    class TimeoutAdapter(HTTPAdapter):
         """Asks once, and does not wait forever: what became of a commit is found in the table, not by asking again."""
 
         def send(self, *arguments: Any, **more: Any) -> Any:
             return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
 
-    return Patient(max_retries=0)
+    return TimeoutAdapter(max_retries=0)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

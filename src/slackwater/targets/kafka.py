@@ -155,7 +155,7 @@ class KafkaTarget:
             if self._exactly_once:
                 self._transaction(self._producer, epoch, messages, commit)
             else:
-                self._flushed(self._producer, epoch, messages)
+                self._produce_and_flush(self._producer, epoch, messages)
         except KafkaException as error:
             reason = self._reason(error)
             self._abandon(error_of(error))
@@ -179,7 +179,7 @@ class KafkaTarget:
                 if not error_of(error).retriable() or time.monotonic() >= end:
                     raise
 
-    def _flushed(self, producer: Producer, epoch: int, messages: Messages) -> None:
+    def _produce_and_flush(self, producer: Producer, epoch: int, messages: Messages) -> None:
         failed: list[KafkaError] = []
 
         def on_delivery(error: KafkaError | None, message: Message[Any, Any]) -> None:

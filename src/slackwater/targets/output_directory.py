@@ -40,7 +40,7 @@ class OutputDirectory(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
 
-    def mark(self, name: str, content: bytes) -> None:
+    def write_marker(self, name: str, content: bytes) -> None:
         """Write a small file over, as it was last read. Raises PublishError if another runner wrote it meanwhile."""
         ...
 
@@ -48,7 +48,7 @@ class OutputDirectory(Protocol):
         """Move files to a folder within it, one after the other."""
         ...
 
-    def here(self) -> Path:
+    def local_copy(self) -> Path:
         """A directory of this machine that has the files."""
         ...
 
@@ -88,7 +88,7 @@ class LocalDirectory:
         path = self.path / name
         return path.read_bytes() if path.exists() else None
 
-    def mark(self, name: str, content: bytes) -> None:
+    def write_marker(self, name: str, content: bytes) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(".tmp")
@@ -103,7 +103,7 @@ class LocalDirectory:
         for name in names:
             (self.path / name).replace(aside / Path(name).name)
 
-    def here(self) -> Path:
+    def local_copy(self) -> Path:
         return self.path
 
 
@@ -149,7 +149,7 @@ class BucketDirectory:
                 self._content[name] = self._versions[name] = None
         return self._content[name]
 
-    def mark(self, name: str, content: bytes) -> None:
+    def write_marker(self, name: str, content: bytes) -> None:
         self.read(name)
         version = self.client.rewrite(name, content, self._versions[name])
         if version is None:
@@ -165,7 +165,7 @@ class BucketDirectory:
             self._content.pop(name, None)
             self._versions.pop(name, None)
 
-    def here(self) -> Path:
+    def local_copy(self) -> Path:
         cache = FileCache(
             f"target-{xxhash.xxh3_128_hexdigest(repr(sorted(self.client.options.items())).encode() + self.shown.encode())}"
         )

@@ -38,7 +38,7 @@ class PostgresTarget:
     guarantee = "exactly once"
 
     def __init__(self, url: str, table: str, columns: TargetTable) -> None:
-        self.url, self._given = str(url), columns
+        self.url, self._columns = str(url), columns
         self._schema, _, self._name = table.rpartition(".")
         self._schema = self._schema or "public"
         self._table = f"{client.quote_name(self._schema)}.{client.quote_name(self._name)}"
@@ -50,10 +50,10 @@ class PostgresTarget:
     @property
     def capacity(self) -> ValueLimits:
         """No U+0000 in text, times that its clients can read, and identities that fit into an entry of a B-tree."""
-        return ValueLimits(False, YEARS, client.INDEX_BYTES if self._given.identity else None)
+        return ValueLimits(False, YEARS, client.INDEX_BYTES if self._columns.identity else None)
 
     def open(self) -> None:
-        client.check_names([f.name for f in self._given.fields], f"target {self._schema}.{self._name}")
+        client.check_names([f.name for f in self._columns.fields], f"target {self._schema}.{self._name}")
         self._connection = db = client.open_connection(self.url, f"target {self._schema}.{self._name}")
         try:
             with db.transaction():
@@ -83,14 +83,14 @@ class PostgresTarget:
             ) from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
-        columns = ", ".join(f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields)
-        identity = self._given.identity
+        columns = ", ".join(f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields)
+        identity = self._columns.identity
         unique = "" if identity is None else f", UNIQUE NULLS NOT DISTINCT ({client.quote_names(identity)})"
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
         """Those that are new, in one statement; a table that does not fit otherwise stays as it is, as this is one transaction."""
-        missing = self._given.missing(client.columns_of(db, self._table))
+        missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
         try:
@@ -102,14 +102,14 @@ class PostgresTarget:
                 "add them as its owner, then start again"
             ) from None
 
-    def former(self) -> str | None:
+    def describe_previous_output(self) -> str | None:
         """What another state of this writer left in the table, in words."""
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 row = db.execute(
                     f"SELECT m.epoch FROM {self._marker} m WHERE m.writer = %s AND m.table_name = %s AND m.state <> %s"
                     f" AND EXISTS (SELECT FROM {self._table})",
-                    (self._given.writer, f"{self._schema}.{self._name}", self._given.state),
+                    (self._columns.writer, f"{self._schema}.{self._name}", self._columns.state),
                 ).fetchone()
             except psycopg.errors.UndefinedTable:
                 return None
@@ -119,7 +119,7 @@ class PostgresTarget:
                 ) from None
         if row is None:
             return None
-        return f'rows of another state of "{self._given.writer}" in {self.description}, up to epoch {row[0]}'
+        return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {row[0]}'
 
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
@@ -130,7 +130,7 @@ class PostgresTarget:
                 row = db.execute(
                     f"SELECT m.state, m.epoch, {commit}, {oids}, to_regclass(%s)::oid, to_regclass(%s)::oid FROM {self._marker} m"
                     f" WHERE m.writer = %s AND m.table_name = %s AND EXISTS (SELECT FROM {self._table})",
-                    (self._marker, self._table, self._given.writer, f"{self._schema}.{self._name}"),
+                    (self._marker, self._table, self._columns.writer, f"{self._schema}.{self._name}"),
                 ).fetchone()
             except psycopg.errors.UndefinedTable:
                 return None
@@ -178,22 +178,22 @@ class PostgresTarget:
             )
         }
         problems = []
-        for field in self._given.fields:
+        for field in self._columns.fields:
             expected = client.sql_type(field)
-            if field.name not in actual and field.name in self._given.new:
+            if field.name not in actual and field.name in self._columns.new:
                 continue  # it is added by the start
             if field.name not in actual:
                 problems.append(f'column "{field.name}" ({expected}) is missing')
             elif not _holds(actual[field.name][0], expected):
                 problems.append(f'column "{field.name}" is {actual[field.name][0]}, expected {expected}')
-        names = {f.name for f in self._given.fields}
+        names = {f.name for f in self._columns.fields}
         problems += [
             f'column "{n}" must not be NULL and is not written' for n, (_, r) in actual.items() if r and n not in names
         ]
-        if not problems and self._given.identity is not None and not self._is_unique(db, self._given.identity):
+        if not problems and self._columns.identity is not None and not self._is_unique(db, self._columns.identity):
             problems.append(
                 "there is no unique key for the upsert: CREATE UNIQUE INDEX ON "
-                f"{self._table} ({client.quote_names(self._given.identity)}) NULLS NOT DISTINCT"
+                f"{self._table} ({client.quote_names(self._columns.identity)}) NULLS NOT DISTINCT"
             )
         return problems
 
@@ -242,9 +242,9 @@ class PostgresTarget:
             " commit_id = excluded.commit_id, table_oid = excluded.table_oid, marker_oid = excluded.marker_oid, updated_at = now()"
             " WHERE m.epoch < excluded.epoch OR m.state <> excluded.state",
             (
-                self._given.writer,
+                self._columns.writer,
                 f"{self._schema}.{self._name}",
-                self._given.state,
+                self._columns.state,
                 epoch,
                 commit,
                 self._table,
@@ -253,12 +253,12 @@ class PostgresTarget:
         )
         if taken.rowcount != 1:
             return
-        identity = self._given.identity
+        identity = self._columns.identity
         if identity is not None and gone is not None and not gone.is_empty():
             self._delete(connection, identity, gone)
         if rows.is_empty():
             return
-        columns = [f.name for f in self._given.fields]
+        columns = [f.name for f in self._columns.fields]
         if identity is None:
             client.copy_frame(connection, self._table, rows.select(columns))
             return
@@ -271,10 +271,10 @@ class PostgresTarget:
             f" ON CONFLICT ({client.quote_names(identity)}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
         )
 
-    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """The rows within these ranges, see `targets.base.Readable`."""
-        fields = {f.name: f.polars for f in self._given.fields}
-        keys = [c for c in self._given.identity or () if c != column]
+        fields = {f.name: f.polars for f in self._columns.fields}
+        keys = [c for c in self._columns.identity or () if c != column]
         bounds = ranges.with_columns(
             pl.col("__low", "__high").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"),
         ).select(*keys, "__low", "__high")
@@ -286,7 +286,7 @@ class PostgresTarget:
                 self._connection = client.open_connection(self.url, self.description)
             with self._connection.transaction():
                 typed = [
-                    f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in keys
+                    f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields if f.name in keys
                 ]
                 typed += ["__low timestamptz", "__high timestamptz"]
                 self._connection.execute(
@@ -294,7 +294,7 @@ class PostgresTarget:
                 )
                 client.copy_frame(self._connection, "slackwater_ranges", bounds)
                 self._connection.execute("ANALYZE slackwater_ranges")
-                for same in _alike(bounds.select(keys)):
+                for same in _match_conditions(bounds.select(keys)):
                     records += self._connection.execute(
                         f"SELECT {columns} FROM {self._table} t JOIN slackwater_ranges g ON {' AND '.join([*same, between])}"
                     ).fetchall()
@@ -307,7 +307,7 @@ class PostgresTarget:
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
         """Copy some of the columns to a temporary table of the transaction."""
         typed = ", ".join(
-            f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._given.fields if f.name in frame.columns
+            f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields if f.name in frame.columns
         )
         connection.execute(f"CREATE TEMPORARY TABLE {table} ({typed}) ON COMMIT DROP")
         client.copy_frame(connection, table, frame)
@@ -316,7 +316,7 @@ class PostgresTarget:
         """One DELETE for every set of columns that are NULL together."""
         self._stage(connection, "slackwater_gone", gone.select(identity))
         connection.execute("ANALYZE slackwater_gone")  # else the planner guesses how many there are
-        for same in _alike(gone.select(identity)):
+        for same in _match_conditions(gone.select(identity)):
             connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
     def close(self) -> None:
@@ -325,7 +325,7 @@ class PostgresTarget:
             self._connection = None
 
 
-def _alike(rows: pl.DataFrame) -> Iterator[list[str]]:
+def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
     """Conditions by which rows `g` find their equals `t`, NULL equal to NULL: one set for all that are NULL in the same columns.
 
     No index serves IS NOT DISTINCT FROM.

@@ -178,8 +178,8 @@ class SqlFrontend:
         else:
             every = ", ".join(f"{clocks[i]}L" for i in owners)
             clock = f"element_at(array({every}), CAST({NUMBER} AS INT) + 1)"
-        timed = self.engine.rows.timed(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
-        if self.engine.rows.of_stage(name):
+        timed = self.engine.rows.with_event_time(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
+        if self.engine.rows.is_stage_output(name):
             return timed
         latest = f"{_CLOCK} + {self.pipeline.transform.step.max_future_ms * 1000}L"
         plain = [quote_column(c) for c in timed.columns if c != "__bad"]

@@ -84,7 +84,7 @@ class MemoryTarget:
         columns = list(self._schema)
         return pl.concat([rows.select(columns) for rows, _ in self._changes])
 
-    def stored(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         keys = [c for c in self._identity if c != column]
         in_range = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
         near = self.table.join(ranges, on=keys, nulls_equal=True) if keys else self.table.join(ranges, how="cross")

@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Connection)
 class HasPreviousOutput(Protocol):
     """A target that can tell what another state left in it."""
 
-    def former(self) -> str | None:
+    def describe_previous_output(self) -> str | None:
         """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
         ...
 

@@ -57,7 +57,7 @@ class FilesConnector(Connector[FilesConnection]):
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
-        home = folder_at(spec.path or "", self.connection.options).here()
+        home = folder_at(spec.path or "", self.connection.options).local_copy()
         for path in sorted(home.glob(f"{pipeline}-letters-*.{ending}")):
             try:
                 if ending == "parquet":

@@ -49,7 +49,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
-        self.existing_target(spec, TargetTable("", (), None)).former()
+        self.existing_target(spec, TargetTable("", (), None)).describe_previous_output()
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         from slackwater.targets import iceberg_tables as iceberg
