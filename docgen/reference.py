@@ -340,7 +340,12 @@ def _folded(text: str) -> str:
 
 
 def _doc(what: Any) -> str:
-    text = inspect.getdoc(what) or ""
+    text = re.sub(
+        r"^(Args|Raises):\n((?: {4}.*\n?)+)",
+        lambda m: f"{m[1]}:\n\n{_entries(m[2])}",
+        inspect.getdoc(what) or "",
+        flags=re.MULTILINE,
+    )
     # indented parts are code
     return re.sub(
         r"(?:^ {4}.*\n?(?:\n(?= {4}))?)+",
@@ -348,6 +353,13 @@ def _doc(what: Any) -> str:
         text,
         flags=re.MULTILINE,
     )
+
+
+def _entries(section: str) -> str:
+    """Return the entries of a section of a docstring, `name: text`, as a list."""
+    entries = re.split(r"\n(?=\S)", textwrap.dedent(section).strip())
+    named = (entry.partition(":") for entry in entries)
+    return "".join(f"- `{name}`: {' '.join(text.split())}\n" for name, _, text in named)
 
 
 def _methods(cls: type) -> list[tuple[str, Callable[..., Any]]]:

@@ -1,16 +1,16 @@
-"""A pipeline over bounded history, beside the live one: a state of its own, its windows into the target.
+"""Backfill: run a pipeline over a bounded history with a separate state, and write the windows to the target.
 
               from                     to
     rows      │                        │
-    ├─ reach ─┤▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒├─ reach ─┤     read: so far away may lie what belongs to a window of the range
+    ├─ reach ─┤▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒├─ reach ─┤     read: rows here may belong to a window of the range
     windows   │                        │
-        [─────┼──]                     │              begins before it: left out (or --partial)
+        [─────┼──]                     │              starts before the range: left out (unless --partial)
               │   [──]  [────]         │              written
-              │                     [──┼────]         begins in it: whole, and written
-              │                        │ [───]        not of the range
+              │                     [──┼────]         starts in the range: complete, and written
+              │                        │ [───]        starts after the range: left out
 
-reach = the duration of tumbling and hopping windows; the gap and the cap of sessions. No streaming query takes part: the
-batches are cut here, from offsets and lists of files, so that an interrupted run goes on from its state.
+reach = the duration of tumbling and hopping windows; the gap plus the cap of sessions. Spark's streaming query is not used:
+this module cuts the batches from offsets and lists of files. An interrupted backfill therefore continues from its state.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BackfillResult:
-    """The outcome. `status`: of the last commit, None if there was nothing to read; `done`: False if it was stopped.
+    """Outcome of a backfill.
 
-    `after`: the epoch of an interrupted start that this one went on from; `written` counts from there.
+    Args:
+        status: the status after the last commit; None if there was nothing to read.
+        written: the windows that this start wrote or left out.
+        done: False if the backfill was stopped before its end.
+        after: the epoch at which an interrupted backfill was continued; None for a new one.
     """
 
     pipeline: str
@@ -70,13 +74,23 @@ def run_backfill(
     on_notice: Callable[[str, str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BackfillResult:
-    """Write the windows that start in [since, until) as the pipeline would, from the history that its sources hold.
+    """Write the windows that start in [since_us, until_us), computed from the history that the sources hold.
 
-    Its state is its own (`<pipeline>-backfill-<from>-<to>`), goes on where it was interrupted, and is removed at the end.
-    `partial`: also windows that begin before the range and reach into it, and those that are not over yet. `into`: another
-    path, table or topic. `slack_ms`: how far the time of a Kafka record may be from its event time, by default the lateness
-    and the allowed lateness. Dead letters are not written. Raises StartError for what cannot be read again, else
-    SlackwaterError.
+    The backfill has a separate state, `<pipeline>-backfill-<from>-<to>`. An interrupted backfill continues from that state,
+    and a finished one removes it. Dead letters are not written.
+
+    Args:
+        since_us: start of the range (µs UTC).
+        until_us: end of the range (µs UTC), not included.
+        partial: also write windows that start before the range and reach into it, and windows that are not over yet.
+        into: another path, table or topic to write to.
+        slack_ms: how far the time of a Kafka record may be from its event time. By default the lateness plus the allowed
+            lateness.
+        stop: an event that ends the backfill after the epoch in progress.
+
+    Raises:
+        StartError: a source cannot be read again, or the target only adds rows.
+        SlackwaterError: any other failure.
     """
     backfill = backfill_pipeline(pipeline, since_us, until_us, into)
     window = pipeline.transform.window
@@ -111,7 +125,7 @@ def run_backfill(
 
 
 def _finish(runner: Runner, parts: RunComponents) -> Status | None:
-    """Close what is open, and remove the state; None if the run was to stop before."""
+    """Close all open windows and remove the state. Return the last status, or None if the run was stopped before."""
     if runner.stop.is_set():
         return None
     parts.driver.flush()
@@ -121,7 +135,7 @@ def _finish(runner: Runner, parts: RunComponents) -> Status | None:
 
 
 class _HistoryRunner:
-    """The rows of the range, batch after batch."""
+    """Reader that runs the rows of the range through the driver, batch by batch."""
 
     def __init__(self, runner: Runner, parts: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
@@ -165,7 +179,7 @@ class _HistoryRunner:
         return reader
 
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
-        """Rows without a usable time stay: what becomes of them is not decided here."""
+        """Return the rows whose event time is in the range. Rows without a usable time stay: the engine judges them."""
         low, high = self.span.rows_us
         time_sql = f"unix_micros({self.engine.rows.times[name]})"
         return frame.where(f"{time_sql} IS NULL OR ({time_sql} >= {low}L AND {time_sql} < {high}L)")

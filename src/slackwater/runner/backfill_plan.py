@@ -1,4 +1,4 @@
-"""What a backfill is made of: its range of time, how far around it rows are read, and the pipeline that it runs."""
+"""Plan of a backfill: its time range, how far around the range rows are read, and the pipeline that it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from slackwater.errors import StartError
 
 @dataclass(frozen=True)
 class BackfillRange:
-    """Windows that start in [since, until), µs UTC. `reach_us`: how far beyond rows are read; `slack_us`: see `backfill`."""
+    """Time range of a backfill: windows that start in [since_us, until_us), µs UTC.
+
+    Args:
+        reach_us: how far before and after the range rows are read.
+        slack_us: how far the time of a Kafka record may be from its event time.
+    """
 
     since_us: int
     until_us: int
@@ -26,18 +31,22 @@ class BackfillRange:
 
     @property
     def rows_us(self) -> tuple[int, int]:
-        """From when to when rows are read; the end is not included."""
+        """The event times (µs) that are read, from and to; the end is not included."""
         return self.since_us - self.reach_us, self.until_us + self.reach_us
 
     @property
     def records_ms(self) -> tuple[int, int]:
-        """The same of Kafka records, by their own time."""
+        """The record times (ms) of the Kafka records that are read, from and to."""
         low, high = self.rows_us
         return (low - self.slack_us) // 1000, -((-high - self.slack_us) // 1000)
 
 
 def reach_us(window: Window) -> int:
-    """How far from its start a window may have rows, and a session a predecessor that it would be one with."""
+    """Return how far from the range a row may lie that belongs to one of its windows (µs).
+
+    For sessions this is the cap plus the gap, so that a session that reaches into the range is complete. A gap that is a
+    column counts as the cap.
+    """
     if window.kind != "session":
         return 1000 * (window.duration_ms or 0)
     cap = window.max_session_duration_ms or 0
@@ -45,9 +54,12 @@ def reach_us(window: Window) -> int:
 
 
 def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
-    """The pipeline of a backfill: a name and a state of its own, no dead letters, maybe another place to write to.
+    """Return the pipeline of a backfill: with another name, without dead letters, and with the target of `into` if given.
 
-    Raises StartError where history cannot be read again, or would be added beside the windows that are there.
+    The name decides where the state is, so the state of the running pipeline stays as it is.
+
+    Raises:
+        StartError: a source cannot be read again, or the target would hold windows twice.
     """
     pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window
@@ -89,7 +101,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if kind == "console":
         connections["backfill"] = FilesConnection()
-    of_several = bool(pipeline.targets)  # each has a state of its own
+    of_several = bool(pipeline.targets)  # the backfill of each target has a separate state
     window_changes = {"late_data": "drop"} if window.late_data == "dlq" else {}
     on_error = "drop" if pipeline.transform.on_error == "dlq" else pipeline.transform.on_error
     transform = {"window": window.model_copy(update=window_changes), "on_error": on_error}
@@ -108,7 +120,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """The target, elsewhere. A console has no other place: its windows go to Parquet files."""
+    """Return the target with its path, table or topic replaced by `into`; instead of a console, Parquet files."""
     target, kind = pipeline.target, explain.kind_of(pipeline.target, pipeline)
     if into is None:
         return target

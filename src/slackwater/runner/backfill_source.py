@@ -1,4 +1,4 @@
-"""The sources of a backfill: the history they hold, in batches cut here from lists of files and from offsets."""
+"""Sources of a backfill: the history that they hold, cut into batches by lists of files and by offsets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slackwater.state.protocol import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RECORDS = 1_000_000  # of Kafka, per epoch, where the source sets no max_offsets_per_trigger
+RECORDS = 1_000_000  # Kafka records per epoch if the source sets no max_offsets_per_trigger
 
 
 class FilesRangeReader:
-    """All files that are there at the start, in the order of a stream."""
+    """Reader of all files that exist at the start, in the order in which a run would read them."""
 
     def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
         self.source, self._session, self._store = source, session, store
@@ -38,7 +38,7 @@ class FilesRangeReader:
 
 
 class PlannedRangeReader:
-    """All that is there at the start, from its first row, as a run plans it."""
+    """Reader of everything that a table holds at the start, from its first row, in the batches of a normal run."""
 
     def __init__(
         self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord
@@ -55,7 +55,10 @@ class PlannedRangeReader:
 
 
 class KafkaRangeReader:
-    """The records whose own time lies in the range, give or take the slack. `missing`: partitions whose first ones are gone."""
+    """Reader of the Kafka records whose record time lies in the range, extended by the slack.
+
+    `missing` names the partitions whose first records were removed, so that records of the range may be missing.
+    """
 
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
         self.source, self._session = source, session
@@ -80,11 +83,11 @@ class KafkaRangeReader:
         if not total:
             return None
         most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
-        # every partition gets on by its share, so that their times stay side by side
+        # every partition advances by its share, so that their event times stay close together
         end = {key: start[key] + -(-most * n // total) for key, n in remaining.items()}
         batch = self.source.read_between(self._session, by_topic(start), by_topic(end), record)
-        if batch is None:  # the topic was made anew, and holds less
+        if batch is None:  # the topic was created again and holds fewer records
             batch = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
-        # a partition that has nothing in the range would hold the watermark back
+        # a partition without records in the range would hold the watermark back
         some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
         return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in some})

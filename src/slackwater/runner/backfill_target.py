@@ -1,4 +1,4 @@
-"""The target of a backfill: it is given the windows of the range alone, and the others are counted."""
+"""Target of a backfill: it passes the windows of the range on and counts the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ NEVER = -(1 << 62)
 
 @dataclass
 class RangeCounts:
-    """Windows of this run: those written, those left out as they begin before the range, or were not over at the start."""
+    """Counts of windows of one backfill.
+
+    Args:
+        windows: windows written.
+        before: windows left out because they start before the range.
+        unfinished: windows left out because they were not over when the backfill started.
+    """
 
     windows: int = 0
     before: int = 0
@@ -25,7 +31,13 @@ class RangeCounts:
 
 @dataclass
 class RangeFilterTarget:
-    """A target that is given the windows of the range alone."""
+    """Target writer that passes only the windows of the range on.
+
+    Args:
+        clock_us: the time of the start (µs UTC); windows that end later are unfinished.
+        partial: also pass windows on that reach into the range or are unfinished.
+        written: the counts, which `publish` updates.
+    """
 
     target: TargetWriter
     window: Window
@@ -45,7 +57,7 @@ class RangeFilterTarget:
         self.target.close()
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Superseded rows of an append-only target have no end: the start decides."""
+        """Publish the rows of the range. Superseded rows (`gone`) are chosen by their start, since they have no end."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span

@@ -1,7 +1,7 @@
-"""A run beside the program that started it: `sw.run(pipeline, background=True)` gives a `Handle` at once.
+"""A run in a background thread: `sw.run(pipeline, background=True)` returns a `Handle` immediately.
 
             run ─────────────── thread ───────────────▶ ended: the last status, or the error
-handle.status ─ why ─ stop ─ wait                        raised by each of these from then on, and logged once
+handle.status ─ why ─ stop ─ wait                        the error is logged once; status, stop and wait raise it
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from slackwater.query.why_report import WhyReport
 
 log = logging.getLogger("slackwater")
-_LEAVE_S = 30.0  # for the epoch in progress, when the program ends
+_LEAVE_S = 30.0  # how long the end of the program waits for the epoch in progress
 
 
 class Handle(NotebookRepr):
     """A run in the background. As a context manager it stops the run at the end of the block.
 
-    An error of the run is raised by `status`, `wait` and `stop`, each time, and logged when it happens.
+    An error of the run is logged when it happens. `status`, `wait` and `stop` raise it every time they are called.
     """
 
     def __init__(self, pipeline: Pipeline, run: Callable[[threading.Event, Observer], Status | None]) -> None:
@@ -53,11 +53,11 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """The program ends: finish the epoch in progress, as a signal would."""
+        """Finish the epoch in progress because the program ends, as a signal would do."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 
-    # -- what it says --------------------------------------------------------------------------------------------
+    # -- the state of the run ------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -65,39 +65,39 @@ class Handle(NotebookRepr):
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the run, without raising it; None while it runs, and after a good end."""
+        """The error that ended the run, without raising it. None while it runs and after an end without an error."""
         return self._error
 
     @property
     def status(self) -> Status | None:
-        """After the latest commit; None before the first. Raises what ended the run."""
+        """The status after the latest commit; None before the first. Raises the error that ended the run."""
         self._check()
         return self._seen.latest
 
     @property
     def latest(self) -> Status | None:
-        """The same, without raising anything."""
+        """The status after the latest commit; None before the first. Raises nothing."""
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
-        """Who holds the watermark and what closes next: see `sw.why`. The state must be durable."""
+        """Return what holds the watermark and which windows close next: see `sw.why`. The state must be durable."""
         report: WhyReport = import_module("slackwater.query.why_api").why(self.pipeline, key, stage)
         return report
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """What the target holds now, read when this is called; of several targets the one that is named.
+        """Read the rows that the target holds now. With several targets, name one of them.
 
-        Raises StartError for a target that gives nothing back, as the console.
+        Raises StartError for a target that cannot be read, such as the console.
         """
         rows: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.pipeline, target)
         return rows
 
-    # -- its end -------------------------------------------------------------------------------------------------
+    # -- the end of the run --------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> Status | None:
-        """Until the run ends by itself: `available_now`, or an error, which is raised. Returns the last status.
+        """Wait until the run ends without `stop`, at the end of its input or with an error. Return the last status.
 
-        Raises TimeoutError if it still runs after `timeout_s` seconds, and lets it run.
+        Raises the error that ended the run. Raises TimeoutError if it still runs after `timeout_s` seconds; it goes on.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -106,7 +106,7 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def stop(self, timeout_s: float | None = None) -> Status | None:
-        """Finish the epoch in progress and end. Returns the last status; raises what ended the run before."""
+        """Finish the epoch in progress and end the run. Return the last status; raise the error of a run that failed."""
         self._stop.set()
         return self.wait(timeout_s)
 
@@ -122,7 +122,7 @@ class Handle(NotebookRepr):
         if error is None:
             self.stop()
         else:
-            self._leave()  # what the block raised goes on; an error of the run is in the log
+            self._leave()  # the error of the block is raised; an error of the run is only in the log
 
     def __repr__(self) -> str:
         if self._error is not None:
@@ -134,7 +134,7 @@ class Handle(NotebookRepr):
 
 
 class _LatestStatus(Observer):
-    """Remembers the latest status."""
+    """Observer that keeps the latest status."""
 
     def __init__(self) -> None:
         self.latest: Status | None = None
@@ -144,5 +144,5 @@ class _LatestStatus(Observer):
 
 
 def print_warning(level: str, text: str) -> None:
-    """Lines of a run in the background: warnings alone, since others would come between what the program prints."""
+    """Log a line of a background run: only warnings are shown, so that the output of the program is not interrupted."""
     log.log(logging.WARNING if level == "warning" else logging.DEBUG, "%s", text)

@@ -1,9 +1,9 @@
-"""The same windows and joins over batch DataFrames: one epoch that holds all rows, no store, nothing late.
+"""Windows and joins over batch DataFrames: one epoch with all rows, without a state store and without late rows.
 
-DataFrame ─▶ event time ─▶ SQL ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: fold, emit ─▶ DataFrame
-                                  (panes: partial aggregates)        a shard's rows at once
+DataFrame ─▶ event time ─▶ SQL ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: aggregate, emit ─▶ DataFrame
+                                  (panes: partial aggregates)        all rows of a shard at once
 
-All of it is a plan: nothing runs before the result is asked for.
+The functions return a lazy DataFrame: Spark runs nothing before its rows are needed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Planned = ParamSpec("Planned")
-ROWS = "rows"  # what the only source of a window is called
+ROWS = "rows"  # the name of the only source of a window
 
 
 def _hide_analysis_log(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
-    """Without Spark's log of an analysis that failed: what failed is raised, in a line of ours."""
+    """Decorate `plan` so that Spark does not log a failed analysis; the error itself is raised."""
 
     @wraps(plan)
     def planned(*args: Planned.args, **kwargs: Planned.kwargs) -> DataFrame:
@@ -74,20 +74,29 @@ def batch(
     lookups: Mapping[str, DataFrame] | None = None,
     name: str = "batch",
 ) -> DataFrame:
-    """The windows of a batch DataFrame: the columns and rows that a pipeline would write, in no order between shards.
+    """Return the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
-    All rows are one epoch, so none is late, and the watermark then goes to the end of time: every window closes, with
-    `_emit_reason` `close` or `cap`. `flush=False` leaves out what the newest event (minus `lateness`) does not close.
-    `transform_sql` reads the view `source`; `lookups` are DataFrames that it may join by name.
+    All rows form one epoch, so no row is late. Then the watermark advances to the end of time: every window closes, with
+    `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order. All rows of a key are in one
+    shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not apply.
 
-    A shard's rows are in memory at once, and a key's rows are in one shard. `shards`: how many; by default Spark decides by
-    size (spark.sql.shuffle.partitions, and adaptive execution). Bounds of the state (`max_groups_per_window`) do not apply.
+    Args:
+        df: the rows to aggregate.
+        window: the window or session, as in a pipeline.
+        transform_sql: a SELECT that reads the view `source`.
+        flush: False leaves out windows that the newest event, minus `lateness`, does not close.
+        shards: the number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive execution).
+        on_error: "fail" raises an error for a row without a usable event time or gap and names the row. "drop" leaves such
+            rows out and does not count them.
+        lookups: DataFrames by name, which the SQL may join.
+        name: the name in error messages.
 
-    Rows without a usable event time or gap make the run fail, naming one, or are left out (`on_error="drop"`; not counted).
-    Raises ConfigError, StartError; the rest is found when Spark runs it.
+    Raises:
+        ConfigError: an argument is wrong.
+        StartError: columns or SQL do not fit. Errors in the data are raised when Spark runs the plan.
     """
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
-    if window.late_data != "reopen":  # which only says when a window is final; nothing comes late
+    if window.late_data != "reopen":  # "reopen" only decides when a window is final; no row is late here
         update["late_data"] = "drop"
     planner = _plan(name, {ROWS: df}, window.model_copy(update=update), transform_sql, on_error, lookups)
     timed = planner.usable_rows(ROWS, df)
@@ -114,10 +123,10 @@ def batch_join(
     lookups: Mapping[str, DataFrame] | None = None,
     name: str = "batch",
 ) -> DataFrame:
-    """The join of two batch DataFrames: the columns and rows that a pipeline would write, in no order between shards.
+    """Join two batch DataFrames. The result has the columns and rows that a pipeline would write.
 
-    No row is late, and every outer row without a partner comes out. `join.left_sql` and `right_sql` read the view `source`.
-    The rest is as in `batch`; `max_rows_per_key` does not apply.
+    No row is late, and every outer row without a partner is emitted. `join.left_sql` and `join.right_sql` read the view
+    `source`. `max_rows_per_key` does not apply. Order, memory and the other arguments are as in `batch`.
     """
     join = join.model_copy(update={"late_data": "drop", "allowed_lateness_ms": None, "crash_recovery": None})
     frames = {join.left_source: left, join.right_source: right}
@@ -132,19 +141,19 @@ def batch_join(
 
 @dataclass(frozen=True)
 class _Planner:
-    """Plans what the streaming engine plans for an epoch."""
+    """Planner of the same steps that the streaming engine plans for an epoch."""
 
     rows: RowPlan
     clock_us: int
 
     def with_event_time(self, name: str, frame: DataFrame) -> DataFrame:
-        """Rows with `_event_ts` and `__bad`."""
+        """Return the rows with the columns `_event_ts` and `__bad`."""
         local_frame, latest = in_session(self.rows.session, frame), self.rows.latest_allowed_us(self.clock_us)
         return self.rows.with_event_time(name, local_frame, self.clock_us, latest)
 
     def usable_rows(self, name: str, frame: DataFrame) -> DataFrame:
-        """The rows that have an event time; the others fail the run, or are left out."""
-        F = spark_connect.sql_functions(frame)  # noqa: N806 — Spark's own name for it
+        """Return the rows that have a usable event time. The others raise an error in Spark, or are left out."""
+        F = spark_connect.sql_functions(frame)  # noqa: N806 — the name that Spark's documentation uses
         timed = self.with_event_time(name, frame)
         if self.rows.pipeline.transform.on_error == "drop":
             return timed.where("__bad IS NULL")
@@ -160,11 +169,11 @@ class _Planner:
             F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        # not deterministic, as far as Spark knows: else conditions of the SQL would be tried first, and hide bad rows
+        # the ID makes the filter non-deterministic for Spark, which else would apply filters of the SQL first and hide bad rows
         return timed.where(fits & (F.monotonically_increasing_id() >= 0))
 
     def columns(self, name: str, usable: DataFrame, tag: int | None) -> DataFrame:
-        """The columns that go to the shards."""
+        """Return the columns that are sent to the shards."""
         from slackwater.spark import analysis
 
         (way,) = self.rows.pipeline.ways_from(name)
@@ -184,7 +193,7 @@ def _plan(
     on_error: str,
     lookups: Mapping[str, DataFrame] | None,
 ) -> _Planner:
-    """The checks that a pipeline makes at its start, over these DataFrames."""
+    """Check the DataFrames as a pipeline checks its sources at the start, and return the planner. `step`: window or join."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
             [f'{name}: on_error: found "{on_error}", expected "fail" or "drop"; a batch has no dead letters']
@@ -204,7 +213,7 @@ def _plan(
     )
     caller_session = next(iter(frames.values())).sparkSession
     plan_session: Any
-    if spark_connect.is_connect(caller_session):  # a plan of Connect means what it does in its own session alone
+    if spark_connect.is_connect(caller_session):  # a Connect plan is only valid in the session that built it
         plan_session = spark_connect.ConnectTables(caller_session, lookups or {})
     else:
         plan_session = session.private_session(caller_session, 1)
@@ -220,7 +229,7 @@ def _plan(
 def _run_on_shards(
     rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, caller_frame: DataFrame
 ) -> DataFrame:
-    """Run `fold` over all rows of each shard; the result is a DataFrame of the caller's session."""
+    """Run `fold` over all rows of each shard. Return a DataFrame of the session of `caller_frame`."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
@@ -232,7 +241,7 @@ def _ddl(fields: Sequence[Field]) -> str:
     return ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields)
 
 
-# -- what runs in the workers ------------------------------------------------------------------------------------------
+# -- code that runs in Spark's workers ---------------------------------------------------------------------------------
 
 
 def _task(names: list[str], output: list[Field], fold: Fold) -> Any:

@@ -1,4 +1,4 @@
-"""The files that a run's sources have read: they are not read again, so what changes in them is said, counted and committed."""
+"""Watch the files that a run has read. They are not read again, so changes to them are logged, counted and committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("slackwater")
 
 
 class WatchedFiles:
-    """Knows all files that are part of the state from the beginning; `remember` adds those of each epoch."""
+    """The files that are part of the state. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, parts: RunComponents, reporter: Reporter) -> None:
         self._pipeline, self._parts, self._reporter = pipeline, parts, reporter
@@ -30,18 +30,18 @@ class WatchedFiles:
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
-        """By source, the files that are part of the state, as they were."""
+        """The files that are part of the state, by source, with size and time as they were when they were read."""
         return {name: tracker.entries.values() for name, tracker in self._read.items()}
 
     def remember(self, names: Iterable[str]) -> None:
-        """Know the files that the latest commit has read."""
+        """Add the files that the latest commit has read, for the sources of these names."""
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
                 self._read[name].add(files.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
-        """Say, count and commit which files changed after they were read."""
+        """Log, count and commit files that changed after they were read. `limit`: how many files are looked at."""
         driver, count = self._parts.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:
@@ -56,7 +56,7 @@ class WatchedFiles:
             self._reporter.status(driver.status_at_start())
 
     def count_unread_files(self) -> int:
-        """How many files are there and not read yet, as far as can be seen."""
+        """Return how many files exist that are not read yet. Sources that cannot be listed are left out."""
         total = 0
         for name, source in self._sources.items():
             try:

@@ -1,4 +1,4 @@
-"""`check --connect`: is everything there that a pipeline needs? One line for each thing that is not; nothing is changed."""
+"""`check --connect`: check that every system of a pipeline can be reached and fits. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from slackwater.sources import files
 
 
 def find_problems(pipeline: Pipeline) -> list[str]:
-    """What cannot be reached, or does not fit. Starts Spark only to learn the columns that a database table must have."""
+    """Return one line for each system that cannot be reached or does not fit.
+
+    Spark is started only for a Postgres target, to learn the columns that its table must have.
+    """
     from slackwater.runner.components import store_of
 
     problems: list[str] = []
@@ -50,7 +53,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
 
 
 def find_notes(pipeline: Pipeline) -> list[str]:
-    """What is worth knowing besides problems: what a start will create, files that changed after the state has read them."""
+    """Return notes that are not problems: what a start will create, and files that changed after they were read."""
     from slackwater.runner.components import store_of
     from slackwater.sources import file_change_tracker
 
@@ -85,7 +88,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
 
 
 def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
-    """The targets and the place of dead letters, by the table of the config that describes them."""
+    """Return the targets and the target of dead letters, by the key of the config that describes them."""
     places = {
         f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
         for n, target_pipeline in pipeline.by_target.items()
@@ -94,7 +97,7 @@ def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
 
 
 def _creation_note(pipeline: Pipeline, place: str, spec: TargetSpec) -> str | None:
-    """What a start will create."""
+    """Return a note if a start will create the target, else None."""
     connection = resolve_connection(spec.connection, pipeline.connections)
     return None if connection is None else system_of(connection).will_create(spec, place)
 
@@ -112,7 +115,7 @@ def _check_database(url: str, label: str) -> None:
 
 
 def _table_problems(pipeline: Pipeline) -> list[str]:
-    """How the targets' tables differ from the output."""
+    """Return one line for each difference between a Postgres table and the output of the pipeline."""
     from slackwater.runner.components import source_of, spark_settings, store_of, targets_of
     from slackwater.runner.stage_binding import bind_all
     from slackwater.sources.lookups import Lookups

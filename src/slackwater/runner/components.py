@@ -1,4 +1,4 @@
-"""From a config to its parts: sources, the state store, the target, the place of dead letters."""
+"""Build the components of a run from a config: sources, state store, targets and the target of dead letters."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 def source_of(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
-    """A source a config names. `schema_json`: the schema it was first read with, as Spark writes schemas in JSON.
+    """Return the source with this index in the config.
 
-    Raises StartError if what it reads is not there.
+    `schema_json` is the schema with which the source was first read, as Spark's JSON; None before the first start.
+    Raises StartError if the file, topic or table does not exist.
     """
     spec = pipeline.sources[index]
     connection = resolve_connection(spec.connection, pipeline.connections)
@@ -37,7 +38,7 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, schema_json
 
 
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
-    """Settings of a Spark session of our own, with the jars that the sources need."""
+    """Return the settings of a Spark session that Slackwater starts, with the jars that the sources need."""
     import pyspark
 
     settings = {k: str(v) for k, v in pipeline.spark.items()}
@@ -58,7 +59,7 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
 
 
 def store_of(pipeline: Pipeline) -> StateStore:
-    """The state store a config names; in memory where it names none."""
+    """Return the state store of the config; a store in memory if the config has none."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return InMemoryStore(pipeline.name)
@@ -72,7 +73,13 @@ def store_of(pipeline: Pipeline) -> StateStore:
 def targets_of(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
-    """The targets a config names, by name, for the epochs of a state, which go on after `latest`; `operators`: of its stages."""
+    """Return the targets of the config by name.
+
+    Args:
+        operators: the operators of the stages, by stage name.
+        state_id: the lineage of the state, which is part of the markers.
+        latest: the commit after which the run continues; it tells which output columns are new.
+    """
     targets = {}
     new = added_columns.added_target_columns(
         pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
@@ -87,7 +94,7 @@ def targets_of(
 
 
 def create_targets(pipeline: Pipeline) -> None:
-    """Create the places of results and dead letters that can be created before Spark starts. Raises StartError."""
+    """Create the targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
     for target_pipeline in pipeline.by_target.values():
         _system(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
@@ -95,7 +102,7 @@ def create_targets(pipeline: Pipeline) -> None:
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Where a config sends dead letters; None where it does not."""
+    """Return the target of dead letters; None if the config has none."""
     if pipeline.dead_letter is None:
         return None
     return _target(
@@ -104,7 +111,7 @@ def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
 
 
 def aside_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Where rows go that are set aside: to the dead letters, with a marker of their own."""
+    """Return the target for rows of `outbox set-aside`: the dead letters, written with a separate marker."""
     if pipeline.dead_letter is None:
         return None
     return _target(

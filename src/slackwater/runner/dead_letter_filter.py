@@ -1,4 +1,4 @@
-"""Dead letters as rows: their columns, and which of them are wanted."""
+"""The columns of dead letters, and a filter that selects letters and columns."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import polars as pl
 
 from slackwater.core.dead_letter import LETTER
 
-CHUNK = 10_000  # rows of a frame
+CHUNK = 10_000  # rows per frame
 NEWEST = ("epoch", "event_time", "offset")
 SCHEMA = {f.name: f.polars for f in LETTER}
 
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters, and which of their columns. None: all."""
+    """Selection of letters and of their columns. None means no restriction."""
 
     columns: Sequence[str] = tuple(SCHEMA)
     reason: str | None = None
     source: str | None = None
     group_keys: Collection[str] | None = None  # as JSON objects
-    limit: int | None = None  # the newest so many
+    limit: int | None = None  # this many of the newest letters
 
     def apply(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
-        """The wanted rows of a frame of letters, newest first."""
+        """Return the selected letters of a frame, newest first."""
         frame = frame.filter(pl.col("pipeline") == pipeline)
         for name, value in (("reason", self.reason), ("source", self.source)):
             frame = frame if value is None else frame.filter(pl.col(name) == value)
@@ -36,5 +36,5 @@ class LetterFilter:
 
     @property
     def columns_to_read(self) -> list[str]:
-        """The columns to read: those asked for, and those that choose and order."""
+        """The columns to read: the selected ones and those that the filter and the order need."""
         return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

@@ -1,6 +1,6 @@
-"""Reading dead letters back from where a config sends them, without Spark.
+"""Read dead letters back from the target of a config, without Spark.
 
-Each kind of target gives frames of the letter's columns; columns that an older letter does not have are NULL.
+Each connector returns frames with the columns of a letter. Columns that an older letter does not have are NULL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
 def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
-    """The newest letters of a pipeline. Raises StartError where they cannot be read."""
+    """Return the newest letters of a pipeline that the filter selects. Raises StartError if they cannot be read."""
     letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
     for frame in _frames(pipeline, letter_filter):
         letters = letter_filter.apply(pl.concat([letters, frame]), pipeline.name)
@@ -29,26 +29,29 @@ def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFr
 
 
 def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
-    """Letters with all their columns, and `__applied` and `__tries` as the state of the pipeline knows them.
+    """Return the letters with `__applied` and `__tries` from the state of the pipeline. They need all their columns.
 
-    Equal letters of a file stand for as many rows; which of them were applied cannot be told, and does not matter.
+    Equal letters of a file stand for as many rows. Which of them were applied is not known and does not matter.
     """
     return attempt_ledger(pipeline).with_attempts(letters)
 
 
 def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
-    """What the state of a pipeline knows of its letters; without a lock. Raises StateError, StartError."""
+    """Read from the state which letters were replayed and how often; takes no lock. Raises StateError, StartError."""
     from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return AttemptLedger.from_commit(None, lambda name: [])  # in memory: no replay can have found it
+        return AttemptLedger.from_commit(None, lambda name: [])  # a state in memory: no replay can have used it
     with store_of(pipeline).peek() as seen:
         return AttemptLedger.from_commit(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
 
 
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
-    """How many letters there are per reason and source: all, `open` ones, `applied` ones, how often those that are open were
-    tried; and their first and last event time. Reads a chunk at a time."""
+    """Count the letters per reason and source, a chunk at a time.
+
+    The columns are the number of letters, how many are `open` and `applied`, the tries of open ones, and the first and
+    last event time.
+    """
     letter_filter = LetterFilter(COLUMNS)
     counts = attempt_ledger(pipeline).count_by_reason(
         letter_filter.apply(frame, pipeline.name) for frame in _frames(pipeline, letter_filter)
@@ -78,7 +81,7 @@ def _typed(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def _column(stored_type: pl.DataType, field: Field) -> pl.Expr:
-    """A column as its type; formats without times and bytes hold them as text."""
+    """Return a column cast to its type. Formats without times and bytes store them as text."""
     value = pl.col(field.name)
     if stored_type == pl.String and field.type == "binary":
         return value.str.decode("hex")

@@ -1,10 +1,10 @@
-"""The loop of a run that plans its epochs itself: ask the sources, run what they have, tick while they have nothing.
+"""The loop of a run that plans its epochs without Spark's streaming query: poll the sources, run an epoch, or tick.
 
-    asks      ● ●   ○ ○  ○    ○      ○      ●        ●  rows, an epoch at once      ○  nothing: silence up to this ask
+    polls     ● ●   ○ ○  ○    ○      ○      ●        ●  rows: an epoch follows      ○  no rows: silence up to this poll
     epochs    ██ ███                        ████
-    ticks            ▪   ▪    ▪      ▪               the pause between two asks grows with the silence, see `pace`
+    ticks            ▪   ▪    ▪      ▪               the pause between polls grows with the silence: `poll_interval`
 
-With timed triggers an ask is due at every whole interval of the clock, as with Spark's.
+With `trigger_interval` a poll is due at every whole interval of the clock, as with Spark.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from slackwater.state.commit import BatchId
 
 log = logging.getLogger("slackwater")
 
-PATIENCE_S = 120.0  # for a source that does not answer any more
+PATIENCE_S = 120.0  # how long a source may fail to answer before the run fails
 _AGAIN_S = 1.0
 _LOOK_S = 1.0
 
 
 class EpochLoop:
-    """One run from its first ask to its end. `available_now`: what is there at the first ask is the end of the input."""
+    """The loop of one run. `available_now`: end when the input that existed at the first poll is processed."""
 
     def __init__(self, epochs: EpochRunner, planners: Planners, available_now: bool) -> None:
         # configuration
         self.epochs, self.planners, self.available_now = epochs, planners, available_now
         self.stop, pipeline = epochs.stop, epochs.pipeline
         self._pause, self._every = pipeline.idle_pause_ms / 1000, pipeline.trigger_interval_ms / 1000
-        # as it goes, seconds of the monotonic clock
+        # state of the run, in seconds of the monotonic clock
         self._run, self._number = uuid.uuid4().hex, 0
         self._failure: BaseException | None = None
         self._silence_counted = self._rows_at = time.monotonic()  # silence is counted up to then
@@ -47,10 +47,12 @@ class EpochLoop:
         self._unanswered = False
 
     def follow(self, thread_of: Callable[..., threading.Thread] | None = None) -> None:
-        """Run in a thread of its own, so that an interrupt of the caller lets the epoch in progress end first; and while there is none
-        the caller's looks after Spark, which a loop that has nothing to do does not call.
+        """Run the loop in a separate thread until it ends, and raise its error.
 
-        `thread_of`: makes it; unless given one of Spark's, which has the caller's settings of jobs.
+        An interrupt of the caller therefore lets the epoch in progress end first. Meanwhile the caller's thread checks that
+        Spark's process is alive, which an idle loop would not notice.
+
+        `thread_of` creates the thread. The default is a thread of Spark with the caller's job settings.
         """
         make: Callable[..., threading.Thread] = thread_of or spark_connect.thread_of(self.planners.streams.session)
         thread = make(target=self._run_guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
@@ -94,7 +96,10 @@ class EpochLoop:
                 )
 
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
-        """What the sources have; None where one does not answer. Raises what that says once it has lasted for too long."""
+        """Return the batches that the sources have; None if a source does not answer.
+
+        Raises the error of the source once it has not answered for PATIENCE_S. `began`: seconds of the monotonic clock.
+        """
         self.epochs.expect_next()
         try:
             parts = self.planners.next()
@@ -106,7 +111,7 @@ class EpochLoop:
             self._unanswered = True
             return None
         if self._unanswered:
-            self._silence_counted, self._unanswered = began, False  # what nobody knows of is no silence
+            self._silence_counted, self._unanswered = began, False  # an outage does not count as silence
         self._answered = time.monotonic()
         return parts
 
@@ -121,22 +126,24 @@ class EpochLoop:
         self._rows_at = time.monotonic()
 
     def _tick(self, polled_at: float) -> None:
-        """The sources had nothing when they were asked."""
+        """Run an idle tick if the pause since the last counted silence is over. `polled_at`: monotonic seconds."""
         if polled_at - self._silence_counted >= self._pause:
             quiet_us, self._silence_counted = self._quiet_us(polled_at), polled_at
             self.epochs.tick(quiet_us)
 
     def _quiet_us(self, polled_at: float) -> int:
-        """How long it was silent, up to this ask, where that found nothing: since the last time that silence was counted.
+        """Return the silence (µs) between the last time it was counted and this poll.
 
-        An ask says what came since the one before, so the time of an epoch between them counts as well; but a machine that slept, or
-        had no time, did not hear a silence: of a long pause only a part counts.
+        A poll finds all rows since the previous one, so the time of an epoch in between counts, too. After a long pause, such
+        as the sleep of the machine, only a part counts: nobody polled meanwhile.
         """
         most = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
         return int(min(polled_at - self._silence_counted, most) * 1e6)
 
     def _until_trigger(self, polled_at: float) -> float:
-        """Return the seconds from now to the whole interval of the clock after an ask: 0 where it has passed, and at most one
-        interval, whatever the clock was set to meanwhile."""
+        """Return the seconds until the next whole interval of the clock after a poll.
+
+        The result is 0 if that time has passed, and at most one interval even if the clock was set back.
+        """
         due = (math.floor(polled_at / self._every) + 1) * self._every
         return min(max(due - time.time(), 0), self._every)

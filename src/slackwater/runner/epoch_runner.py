@@ -1,7 +1,7 @@
-"""The epochs of a run, one at a time, whoever plans them: our own loop or a streaming query of Spark's.
+"""Run the epochs of a run one at a time, planned by `EpochLoop` or by Spark's streaming query.
 
-begin ─▶ run: read, fold, commit, publish ─▶ files that were read are remembered, offsets told to those who watch the lag
-tick: while there is nothing                 └─▶ what failed, in words
+run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
+tick: an epoch without rows              └─▶ on failure: an error with one line
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
 
 class EpochRunner:
-    """`run` and `tick` from one thread at a time."""
+    """Runner of epochs. `run` and `tick` must be called from one thread at a time."""
 
     def __init__(self, runner: Runner, parts: RunComponents, files: WatchedFiles) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
         self.parts, self.files, self.driver = parts, files, parts.driver
         self._spark = runner.spark
-        # as it goes
-        self._epoch = -1  # in progress
+        # state of the run
+        self._epoch = -1  # the epoch in progress
 
     def expect_next(self) -> None:
-        """What fails from now on is of the next epoch."""
+        """Attribute failures from now on to the next epoch."""
         self._epoch = self.driver.state.epoch + 1
 
     def run(self, plan_batch: Callable[[], Batch | None], quiet_us: int) -> None:
-        """The epoch of a batch that was planned. `plan_batch`: makes it; None: it is part of the state already.
+        """Run the epoch of a batch.
 
-        `quiet_us`: for so long the sources had had nothing.
+        Args:
+            plan_batch: returns the batch; None if the batch is already part of the state.
+            quiet_us: how long the sources had no rows before (µs).
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
         self.expect_next()
@@ -51,12 +53,12 @@ class EpochRunner:
             faults.hit("checkpoint.before", self.driver.state.epoch)
 
     def tick(self, quiet_us: int) -> None:
-        """The sources were asked for so long, and had nothing."""
+        """Run an idle tick. `quiet_us`: how long the sources had no rows (µs)."""
         self.driver.tick(quiet_us)
         self.files.report_changes()
 
     def check_spark(self) -> None:
-        """Raise EpochError if Spark's process has ended: while there are no rows nothing else would tell."""
+        """Raise EpochError if Spark's process has ended, which an idle run would not notice otherwise."""
         if self._spark is not None and error_boundary.has_ended(self._spark):
             raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 
@@ -67,7 +69,7 @@ class EpochRunner:
                 source.advertise(offsets)
 
     def raise_failure(self, failure: BaseException) -> None:
-        """Raise what ended an epoch, in one line that says whether it was committed."""
+        """Raise the failure of an epoch as an error with one line that says whether the epoch was committed."""
         if isinstance(failure, SlackwaterError):
             raise failure
         if exhausted := ExhaustedError.from_error(failure):
@@ -82,5 +84,5 @@ class EpochRunner:
 
 
 def shown_cause(cause: BaseException) -> BaseException | None:
-    """An error of Spark as the cause of ours: it quotes the SQL, so it is left out where that may hold a secret."""
+    """Return the cause for an error; None if any secret is registered, because Spark's errors quote the SQL."""
     return None if has_secrets() else cause

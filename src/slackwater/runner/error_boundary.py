@@ -1,10 +1,10 @@
-"""Where errors leave for the user: one line of our own, without the traces of Spark, its bridge or a driver of a database.
+"""Error boundary: users get errors with one line, without the stack traces of Spark, Py4J or a database driver.
 
-    what was raised                         what the user gets
-    a SlackwaterError                       itself, and nothing chained to it
-    anything while Spark's process is gone  SparkEndedError: how it ended, what was committed last, what to do
-    an error of a service or the system     EpochError with its one line
-    anything else                           itself: a bug of ours, which keeps its trace
+    error raised                            error that the user gets
+    SlackwaterError                         the error itself, without a cause
+    any error while Spark's process is gone SparkEndedError: how Spark ended, what was committed last, what to do
+    an error of a service or of the system  EpochError with the one line of the error
+    any other error                         the error itself with its trace: it is a bug of Slackwater
 
 `SLACKWATER_DEBUG=1` keeps every trace.
 """
@@ -32,18 +32,24 @@ log = logging.getLogger("slackwater")
 _SERVICES = ("pyspark", "py4j", "grpc", "psycopg", "confluent_kafka", "deltalake", "pyiceberg")
 _BRIDGE = ("py4j.clientserver", "py4j.java_gateway")
 _ANALYSIS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-_SECONDS = 3.0  # a process that was killed takes a moment to be gone
+_SECONDS = 3.0  # how long to wait for a killed process to end, or for a connection
 
 
 def error_boundary(
     where: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> AbstractContextManager[None]:
-    """Let only errors of ours out. `where`: the pipeline; `committed`: what was committed last, as a sentence."""
+    """Return a context that converts errors as the table above says.
+
+    Args:
+        where: the name of the pipeline.
+        session: returns the Spark session, None before Spark is started.
+        committed: returns a sentence about the last commit.
+    """
     return _ErrorBoundary(where, session, committed)
 
 
 class _ErrorBoundary(AbstractContextManager[None]):
-    """No generator: contextlib gives an error that is raised again its former trace back, with the frames of the bridge."""
+    """Context manager of `error_boundary`. A generator would not do: contextlib restores the trace with Py4J's frames."""
 
     def __init__(self, where: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
         self._where, self._session, self._committed = where, session, committed
@@ -81,7 +87,7 @@ def _user_error(error: Exception, where: str, spark: SparkSession | None, commit
 
 
 def service_error_text(error: Exception) -> str | None:
-    """The one line of an error of a service or of the system; None for any other, which is a bug."""
+    """Return the one line of an error of a service or of the operating system; None for any other error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
     service = type(error).__module__.partition(".")[0]
@@ -92,23 +98,23 @@ def service_error_text(error: Exception) -> str | None:
 
 
 def postgres_server(error: Exception) -> str | None:
-    """Return `host:port/database` of the connection that raised a driver's error; None where it cannot be known."""
+    """Return `host:port/database` of the connection that raised a Postgres error; None if it is not known."""
     trace, server = error.__traceback__, None
     while trace is not None:
         connection: Any = trace.tb_frame.f_locals.get("self")
-        connection = getattr(connection, "connection", connection)  # of a cursor
+        connection = getattr(connection, "connection", connection)  # a cursor has its connection
         if type(connection).__module__.partition(".")[0] == "psycopg" and hasattr(connection, "info"):
             try:
                 server_info = connection.info
                 server = f"{server_info.host}:{server_info.port}/{server_info.dbname}"
-            except Exception:  # it was closed meanwhile, and forgot where it was
+            except Exception:  # the connection is closed and has no address any more
                 log.debug("a closed connection does not know its server")
         trace = trace.tb_next
     return server
 
 
 def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
-    """How Spark's process ended; None while it is up."""
+    """Return how Spark's process ended, as text; None while it runs. `seconds`: how long to wait for its exit code."""
     if spark_connect.is_connect(spark):
         return (
             None
@@ -131,7 +137,7 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Whether Spark's process has ended, by the cheapest look at it."""
+    """Return whether Spark's process has ended, by the cheapest check: an idle run calls this every second."""
     if spark_connect.is_connect(spark):
         return not spark_connect.server_answers(spark)
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
@@ -142,7 +148,7 @@ def has_ended(spark: SparkSession) -> bool:
 
 
 def _outcome(code: int) -> str:
-    """An exit code of Spark's process in words; the numbers are Spark's `SparkExitCode`."""
+    """Return the exit code of Spark's process as text; the numbers are those of Spark's `SparkExitCode`."""
     if code == -signal.SIGKILL or code == 128 + signal.SIGKILL:
         return "was killed (SIGKILL), as the system does when memory runs out"
     if code < 0:
@@ -151,7 +157,7 @@ def _outcome(code: int) -> str:
 
 
 def _is_listening(gateway: Any) -> bool:
-    """Whether somebody listens where Spark's process did."""
+    """Return whether a process listens on the port of Spark's process."""
     parameters = gateway.gateway_parameters
     try:
         with socket.create_connection((parameters.address, parameters.port), timeout=_SECONDS):
@@ -161,7 +167,7 @@ def _is_listening(gateway: Any) -> bool:
 
 
 class _LogFilter(logging.Filter):
-    """Errors that are raised as well, and told by us: the log's own lines of them go to ours, for those who debug."""
+    """Filter for errors that are also raised: it moves their log lines to the debug log of Slackwater."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         of_user = record.name == "root" and f"{os.sep}py4j{os.sep}" not in record.pathname
@@ -172,11 +178,11 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Keep the stack traces that Spark's bridge logs out of the user's log, until the result is called.
+    """Keep stack traces that Py4J logs out of the user's log until the returned function is called.
 
-    By filters of its own loggers, and one of the root for what it logs there: handlers and levels are the user's. A root
-    without handlers gets one of its own accord as soon as something is logged to it, and every line of ours would come twice;
-    meanwhile it has the one that Python falls back on anyway.
+    Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels stay as they are. A root
+    logger without handlers would get one with its first line, and every line of Slackwater would then appear twice. So it
+    gets Python's last-resort handler meanwhile, which would be used anyway.
     """
     root = logging.getLogger()
     undo = _install_filters([root, *(logging.getLogger(name) for name in _BRIDGE)])
@@ -193,8 +199,11 @@ def _hide_bridge() -> Callable[[], None]:
 
 
 def hide_traces(spark: SparkSession) -> Callable[[], None]:
-    """The same for Spark's log of failed analyses, which goes to standard error whatever the user's logging says. To be
-    called when Spark is up. The thread that waits for Spark's counters says in our log that its connection is gone."""
+    """Keep Spark's log of failed analyses off standard error until the returned function is called. Spark must be running.
+
+    Spark writes that log to standard error regardless of the user's logging. An error of the thread that receives Spark's
+    accumulators goes to the debug log of Slackwater.
+    """
     from pyspark.logger import PySparkLogger
 
     counters: Any = None if spark_connect.is_connect(spark) else getattr(spark.sparkContext, "_accumulatorServer", None)

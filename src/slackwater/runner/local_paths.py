@@ -1,4 +1,4 @@
-"""The local directories of a config: whether they can be written, and whether earlier runs wrote somewhere else."""
+"""Check the local directories of a config: can they be written, and did earlier runs write to another directory?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.errors import StartError
 
 
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
-    """A line `key: fact` for each directory that a run could not write to."""
+    """Yield a line `key: fact` for each directory that a run could not write to."""
     for key, path in local_directories(pipeline):
         shown, directory = _shown(path), _plain(path)
         existing = directory
@@ -32,7 +32,7 @@ def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _inner(key: str, place: Path, pipeline: Pipeline) -> Iterator[Path]:
-    """Yield the directories inside a place that earlier runs made and that a run writes to."""
+    """Yield the subdirectories of a configured directory that earlier runs created and that a run writes to."""
     inner = (
         [pipeline.name, *(f"{pipeline.name}/{part}" for part in STATE_FOLDERS)]
         if key == "state_store.path"
@@ -42,7 +42,7 @@ def _inner(key: str, place: Path, pipeline: Pipeline) -> Iterator[Path]:
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """A line `key: fact` for each source of files whose directory is not there, which a run refuses."""
+    """Yield a line `key: fact` for each file source whose directory does not exist, which a run refuses."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
@@ -58,7 +58,10 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
 
 
 def check_moved_directories(pipeline: Pipeline) -> None:
-    """Raise StartError if a run would begin anew beside what lies where relative paths began before: at the working directory."""
+    """Raise StartError if state or output lies below the working directory, where relative paths began in earlier versions.
+
+    A run would otherwise start with a new state next to it.
+    """
     relocated = list(_moved_directories(pipeline))
     if relocated:
         listed = "; ".join(
@@ -72,7 +75,7 @@ def check_moved_directories(pipeline: Pipeline) -> None:
 
 
 def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Path]]:
-    """Key, spelling, former and new place of each directory that only the working directory has."""
+    """Yield key, path as written, old path and new path of each directory that only exists below the working directory."""
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
         "target.path": f"_slackwater/{pipeline.writer}.json",

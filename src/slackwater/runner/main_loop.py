@@ -1,4 +1,4 @@
-"""A run follows its sources: it plans their epochs itself where they can be asked without Spark, else Spark's stream does."""
+"""Choose and run the main loop: `EpochLoop` if the sources can be polled without Spark, else Spark's streaming query."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from slackwater.spark import session
 
 
 def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, stated: bool) -> None:
-    """Run to the end of the input (`available_now`) or until the runner is to stop. `stated`: sources begin where the start
-    said, not the config."""
+    """Run to the end of the input (`available_now`) or until the runner is stopped.
+
+    `stated`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
+    """
     commit_start_offsets(parts, stated)
     files = WatchedFiles(runner.pipeline.name, parts, runner.reporter)
     epochs = EpochRunner(runner, parts, files)
@@ -41,13 +43,16 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
 
 
 def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
-    """Commit what "latest" means for sources that were never read before anything else is."""
+    """Commit the first offsets of sources that were never read, before anything else is committed.
+
+    These are the offsets that "latest" stands for now, or the offsets that the start stated.
+    """
     start_offsets: dict[str, Offsets] = {}
     for source in parts.streams.sources:
         if not isinstance(source, Seekable) or parts.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
-        # what is stated: also if this run dies before its first epoch
+        # stated offsets stay valid even if this run dies before its first epoch
         if (offsets := source.latest() if latest else source.configured_start() if stated else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
@@ -55,7 +60,7 @@ def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
 
 
 def _forget_checkpoints(parts: RunComponents) -> None:
-    """Those of former runs that Spark planned: the state alone says where to go on."""
+    """Remove the checkpoints of earlier runs with Spark's streaming query: now the state alone says where to continue."""
     home = parts.streams.store.checkpoint
     for one in home.iterdir() if home.is_dir() else ():
         shutil.rmtree(one, ignore_errors=True)

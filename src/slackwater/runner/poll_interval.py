@@ -1,11 +1,11 @@
-"""How often a quiet pipeline is asked for rows: at once while they come, less often the longer nothing does.
+"""Adaptive polling: sources are polled without a pause while rows arrive, and less often the longer none arrive.
 
     rows     ●●  ●                                          ●
-    asks     ||||||||||| | | |  |  |   |    |    |    |    |||||||
-                        the pause between two asks is a fiftieth of the silence so far, within bounds
+    polls    ||||||||||| | | |  |  |   |    |    |    |    |||||||
+                        the pause between two polls is a fiftieth of the silence, from 10 ms to 1 s
 
-Where Spark plans, its streaming query asks its sources every 10 ms for ever, which costs a seventh of a core for a directory. Its
-pause is a field of the query that no setting reaches once it runs; where a Spark keeps it elsewhere, the query asks as it always did.
+Spark's streaming query polls its sources every 10 ms, which costs a seventh of a core for a directory. Its pause is a field of
+the running query that no setting can change. If a version of Spark keeps it elsewhere, the query polls every 10 ms.
 """
 
 from __future__ import annotations
@@ -20,37 +20,40 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 SHORTEST_MS, LONGEST_MS = 10, 1000
-_SHARE = 0.02  # of the silence so far
+_SHARE = 0.02  # the pause as a share of the silence so far
 
 
 def poll_seconds(quiet: float) -> float:
-    """The pause after an ask where nothing came for so long."""
+    """Return the pause after a poll in seconds, given how long no rows arrived (`quiet`, seconds)."""
     return min(max(quiet * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
 
 
 class PollInterval:
-    """The pause between two asks of one query. `set_pause_ms` puts it in force; it may be called from any thread."""
+    """The pause between two polls of one query. `set_pause_ms` applies it; any thread may call the methods."""
 
     def __init__(self, set_pause_ms: Callable[[int], None] | None) -> None:
         self.pause_ms = SHORTEST_MS
         self._set = set_pause_ms
 
     def speed_up(self) -> None:
-        """Ask often again."""
+        """Poll as often as possible, because rows arrived."""
         self._change(SHORTEST_MS)
 
     def slow_down(self, quiet: float) -> None:
-        """Nothing came for so long. The pause grows in doublings: each is a call into Spark's process."""
+        """Poll less often, because no rows arrived for `quiet` seconds.
+
+        The pause changes only when it doubles or reaches its maximum, since each change is a call to Spark's process.
+        """
         new_pause_ms = int(1000 * poll_seconds(quiet))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Up to when the sources were surely asked, at the time `now` (seconds)."""
+        """Return the time up to which the sources were certainly polled, given the time `now` (seconds)."""
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet: float) -> float:
-        """How long to wait before looking after the query itself."""
+        """Return the seconds to wait before the next check of the query itself."""
         return min(max(quiet * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:
@@ -60,7 +63,7 @@ class PollInterval:
 
 
 def from_query(query: StreamingQuery) -> PollInterval:
-    """The pace of a running query of Spark's."""
+    """Return the poll interval of a running streaming query."""
     try:
         execution: Any = query._jsq.streamingQuery()
         kind = execution.getClass()

@@ -1,9 +1,9 @@
-"""A start without a state: is it a new pipeline, or one that was renamed?
+"""A start without a state: decide whether the pipeline is new or was renamed.
 
-no state of "sessions" ─┬─ its target, where rows are replaced, holds its results ─▶ refuse: the state is gone
-                        ├─ formerly = "user-sessions", whose state is here ─▶ it becomes the state of "sessions"
+no state of "sessions" ─┬─ an upserting target holds its results ─▶ refuse: the state was removed
+                        ├─ formerly = "user-sessions", which has a state here ─▶ take that state over
                         ├─ another pipeline writes to the same target ─▶ refuse and ask: was it renamed?
-                        └─ neither ─▶ a new pipeline
+                        └─ none of these ─▶ a new pipeline
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BACKFILL = "-backfill-"
 
 
 def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
-    """Return the pipeline under its former name if the next start takes over that state; else None."""
+    """Return the pipeline under its previous name if the next start takes over that state; else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.written() is not None:
         return None
     named = pipeline.model_copy(update={"name": pipeline.formerly})
@@ -35,7 +35,10 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
 
 
 def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
-    """Make the state of the former name that of this pipeline; returns what was done. Raises StateError, LockHeldError."""
+    """Rename the state of the previous name to the name of this pipeline.
+
+    Return a line about the rename; None if there is no such state. Raises StateError, LockHeldError.
+    """
     named = previous_pipeline(pipeline, store)
     if named is None:
         return None
@@ -48,7 +51,10 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
 
 
 def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
-    """Return why a start without a state is refused: it is gone, or another pipeline writes to the same target; else None."""
+    """Return the error that refuses a start without a state, or None if the start may begin a new state.
+
+    The start is refused if the state was removed, or if another pipeline writes to the same target.
+    """
     if not _is_durable(pipeline):
         return None
     name = pipeline.name
@@ -77,7 +83,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
-    """The pipelines with a state in the same location that write to a target of this one, and that target."""
+    """Yield each pipeline with a state in the same store that writes to a target of this pipeline, and that target."""
     places = {destinations.place_of(target_pipeline.target) for target_pipeline in pipeline.by_target.values()}
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
@@ -92,7 +98,10 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
 
 
 def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
-    """The marks of a former state of this pipeline in targets whose rows are replaced; where rows are only added see `former`."""
+    """Yield the marks of an earlier state of this pipeline in targets that upsert.
+
+    For targets that only add rows see `previous_output`.
+    """
     for target_pipeline in pipeline.by_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         if connection is None or not target_pipeline.target.upserts(
@@ -110,7 +119,10 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str
 
 
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """The pipelines that left a marker in a target of this one, and that target. One that cannot be reached is left to the start."""
+    """Yield each other pipeline that left a marker in a target of this pipeline, and that target.
+
+    Targets that cannot be reached are left out; the start opens them and fails then.
+    """
     for target_pipeline in pipeline.by_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         target = None
@@ -125,7 +137,7 @@ def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
         except StartError:
             continue
         if target_pipeline.writer in writers:
-            continue  # it was written by this pipeline: `former` says what becomes of that
+            continue  # this pipeline wrote to it: `previous_output` decides
         for writer in writers:
             other = writer.partition("~")[0]
             if other != pipeline.name and _BACKFILL not in other and not other.endswith(("-letters", "-letters-aside")):

@@ -1,8 +1,8 @@
-"""What another state of the same pipeline left in a target that only adds rows: a start over would write all of it once more.
+"""Output of an earlier state in a target that only adds rows. A new state would write all of these rows a second time.
 
-state removed, or --rebuild ─▶ a new state ─▶ is there output of a former one? ─┬─ refuse, and name it
-                                                                                ├─ put aside (files), then begin
-                                                                                └─ keep: rows are added beside it
+state removed, or --rebuild ─▶ a new state ─▶ does the target hold output of an earlier one? ─┬─ refuse, and name it
+                                                                                              ├─ move it away (files)
+                                                                                              └─ keep it and add rows
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CHOICES = (ASIDE, KEEP)
 
 
 def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
-    """The places of a pipeline in which a new state would add rows to those of a former one, with what to ask of each."""
+    """Return the targets to which a new state would add rows next to those of an earlier one, each with its config key."""
     places: list[tuple[str, HasPreviousOutput]] = []
-    if pipeline.formerly is not None:  # what it wrote before it was renamed
+    if pipeline.formerly is not None:  # targets that it wrote to before it was renamed
         places += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
     for name, target_pipeline in pipeline.by_target.items():
         label = f'target "{name}"' if pipeline.targets else "target"
@@ -40,12 +40,15 @@ def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: boo
     connection = resolve_connection(spec.connection, pipeline.connections)
     kind = connection.kind if connection is not None else ""
     if results and spec.upserts(kind, pipeline.last.transform.window):
-        return None  # rows are replaced
+        return None  # an upsert replaces rows
     return None if connection is None else system_of(connection).existing_target(spec, TargetTable(writer, (), None))
 
 
 def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
-    """Before a state begins: what is kept beside its output, in words. Raises StartError if nobody decided about it."""
+    """Return a line for each output of an earlier state that a new state adds rows to.
+
+    `choice`: one of CHOICES, or None if the user made no choice; then earlier output raises StartError.
+    """
     notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
     for name, place in previous_outputs(pipeline):
@@ -53,7 +56,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             choice == ASIDE and isinstance(place, FilesTarget)
         ):
             continue
-        # letters are a log, and without a state every run begins anew
+        # dead letters are a log; and without a durable state every run starts over
         if choice == KEEP or name == "dead_letter" or not remembers:
             notices.append(f"{name}: {output_text}; rows are added beside them")
             continue
@@ -70,7 +73,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
 
 
 def put_aside(pipeline: Pipeline) -> list[str]:
-    """Move what former states left in directories; where it is now, in words. With the runner's lock held."""
+    """Move output files of earlier states away and return a line about each new location. The runner holds the lock."""
     moved = []
     for name, place in previous_outputs(pipeline):
         if isinstance(place, FilesTarget) and (where := place.put_aside()) is not None:

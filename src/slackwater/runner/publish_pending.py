@@ -1,4 +1,4 @@
-"""The epoch whose output waits is published, and nothing else is done: a start that stops before it reads."""
+"""Publish the pending epoch and stop: a start that ends before it reads any source."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def publish_pending(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Publish this epoch, which was committed and is not out yet, and stop. Raises SlackwaterError; PublishError if it fails again."""
+    """Publish an epoch that is committed but not published yet. Raises PublishError if it fails again, else SlackwaterError."""
     with skip_publish.locked_pending(pipeline, epoch):
-        pass  # says so before Spark starts
+        pass  # raises an error before Spark starts if the epoch is not pending
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
         latest = runner.store.open()
         try:
             if latest is not None:
                 skip_publish.check_pending(pipeline, latest, runner.store.published(), epoch)
-            runner.prepare(latest)  # a start rolls it forward
+            runner.prepare(latest)  # the start of the driver publishes it
         finally:
             runner.close()

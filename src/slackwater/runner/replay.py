@@ -1,4 +1,4 @@
-"""Dead letters once more, as epochs of a runner of its own: no query takes part."""
+"""Replay dead letters in epochs of a separate runner. No source is read."""
 
 from __future__ import annotations
 
@@ -32,9 +32,15 @@ def replay_dead_letters(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> ReplayResult:
-    """Apply dead letters once more, as epochs of their own; needs the lock of a runner. `choose` filters the letters.
+    """Apply dead letters again, in separate epochs. The lock of the runner is needed.
 
-    Raises SlackwaterError; what was committed stays, and is not applied again.
+    Args:
+        choose: filters the letters.
+        limit: replay at most this many letters.
+        dry: only return what a replay would do.
+
+    Raises:
+        SlackwaterError: the replay failed. Letters that were committed before are not applied again.
     """
     if pipeline.transform.join is not None:
         raise StartError(
@@ -51,7 +57,7 @@ def replay_dead_letters(
         if pipeline.dead_letter is None:
             dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
-            )  # says so, before Spark starts
+            )  # raises that letters are not kept, before Spark starts
         _check_late(pipeline, choose, limit)
         latest = _open_store(runner)
         try:
@@ -67,7 +73,7 @@ def replay_dead_letters(
 
             letters = dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
-            )  # with those that this start published
+            )  # includes letters that this start published
             return apply(parts.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()

@@ -1,4 +1,4 @@
-"""What a run says while it goes: lines, and a status after each commit, to whoever started it and to its observers."""
+"""Reports of a run: notices, and a status after each commit, for the callbacks of the caller and for observers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.secrets import mask_secrets
 
 
 class Reporter:
-    """`last`: the status after the latest commit of this run, None before the first."""
+    """Sender of notices and statuses. `last` is the status after the latest commit of this run, None before the first."""
 
     def __init__(
         self,
@@ -22,13 +22,13 @@ class Reporter:
         self.observers = ObserverGroup(observers)
         self.last: Status | None = None
         self._on_notice, self._on_status = on_notice, on_status
-        self._files: tuple[int, int] | None = None  # read by this run, and all to read; None: there is no end to them
+        self._files: tuple[int, int] | None = None  # files read by this run, and in total; None if the input has no end
 
     def notice(self, level: str, line: str) -> None:
         self._on_notice(level, mask_secrets(line))
 
     def expect_files(self, total: int) -> None:
-        """This run ends after so many files, as far as can be seen."""
+        """Set the expected number of files of this run, for its progress."""
         self._files = (0, total)
 
     def files_read(self, count: int) -> None:
@@ -36,7 +36,7 @@ class Reporter:
             self._files = (self._files[0] + count, self._files[1])
 
     def committed(self, status: Status) -> None:
-        """After a commit of this run."""
+        """Report the status after a commit of this run, with its progress."""
         if self._files:
             status = replace(status, files_done=self._files[0], files_total=max(self._files))
         self.last = status

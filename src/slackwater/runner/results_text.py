@@ -1,4 +1,4 @@
-"""What came out of a run, in words: how many results, and why each of them came out.
+"""The results of a run as text: how many there are, and why they were emitted.
 
 18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 0 open
 96,250 rows: 95,000 pairs, 1,250 without a partner; 812 left and 30 right rows wait
@@ -29,7 +29,7 @@ _WHY = {
 
 
 def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
-    """A line for the results of the pipeline; of several stages one for each, with its name."""
+    """Yield a line about the results of the pipeline; with several stages, one line per stage with its name."""
     if not status.stages[1:]:
         yield _result_line(
             status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.of, None), flush
@@ -43,12 +43,12 @@ def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
 
 
 def _result_line(kind: str, emitted: Mapping[str, int], waits: str, cap: str, flush: str) -> str:
-    """`emitted`: results by reason."""
+    """Return one line about results. `emitted`: counts by reason."""
     counts = {why: n for why, n in emitted.items() if n and why != _TAKEN_BACK}
     total = sum(counts.values())
     noun = "session" if kind == "session" else "window" if kind in KINDS_OF_WINDOW else "row"
     said = plural(total, noun)
-    if any(why in _WHY for why in counts):  # a step by row or key has one reason, its own name
+    if any(why in _WHY for why in counts):  # stateless and keyed steps have one reason, which is their name
         said += ": " + ", ".join(_reason(why, n, cap, flush) for why, n in _ordered(counts))
     if gone := emitted.get(_TAKEN_BACK, 0):
         said += f", and {gone:,} taken back"
@@ -67,7 +67,7 @@ def _reason(why: str, count: int, cap: str, flush: str) -> str:
 
 
 def _open_text(status: Status | StageStatus) -> str:
-    """What is still in the state."""
+    """Return what is still in the state, as text."""
     kind = status.window_kind if isinstance(status, Status) else status.kind
     buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:
@@ -78,7 +78,7 @@ def _open_text(status: Status | StageStatus) -> str:
 
 
 def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
-    """How long a session may be."""
+    """Return the cap of sessions as text. `stage`: its name; None for the last stage."""
     if pipeline is None:
         return "max_session_duration"
     stage_pipeline: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)

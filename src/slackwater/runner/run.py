@@ -1,4 +1,4 @@
-"""Running a pipeline on Spark until its input ends, it is stopped, or it fails."""
+"""Run a pipeline on Spark until its input ends, it is stopped, or it fails."""
 
 from __future__ import annotations
 
@@ -76,18 +76,26 @@ def run(
 ) -> Status | Handle | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
-    `flush`: at the end close all open windows. `rebuild`: put the state aside and start over, with each source (by name, "*"
-    for all) at "earliest", "latest" or these offsets; `{}`: where the config says. Returns the last status (None if nothing was
-    committed), whose `results()` reads the target as a DataFrame. Raises
-    SlackwaterError; what was committed stays, and the next run goes on from there.
+    Return the last status, or None if nothing was committed. Its `results()` reads the target as a DataFrame. Commits of a
+    failed run stay, and the next run continues from them.
 
-    `former_output`: where a state begins and its target, which only adds rows, holds those of another state of the pipeline:
-    "aside" moves its files away, "keep" adds to what is there; None refuses.
+    Args:
+        available_now: end when the input that exists now is processed.
+        flush: close all open windows at the end.
+        spark: the Spark session to use; by default one is started.
+        on_status: called with the status after each commit.
+        on_notice: called with the level and the text of each line about the run; by default lines are logged.
+        stop: an event that ends the run after the epoch in progress.
+        rebuild: start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
+            "earliest", "latest" or offsets; `{}` uses the positions of the config.
+        former_output: what to do if a new state begins and a target that only adds rows holds rows of an earlier state.
+            "aside" moves its files away, "keep" adds rows to them, None refuses to start.
+        observers: are called from the beginning of the run to its end: see `slackwater.observe`.
+        background: return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
+            warnings are logged, unless there is an `on_notice`.
 
-    `observers` hear of the run from its beginning to its end: see `slackwater.observe`.
-
-    `background`: return at once, with a `Handle` that says how it goes, stops it, and raises what ended it. Of the run's lines
-    only warnings are logged then, unless `on_notice` takes them.
+    Raises:
+        SlackwaterError: the run failed.
     """
     if background:
         check_run_flags(available_now, flush)
@@ -129,7 +137,7 @@ def run(
 
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
-    """The status that a run returns, which knows where its results are."""
+    """Return the status with the pipeline, so that it can read the results."""
     return None if last is None else replace(last, of=pipeline)
 
 
@@ -160,7 +168,7 @@ def _run(
 def _run_once(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
-    """One run, bound to the columns that its sources have at its start. Raises NewColumnsError where more are to be taken."""
+    """Run once, bound to the columns that the sources have at the start. Raises NewColumnsError if new ones are accepted."""
     with runner.error_boundary():
         latest = _open_store(runner, rebuild is not None, former_output)
         before = -1 if latest is None else latest.epoch
@@ -182,7 +190,7 @@ def _with_state(
     rebuild: Mapping[str, Any] | None,
     former_output: str | None,
 ) -> Status | None:
-    """One run with the lock of its state."""
+    """Run once, with the lock of the state held."""
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
     if latest is not None and latest.staged and runner.store.published() < latest.epoch:
@@ -209,12 +217,15 @@ def _with_state(
 
 
 def _open_store(runner: Runner, starts_over: bool, former_output: str | None) -> Commit | None:
-    """The latest commit, with the store locked; none where the run starts over: nothing is deleted."""
+    """Lock the store and return the latest commit; None if there is no state or the run starts over.
+
+    Starting over deletes nothing: the old state is renamed.
+    """
     if not starts_over:
         if (line := previous_name.take_over(runner.pipeline, runner.store)) is not None:
             runner.reporter.notice("warning", line)
         return runner.store.open()
-    _check_former_output(runner, former_output)  # before anything is put aside
+    _check_former_output(runner, former_output)  # before the state is renamed
     aside = runner.store.start_over()
     notice = runner.reporter.notice
     if aside is not None:
@@ -224,6 +235,6 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
 
 
 def _check_former_output(runner: Runner, choice: str | None) -> None:
-    """Say what of another state stays in the target; refuse if nobody decided about it."""
+    """Warn about output of an earlier state that stays in the target; raise StartError if the user made no choice."""
     for line in previous_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)

@@ -1,4 +1,4 @@
-"""Notes each run of a pipeline in its state: its start, and how it ended."""
+"""Record each run of a pipeline in its state: when it started and how it ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ log = logging.getLogger("slackwater")
 
 @contextmanager
 def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
-    """Note a run that lasts as long as the block. The store is open, and its lock held.
+    """Record a run that lasts as long as the block. The store must be open and its lock held.
 
-    `epoch`: the last one that was committed before, -1 for none; `last_epoch`: the same, asked at the end.
+    Args:
+        stop: the event that stops the run; it decides whether the run ended as stopped or finished.
+        last_epoch: returns the last committed epoch at the end of the run.
+        epoch: the last epoch that was committed before the run, -1 for none.
     """
     run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
     _write_run(store, run)
@@ -40,7 +43,7 @@ def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[]
     except Exception as error:
         end("failed", error)
         raise
-    except BaseException:  # Ctrl-C, for the most part
+    except BaseException:  # mostly Ctrl-C
         end("stopped")
         raise
     end("stopped" if stop.is_set() else "finished")

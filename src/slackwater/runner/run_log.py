@@ -1,4 +1,4 @@
-"""What a run says of itself, line by line: at its start, per epoch, at its end.
+"""Log lines of a run: at its start, per epoch, and at its end.
 
 slackwater 0.1.0: clicks, state in files at "state", new; reads "events": …, from its first file; writes …
 starting Spark, which takes 5 to 30 s …
@@ -33,7 +33,7 @@ log = logging.getLogger("slackwater")
 
 
 def format_stamp(us: int | None) -> str:
-    """A time without spaces; `none` for None."""
+    """Format a time (µs UTC) without spaces; None becomes `none`."""
     if us is None:
         return "none"
     try:
@@ -46,7 +46,7 @@ def format_stamp(us: int | None) -> str:
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
-    """Version, pipeline, state and its epoch, sources and where they go on, the target."""
+    """Return the first line: version, pipeline, state and its epoch, sources and where they continue, the target."""
     epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
@@ -79,7 +79,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
 
 
 def status_line(status: Status) -> str:
-    """A status as one line of key=value: what this epoch did, what is there now, and since the state began (`…_total`)."""
+    """Return a status as one line of key=value: the epoch, the current state, and totals since the state began (`…_total`)."""
     c = status.counters
     sources = " ".join(
         f"watermark[{s.name}]={format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
@@ -100,7 +100,10 @@ def _open_fields(status: Status) -> str:
 
 
 class ThrottledStatusLog:
-    """Log lines of epochs: one per `every` seconds at most, besides the first, the last and those that emitted or lost something."""
+    """Log of epochs with at most one line per `every` seconds.
+
+    The first and the last epoch are always logged, and so are epochs that emitted rows or had late ones.
+    """
 
     def __init__(self, every: float = 1.0) -> None:
         self._every, self._last = every, -math.inf
@@ -124,7 +127,7 @@ class ThrottledStatusLog:
 
 
 def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
-    """What a run that ended says in one line of a log."""
+    """Return the last line of a run."""
     if status is None:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
@@ -138,23 +141,23 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
 
 
 def late_between(status: Status) -> str:
-    """How many results came late for the stage that reads them; the promise is none."""
+    """Return a text with the number of results that were late for the stage that reads them; it should be 0."""
     return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 
 
 def committed_text(state: Commit | None) -> str:
-    """What was committed last, as a sentence."""
+    """Return a sentence about the last commit."""
     if state is None or state.epoch < 0:
         return "nothing was committed yet"
     return f"epoch {state.epoch} was committed last, at {format_stamp(state.committed_us)}"
 
 
-# -- to whom -----------------------------------------------------------------------------------------------------------
+# -- logging -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def log_to_stderr() -> Iterator[Callable[[str, str], None]]:
-    """The log as the place of notices. Where nobody configured logging, lines go to standard error for this time."""
+    """Yield a function that logs notices. If logging is not configured, lines go to standard error during the block."""
     handler = None
     level, propagate = log.level, log.propagate
     if not log.hasHandlers():

@@ -1,8 +1,8 @@
-"""One runner: the lock of the state, Spark, and all parts of a pipeline put together and opened, until it is over.
+"""The runner: holds the lock of the state and Spark, builds and opens all components of a pipeline, and closes them.
 
     open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
 
-What then gives the driver its batches is another's: a streaming query, a replay, a backfill.
+Other modules then pass batches to the driver: the main loop, a replay or a backfill.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str, Commit | None], M
 
 @dataclass(frozen=True)
 class RunComponents:
-    """What a runner put together: sources, engines of the stages and driver, bound to each other and started; nothing is read yet."""
+    """Components of a run: the sources, the engines of the stages and the started driver. Nothing is read yet."""
 
     session: SparkSession
     streams: SourceSet
@@ -64,7 +64,7 @@ class RunComponents:
 
 
 class Runner:
-    """Owns the store's lock, Spark and what was opened. `stop`: once it is set, nothing more is begun."""
+    """Owner of the store's lock, of Spark and of all open components. Once `stop` is set, nothing new is started."""
 
     def __init__(
         self, pipeline: Pipeline, spark: SparkSession | None, reporter: Reporter, stop: threading.Event | None = None
@@ -73,39 +73,45 @@ class Runner:
         self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
         self.store = store_of(pipeline)
         self._given = spark
-        # as it goes: None for what is not there yet
+        # state of the run: None before `prepare`
         self.spark: SparkSession | None = None
-        self._latest: Commit | None = None  # what the store held at the start
+        self._latest: Commit | None = None  # the latest commit at the start
         self._driver: Driver | None = None
         self._opened = ExitStack()
         self._opened.callback(self.store.close)
 
     def new_runner(self) -> Runner:
-        """One that begins anew on the same Spark, when this one is closed."""
+        """Return a runner for another start on the same Spark session. Close this one first."""
         return Runner(self.pipeline, self.spark, self.reporter, self.stop)
 
     @property
     def epoch(self) -> int:
-        """The epoch that was committed last, -1 for none."""
+        """The last committed epoch, -1 for none."""
         latest: Commit | None = getattr(self._driver, "state", self._latest)
         return -1 if latest is None else latest.epoch
 
     def error_boundary(self) -> AbstractContextManager[None]:
-        """Errors leave as one line of ours."""
+        """Return a context that turns errors into one line: see `runner.error_boundary`."""
         return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
-        """What was committed last, in words: of this run, or as it found the state."""
+        """Return a sentence about the last commit, of this run or of the state at its start."""
         return run_log.committed_text(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:
-        """What was opened last first, the store at the end."""
+        """Close all components in reverse order, and the store last."""
         self._opened.close()
 
     def prepare(
         self, latest: Commit | None, make_targets: MakeTargets = targets_of, former_output: str | None = None
     ) -> RunComponents | None:
-        """Put the parts together; None if the run was to stop meanwhile. `former_output`: see `target_marks.settle_marks`."""
+        """Build and open the components, and start the driver. Return None if the run was stopped meanwhile.
+
+        Args:
+            latest: the commit to continue from; None for a new state.
+            make_targets: creates the target writers. Marks are only checked exactly for the default.
+            former_output: the choice for targets that do not fit: see `target_marks.settle_marks`.
+        """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored = latest
         exact = make_targets is targets_of
@@ -162,7 +168,10 @@ class Runner:
         return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
-        """Those that cannot be opened, by name: the others get what they miss before the start fails for it."""
+        """Open the targets and return the errors of those that cannot be opened, by name.
+
+        The start fails because of them, but first publishes to the other targets what they miss.
+        """
         away = {}
         for name, place in ((LETTERS, letters), *targets.items()):
             if place is None:
@@ -179,7 +188,7 @@ class Runner:
         if self.stop.is_set():
             return None
         notice = self.reporter.notice
-        with session.mark_starting():  # jars may have to be fetched, too
+        with session.mark_starting():  # this may also download jars
             self.spark = self._given or session.start_session(spark_settings(self.pipeline, notice), notice)
         if self.stop.is_set():
             return None

@@ -1,7 +1,7 @@
-"""The way out for an epoch that was committed and that its target never takes: its rows are kept elsewhere, and the next goes on.
+"""Skip publishing of a committed epoch that its target never accepts: write its rows elsewhere and mark it as published.
 
-committed, not published ─┬─ retry      as a start does it
-                          └─ set aside  rows ─▶ dead letters ("not published"), or files ─▶ noted as published
+committed, not published ─┬─ retry      as every start does
+                          └─ set aside  rows ─▶ dead letters ("not published") or files ─▶ marked as published
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ log = logging.getLogger("slackwater")
 
 
 class PendingOutput(NamedTuple):
-    """What an epoch that is not published holds for those who do not have it yet: per stage the targets that wait for its
-    rows, and these. `letters`: its own dead ones. `alone`: whether the pipeline has one target."""
+    """Output of the pending epoch for the targets that do not have it yet.
+
+    Args:
+        committed_us: when the epoch was committed (µs UTC).
+        rows: the rows of each stage, by the names of the targets that miss them.
+        letters: the number of dead letters that are not written yet.
+        has_one_target: whether the pipeline has a single target.
+    """
 
     epoch: int
     committed_us: int
@@ -49,7 +55,7 @@ class PendingOutput(NamedTuple):
 
 
 def pending_output(pipeline: Pipeline) -> PendingOutput | None:
-    """The epoch that waits to be published; None if there is none. Takes no lock."""
+    """Return the output of the pending epoch; None if all epochs are published. Takes no lock."""
     store = store_of(pipeline)
     with store.peek() as snapshot:
         if snapshot is None:
@@ -71,9 +77,14 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
 
 
 def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
-    """Keep what an epoch holds in the dead letters, or in files in `to`, and note it as published; needs the runner's lock.
+    """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
-    Returns where it is now. Repeated after a crash it changes nothing. Raises StartError, LockHeldError, PublishError.
+    The lock of the runner is needed. After a crash, a second call writes nothing twice. Return where the rows are now.
+
+    Raises:
+        StartError: the epoch is not pending, there are no dead letters, or `to` cannot be written.
+        LockHeldError: a runner is up.
+        PublishError: the target of dead letters failed.
     """
     if to is None and pipeline.dead_letter is None:
         raise StartError(
@@ -88,9 +99,8 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         else:
             place = _to_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
-        remaining_commit = without_parts(
-            commit, skipped
-        )  # the targets keep the marks they have: the next start expects these
+        # the targets keep their marks: the next start expects these
+        remaining_commit = without_parts(commit, skipped)
         store.commit(next_of(remaining_commit, time.time_ns() // 1000))
         store.note_published(epoch)
         if store.published() < epoch:
@@ -109,7 +119,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 
 @contextmanager
 def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
-    """The store, locked, and its latest commit, which is that epoch and waits. Raises StartError, LockHeldError."""
+    """Lock the store and yield it with its latest commit, which is the pending epoch. Raises StartError, LockHeldError."""
     store = store_of(pipeline)
     if store.written() is None:
         raise no_state()
@@ -127,7 +137,7 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
 
 
 def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> None:
-    """Raise StartError unless this epoch waits to be published."""
+    """Raise StartError unless this epoch is pending. `published`: the last published epoch."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
             f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and all it had is out"
@@ -139,7 +149,7 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
 
 
 def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
-    """Results as letters: the row as JSON, at the start of its window."""
+    """Return results as letters: the value is the row as JSON, the event time is the start of its window."""
     time_column = next(
         (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
     )
@@ -154,7 +164,7 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 
 def _to_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
-    """Both under markers of their own: what was written before a crash is not written again."""
+    """Write rows and letters with separate markers, so that a repetition after a crash writes nothing twice."""
     of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None

@@ -1,6 +1,6 @@
-"""Each step of a pipeline bound to the columns that are there: event time, SQL, and the window or join over what comes out.
+"""Bind each stage of a pipeline to the columns of its inputs: event time, SQL, and the window or join over its result.
 
-columns of sources ──▶ bind ──▶ step ──▶ columns of its results ──▶ bind ──▶ the steps that read them ──▶ …
+columns of sources ──▶ bind ──▶ stage ──▶ columns of its results ──▶ bind ──▶ the stages that read them ──▶ …
 """
 
 from __future__ import annotations
@@ -36,7 +36,13 @@ Frames = Mapping[str, "DataFrame"]  # by the name of a source or a stage: a Data
 
 
 class BoundStage(NamedTuple):
-    """A step that can run. `own`: the step alone, see `Pipeline.alone`; `times`: per origin the SQL of its event time."""
+    """A stage that is ready to run.
+
+    Args:
+        pipeline: the pipeline reduced to this stage: see `Pipeline.alone`.
+        times: the SQL of the event time, by source or stage that is read.
+        frames: the columns of each source or stage that is read, as DataFrames without rows.
+    """
 
     pipeline: Pipeline
     operator: Operator
@@ -44,13 +50,16 @@ class BoundStage(NamedTuple):
     frames: Frames
 
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
-        """What runs it on Spark. Raises StartError. `refresh`: re-reads lookups."""
+        """Return the engine that runs the stage on Spark. `refresh`: re-reads lookups. Raises StartError."""
         carried = _origin_sql(self, session) if self.pipeline.carries_origin else {}
         rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end(session))
         return SparkEngine(rows, refresh)
 
     def end(self, session: SparkSession) -> str | None:
-        """SQL over what comes out of the SQL for how far a row reaches, where each brings its own gap. Raises StartError."""
+        """Return the SQL for the end of a row's session if the gap is an expression, else None. Raises StartError.
+
+        The expression is evaluated over the result of the stage's SQL.
+        """
         window = self.pipeline.transform.window
         if window is None or not isinstance(window.gap_ms, str):
             return None
@@ -59,12 +68,12 @@ class BoundStage(NamedTuple):
 
 
 def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
-    """The columns of sources, as DataFrames without rows."""
+    """Return the columns of each source as a DataFrame without rows."""
     return {s.name: session.createDataFrame([], s.schema) for s in sources}
 
 
 def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
-    """A step alone, bound to the columns of its origins. Raises StartError for what is not there or does not fit, by name."""
+    """Bind a stage to the columns of its inputs. Raises StartError that names a column that is missing or does not fit."""
     for source in stage_pipeline.sources:
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
@@ -84,7 +93,7 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
 
 
 def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) -> None:
-    """Raise StartError if a source has a column whose name is taken."""
+    """Raise StartError if a source has a column with a reserved name."""
     if taken := reserved_collisions(columns):
         raise StartError(
             f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
@@ -93,7 +102,7 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
 
 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
-    """All steps by name, in the order in which rows pass them. Raises StartError."""
+    """Bind all stages and return them by name, in the order in which rows pass them. Raises StartError."""
     frames, stages = frames_of(session, sources), dict[str, BoundStage]()
     for name, stage_pipeline in pipeline.alone.items():
         stages[name] = bind_stage(stage_pipeline, session, frames)
@@ -105,7 +114,7 @@ def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySou
 def stages_of(
     steps: Mapping[str, BoundStage], engines: Mapping[str, Engine], store: StateStore, faults: FaultInjector
 ) -> list[StageRunner]:
-    """All steps, on what runs them."""
+    """Return a stage runner for each bound stage."""
     return [
         StageRunner(
             name,
@@ -122,14 +131,14 @@ def stages_of(
 
 
 def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
-    """The ways that have to bring the same columns: all to a window, those to one side of a join."""
+    """Return groups of input paths that must have the same columns: all paths to a window, or to one side of a join."""
     if stage_pipeline.transform.join is None:
         return [list(stage_pipeline.ways)]
     return [[w for w in stage_pipeline.ways if w.name == side] for side in stage_pipeline.transform.join.sources]
 
 
 def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
-    """The event time of a source's rows, as SQL; results of a stage bring their own."""
+    """Return the event time of a source's rows as SQL. Results of a stage have `_event_ts`."""
     if source.of_stage and not all(s.of_stage for s in stage_pipeline.sources):
         return quote_column("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
@@ -138,7 +147,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
-    """Per way the SQL that `late_data = "dlq"` runs: with `_origin` carried through."""
+    """Return for each input path the SQL for `late_data = "dlq"`, which keeps the column `_origin`."""
     sql_texts = {
         w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin]) for w in stage.pipeline.ways
     }

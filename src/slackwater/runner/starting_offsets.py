@@ -1,4 +1,4 @@
-"""Where sources begin when a pipeline starts over: earliest, latest, or stated offsets, for all of them or each by name."""
+"""Start positions of sources when a pipeline starts over: earliest, latest or offsets, for all sources or by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42
 
 
 def parse_offsets(text: str | None) -> dict[str, Any]:
-    """What --from says: per source, "*" for all; empty for what the config says. Raises ConfigError."""
+    """Parse the value of --from into positions by source ("*" for all); None becomes {}, the positions of the config.
+
+    Raises ConfigError.
+    """
     if text is None:
         return {}
     if text in WORDS:
@@ -32,7 +35,7 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
 
 
 def with_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
-    """The pipeline with its sources beginning where it is stated. Raises ConfigError."""
+    """Return the pipeline with these start positions of its sources. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
     problems = [
         f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in positions if n not in (*names, "*")
@@ -68,12 +71,12 @@ def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
 
 
 def offsets_text(pipeline: Pipeline) -> str:
-    """Where each source begins, for people."""
+    """Return the start position of each source as text."""
     return ", ".join(f"{s.name} {source_start(pipeline, s)}" for s in pipeline.sources)
 
 
 def source_start(pipeline: Pipeline, source: Source) -> str:
-    """Where a source begins that was never read."""
+    """Return the start position of a source that was never read, as text."""
     begins = _start_position(pipeline, source)
     if begins.default is None:
         return begins.at

@@ -1,9 +1,9 @@
-"""The streaming query of a run whose sources only Spark can plan: it offers batches
-on a thread of its own, ours ticks while there are none.
+"""The streaming query of a run whose sources only Spark can plan.
 
-Spark's thread   ● batch 7     ● batch 8                             ● batch 9
-ours                                       tick    tick      tick
-                 streaming at a time: whoever has the turn
+Spark's thread calls back with each batch; the thread of the run ticks while there are none. A lock keeps them apart.
+
+Spark's thread    ● batch 7     ● batch 8                             ● batch 9
+thread of the run                           tick    tick      tick
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def follow_query(epochs: EpochRunner, available_now: bool) -> None:
-    """Run what Spark plans, to the end of the input (`available_now`) or until the run is to stop."""
+    """Run the batches that Spark plans, to the end of the input (`available_now`) or until the run is stopped."""
     streaming = _StreamingQuery(epochs, available_now)
     query = streaming.start()
     try:
@@ -33,7 +33,7 @@ def follow_query(epochs: EpochRunner, available_now: bool) -> None:
 
 
 class _StreamingQuery:
-    """One query from its start to its end."""
+    """One streaming query from its start to its end."""
 
     def __init__(self, epochs: EpochRunner, available_now: bool) -> None:
         # configuration
@@ -41,11 +41,11 @@ class _StreamingQuery:
         self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.parts.streams
         self.checkpoint = self.streams.checkpoint(epochs.driver.state)
         # shared by the two threads
-        self._turn = threading.Lock()  # epochs and ticks, streaming at a time
+        self._turn = threading.Lock()  # held by an epoch or a tick
         self._failure: BaseException | None = None
         self._stopping = False
         self._idle_since = self._rows_at = time.monotonic()
-        self._has_polled = False  # whether the sources were asked at all: a query takes its time to begin
+        self._has_polled = False  # whether the sources were polled at all: a query needs time to start
         self._poll_interval = poll_interval.PollInterval(None)
 
     def start(self) -> StreamingQuery:
@@ -62,7 +62,7 @@ class _StreamingQuery:
         return query
 
     def _on_batch(self, planned: DataFrame, number: int) -> None:
-        """Called by Spark for each batch; a batch that is not finished here must not be noted by Spark as done."""
+        """Run the epoch of a batch; Spark calls this. An error must reach Spark, which else marks the batch as done."""
         with self._turn:
             if self._stopping:
                 raise _StoppedError
@@ -84,7 +84,7 @@ class _StreamingQuery:
         return self.streams.batch(self.checkpoint, number, planned, state)
 
     def watch(self, query: StreamingQuery) -> None:
-        """Wait for the end; tick while the sources have nothing."""
+        """Wait for the end of the query, and tick while the sources have no rows."""
         pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
             quiet_s = time.monotonic() - self._rows_at
@@ -92,17 +92,17 @@ class _StreamingQuery:
             now = time.monotonic() if every else self._poll_interval.polled_until(time.monotonic())
             since = self._idle_since
             waited = now - since
-            # with timed triggers the sources are asked once per interval: whole intervals count
+            # with timed triggers the sources are polled once per interval, so whole intervals count
             quiet = waited // every * every if every else min(waited, 4 * pause)
             if self.available_now or self._failure is not None or waited < pause or not quiet:
                 continue
             nothing = _has_nothing(query)
             if self._turn.acquire(blocking=False):
                 try:
-                    if not self._has_polled:  # until now is no silence
+                    if not self._has_polled:  # the time before the first poll does not count as silence
                         self._has_polled, self._idle_since = nothing, time.monotonic()
                     if not nothing or self._idle_since != since:
-                        continue  # the sources are being asked, or rows came meanwhile
+                        continue  # the sources are being polled, or rows arrived meanwhile
                     self.epochs.tick(int(quiet * 1e6))
                     self._idle_since = self._idle_since + quiet if every else now
                     self._poll_interval.slow_down(time.monotonic() - self._rows_at)
@@ -113,14 +113,14 @@ class _StreamingQuery:
                     self._turn.release()
 
     def end(self, query: StreamingQuery) -> None:
-        """Stop the query; raise what ended it."""
+        """Stop the query and raise the error that ended it."""
         failed: BaseException | None
         with self._turn:
             self._stopping = True
         try:
             failed = None if query.isActive else query.exception()
             query.stop()
-        except Exception as error:  # its process is gone
+        except Exception as error:  # Spark's process has ended
             failed = error
         if self._failure is not None:
             self.epochs.raise_failure(self._failure)
@@ -131,10 +131,10 @@ class _StreamingQuery:
 
 
 def _has_nothing(query: StreamingQuery) -> bool:
-    """Whether the query has asked its sources, and had nothing: not while it begins, looks, or plans a batch."""
+    """Return whether the query polled its sources and found no rows; False while it starts, polls or plans a batch."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 
 
 class _StoppedError(Exception):
-    """Tells Spark that the batch it offers was not taken because the run is ending."""
+    """Error that rejects a batch of Spark because the run is ending."""

@@ -1,6 +1,6 @@
-"""What tables are now, held against what a state knows of them: for `plan`, from their logs and catalogs, without Spark.
+"""Compare the tables that a pipeline reads with its state, for `plan`: from logs and catalogs, without Spark.
 
-Each table is asked by a thread of its own, all at once: one that does not answer is told so, and holds up nothing else.
+Each table is compared in a separate thread. A table that does not answer in time is reported and delays no other one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,20 @@ from slackwater.runner.connectors.base import C, Connector
 from slackwater.sources.base import SourceUnavailableError
 from slackwater.state.commit import Commit, SourceRecord
 
-LONGEST_S = 10.0  # that all of them may take together
+LONGEST_S = 10.0  # for all tables together
 
 
 @dataclass
 class _TableCheck:
-    """One table. `refused`: why a start would not go on with it; `unknown`: why that is not known."""
+    """Comparison of one table.
+
+    Args:
+        stored_columns: the columns in the state, as Spark's JSON.
+        changes: the changes that the next start accepts.
+        columns: the columns (name to type) that the next start reads.
+        refused: why a start would refuse the table; None if it would not.
+        unknown: why the comparison failed; an empty string while it runs; None once it is done.
+    """
 
     spec: Source
     stored_columns: str | None  # its columns in the state
@@ -44,12 +52,12 @@ class _TableCheck:
             self.unknown = str(error)
         except SlackwaterError as error:
             self.refused, self.unknown = str(error), None
-        except Exception as error:  # a state is not trusted
+        except Exception as error:  # the state may hold anything
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
 def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
-    """A comparison, with what a start will find in the tables that the pipeline reads."""
+    """Return the comparison of a config with a commit, extended by the changes in the tables that the pipeline reads."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
@@ -77,7 +85,10 @@ def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit
 def _downstream_changes(
     pipeline: Pipeline, commit: Commit, checks: Sequence[_TableCheck]
 ) -> tuple[list[KeyChange], list[str]]:
-    """What columns that came do behind their sources: to joins and targets; and of which stages only a start knows."""
+    """Return the changes that new columns cause in joins and targets.
+
+    Also return a line for each stage whose new output columns are only known at the start.
+    """
     if not any(one.changes for one in checks):
         return [], []
     now = {one.spec.name: one.columns for one in checks if one.columns is not None}
@@ -95,7 +106,7 @@ def _downstream_changes(
     for n, ((name, stage_pipeline), state) in enumerate(zip(pipeline.alone.items(), matched_stages, strict=True)):
         before, after = was[name], is_[name]
         if stage_pipeline.transform.window is not None:
-            continue  # its results are what its aggregations name
+            continue  # aggregations name the columns of its results
         if not (before.closed and after.closed):
             unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue

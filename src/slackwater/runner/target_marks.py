@@ -1,9 +1,9 @@
-"""Before a start continues a state: does each target hold what this state wrote last?
+"""Before a start continues a state: check that each target holds what this state wrote last.
 
-latest commit ─▶ read the mark of each target ─▶ the one expected ─▶ go on
-                                              ─▶ another one ─┬─ refuse, with the ways out
-                                                              ├─ "aside": files newer than the state are moved away
-                                                              └─ "keep": the state goes on as a branch of its own
+latest commit ─▶ read the mark of each target ─▶ the expected one ─▶ continue
+                                              ─▶ another one ─┬─ refuse, and list what the user can do
+                                                              ├─ "aside": move files away that are newer than the state
+                                                              └─ "keep": continue the state under a new lineage
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slackwater.targets.files import FilesTarget
 
 @dataclass(frozen=True)
 class MarkedTarget:
-    """A target of the config, or the place of its dead letters (LETTERS), with the marks that the state expects there."""
+    """A target of the config, or that of dead letters (LETTERS), with the marks that the state expects in it."""
 
     name: str
     title: str
@@ -39,7 +39,13 @@ class MarkedTarget:
 
 @dataclass(frozen=True)
 class MarkMismatch:
-    """A target whose mark does not fit the state. `kind`: see `evolution.target_marks`."""
+    """A target whose mark does not fit the state.
+
+    Args:
+        marked: the target with the expected marks.
+        kind: AHEAD, BEHIND or another kind of `evolution.target_marks`.
+        mark: the mark in the target; None if it has none.
+    """
 
     marked: MarkedTarget
     kind: str
@@ -47,7 +53,7 @@ class MarkMismatch:
 
     @property
     def is_movable(self) -> bool:
-        """Whether what is newer than the state can be moved away."""
+        """Whether output that is newer than the state can be moved away."""
         target = self.marked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False
@@ -72,16 +78,18 @@ class MarkMismatch:
 def marked_targets(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
 ) -> Iterator[MarkedTarget]:
-    """The targets that store a marker, and the place of dead letters.
+    """Yield the targets that store a mark, with that of dead letters.
 
-    `missing`: those that may not have their part of the commit. `exact`: False where a target is not given every epoch.
+    Args:
+        missing: names of targets that may not have the output of the commit.
+        exact: False if a target does not get every epoch, as in a backfill.
     """
     current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
     now_called = dict(zip(commit.targets, current.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _places(pipeline):
         place, was = destinations.place_of(spec), current.targets.get(name)
-        # after a rename the target has the marker of the former writer until it gets rows
+        # after a rename the target has the mark of the previous name until it gets rows
         former = own_writer if was is None or was.place != place else was.writer
         for writer in dict.fromkeys((own_writer, former)):
             target = _marking_target(pipeline, spec, writer, commit.lineage)
@@ -97,7 +105,7 @@ def marked_targets(
 
 
 def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
-    """Name, title, target, writer and stage of each place that a pipeline writes to."""
+    """Return name, title, target, writer and pipeline of each target, and of the dead letters (without a pipeline)."""
     places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (
             name,
@@ -123,9 +131,9 @@ def _marking_target(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: 
 
 
 def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark | None]:
-    """Return the marks in places whose marks the commit does not name: all of them where a state begins.
+    """Return the marks of targets that the commit does not name; for a new state these are all targets.
 
-    One that cannot be read is left to the start, which opens it.
+    Targets that cannot be read are left out; the start opens them and fails then.
     """
     current = (
         None
@@ -152,7 +160,7 @@ def find_mismatches(
 ) -> tuple[list[MarkMismatch], dict[str, TargetMark | None], list[str]]:
     """Return the targets that do not fit, the mark of each target, and why others could not be read.
 
-    A target that cannot be read is left to the start, which opens it. `fence`: see `targets.base.Marked`.
+    The start opens targets that cannot be read, and fails then. `fence`: see `targets.base.MarkingTarget`.
     """
     wrong: list[MarkMismatch] = []
     marks: dict[str, TargetMark | None] = {}
@@ -172,7 +180,7 @@ def find_mismatches(
 
 
 def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMismatch]) -> StateError | None:
-    """Return why a start does not go on, with the ways out; None if all targets fit."""
+    """Return the error that refuses a start and says what the user can do; None if all targets fit."""
     if not wrong:
         return None
     facts = "; ".join(one.text(commit) for one in wrong)
@@ -193,7 +201,7 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMi
 
 
 def check_marks(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
-    """Return why a start would not go on from this commit; looks without the lock of the state."""
+    """Return the error that would refuse a start from this commit, or None. Takes no lock."""
     wrong, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
     return refuse_mismatches(pipeline, snapshot.commit, wrong)
 
@@ -201,9 +209,9 @@ def check_marks(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
 def settle_marks(
     pipeline: Pipeline, store: StateStore, commit: Commit, choice: str | None, exact: bool = True
 ) -> tuple[Commit, list[str]]:
-    """Return the commit to go on from, and what was done to that end; with the lock of the state held.
+    """Return the commit to continue from, and lines about what was done. The lock of the state must be held.
 
-    `choice`: see `former.CHOICES`. Raises StateError if a target does not fit and nobody decided what to do.
+    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not help.
     """
     missing = commit.missing(store.reached()) if commit.staged and store.published() < commit.epoch else []
     wrong, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
@@ -217,7 +225,7 @@ def settle_marks(
         done = [_put_newer_aside(one) for one in wrong]
         for one in wrong:
             if not one.marked.expected.was_target:
-                continue  # the commit names no marks of this place
+                continue  # the commit has no marks of this target
             marks[one.marked.name] = one.marked.expected.rollback if one.marked.expected.rollback.epoch >= 0 else None
     else:
         raise refused

@@ -1,4 +1,4 @@
-"""A record per kind of system, as a run meets it: what it reads from it and writes to it, looks at before, and reads back."""
+"""The connectors: one class per kind of system, which builds its sources and targets, checks them and reads letters back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run may ask of a system, whatever its kind; a config has been checked before, so only what its kind can do is asked."""
+"""Base class of the connectors. The config was checked before, so only supported operations of a kind are called."""
 
 from __future__ import annotations
 
@@ -27,70 +27,74 @@ C = TypeVar("C", bound=Connection)
 
 
 class HasPreviousOutput(Protocol):
-    """A target that can tell what another state left in it."""
+    """A target that can describe the output of another state that it holds."""
 
     def describe_previous_output(self) -> str | None:
-        """In words: as in `12 files of another state of "orders" in "out", up to epoch 11`; None for nothing."""
+        """Return the output of another state as text, such as `12 files of another state of "orders" in "out", up to epoch 11`.
+
+        Return None if there is none.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Connector(Generic[C]):
-    """One system, by how it is reached. Reaching it may raise StartError."""
+    """Connector for one system, given its connection. Every method that reaches the system may raise StartError."""
 
     connection: C
-    has_versions: ClassVar[bool] = False  # whether it can be asked, without Spark, what became of a table
+    has_versions: ClassVar[bool] = False  # whether `changes` can compare a table without Spark
 
-    # -- rows from it ----------------------------------------------------------------------------------------------
+    # -- sources ---------------------------------------------------------------------------------------------------
 
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
-        """A source; `schema_json`: the schema it was first read with, as Spark writes schemas in JSON."""
+        """Return the source. `schema_json`: the schema with which it was first read, as Spark's JSON."""
         self._cannot("be read")
 
     def check_source(self, spec: Source) -> None:
-        """Raise StartError if what is read is not there; says nothing where nobody can be asked."""
+        """Raise StartError if the source does not exist. Return if the system cannot be asked."""
 
     def resolve_position(self, spec: Source, position: str | int) -> Offsets:
-        """The offsets that "earliest", "latest" or a time (µs) are, as far as its kind of offsets knows of them."""
+        """Return the offsets that "earliest", "latest" or a time (µs UTC) stand for."""
         self._cannot("be asked where that is")
 
     def question(self, spec: Source) -> Question | None:
-        """Asks what waits there, without Spark; None where nobody can be asked."""
+        """Return a function that counts the unread input without Spark; None if the system cannot be asked."""
         return None
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
-        """What of a table is another than a state knows it, as the next start takes it, and the columns that this takes of it.
+        """Compare the columns of a table with those in the state.
 
-        Raises StartError for what a start refuses, NoAnswerError if it cannot be asked.
+        Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises StartError
+        for a change that a start refuses, SourceUnavailableError if the table cannot be reached.
         """
         self._cannot("be asked for its columns")
 
-    # -- results to it ---------------------------------------------------------------------------------------------
+    # -- targets ---------------------------------------------------------------------------------------------------
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
-        """Where `table` is written."""
+        """Return the target that writes `table`."""
         self._cannot("be written to")
 
     def check_target(self, spec: TargetSpec, place: str) -> None:
-        """Raise StartError if the place is not there; `place`: the key that names it."""
+        """Raise StartError if the target does not exist or cannot be reached. `place`: the config's key for messages."""
 
     def will_create(self, spec: TargetSpec, place: str) -> str | None:
-        """What a start will create there, for people; None for nothing."""
+        """Return a text about what a start will create in the system; None for nothing."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
-        """Create the place where that needs no knowledge of the columns. Raises StartError."""
+        """Create the target if that is possible without its columns. Raises StartError."""
 
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
-        """What to ask for the output of another state; None where nothing is kept that could be doubled."""
+        """Return the target for a look at the output of another state; None if the system keeps no output."""
         return None
 
     def marking_target(self, spec: TargetSpec, table: TargetTable) -> MarkingTarget | None:
-        """The target as one whose marker can be read; None where it stores none."""
+        """Return the target for reading its marker; None if it stores no marker."""
         return None
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Dead letters, read back."""
+        """Read the dead letters of a pipeline, frame by frame."""
         self._cannot("keep dead letters")
 
     def _cannot(self, operation: str) -> NoReturn:
@@ -98,6 +102,6 @@ class Connector(Generic[C]):
 
 
 def zone_of(pipeline: Pipeline, spec: Source) -> str:
-    """Of clock readings without one, as the first step has it that reads the source."""
+    """Return the time zone of local times of a source: `event_time_zone` of the first stage that reads it, else UTC."""
     readers = (stage_pipeline for stage_pipeline in pipeline.alone.values() if stage_pipeline.ways_from(spec.name))
     return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC

@@ -1,4 +1,4 @@
-"""Kinesis and Pub/Sub, through the connectors that users install."""
+"""Connectors for Kinesis and Pub/Sub. They use Spark connectors that the user installs."""
 
 from __future__ import annotations
 

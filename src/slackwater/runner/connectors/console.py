@@ -1,4 +1,4 @@
-"""The console: prints, and keeps nothing."""
+"""Connector for the console, which prints rows and keeps none."""
 
 from __future__ import annotations
 

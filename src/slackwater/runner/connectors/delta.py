@@ -1,4 +1,4 @@
-"""Delta Lake tables, by their log."""
+"""Connector for Delta Lake tables, which are read by their log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files, in directories."""
+"""Connector for files in local directories and object stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iceberg tables, in a catalog."""
+"""Connector for Iceberg tables in a catalog."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         return IcebergLog(name, lambda: tables.load(name), iceberg_error_reason)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> IcebergTarget:
-        """A new table of windows is partitioned by the days that they begin on; letters and pairs have no such time."""
+        """Return the target. A new table of windows is partitioned by the day of the window start.
+
+        Dead letters and joined pairs have no window start, so their tables are not partitioned.
+        """
         window = pipeline.last.transform.window
         start = None if window is None else window.window_start_column
         day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None

@@ -1,4 +1,4 @@
-"""A Kafka cluster: topics with rows, results and letters."""
+"""Connector for Kafka: topics with input rows, results and dead letters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return partial(backlog.unread_records, KafkaBroker(self.connection), spec)
 
     def marking_target(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
-        """At least once, a topic has no marker."""
+        """Return the target if it delivers exactly once; with at-least-once delivery a topic has no marker."""
         from slackwater.targets.kafka import KafkaTarget
 
         if spec.delivery != "exactly_once":
@@ -135,7 +135,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", place))
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Every committed letter of the topic, from its start to where it ended when it was reached."""
+        """Read every committed letter of the topic, from its start to the end that each partition had when it was reached."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
         topic = spec.topic or ""
@@ -170,7 +170,10 @@ class KafkaConnector(Connector[KafkaConnection]):
 
 
 def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
-    """A message as a letter: what `targets.kafka_rows.LetterRows` wrote. The record's own headers come before ours."""
+    """Return a Kafka message as a letter, as `targets.kafka_rows.LetterRows` wrote it.
+
+    The headers of the original record come first, then those of the letter.
+    """
     ours = max((n for n, (name, _) in enumerate(headers) if name == LETTER_HEADERS["reason"]), default=len(headers))
     letter_headers = {name: (content or b"").decode(errors="replace") for name, content in headers[ours:]}
     record_headers = [

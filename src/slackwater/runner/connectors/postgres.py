@@ -1,4 +1,4 @@
-"""A Postgres database, with a table for results and one for letters."""
+"""Connector for Postgres: a table for results and a table for dead letters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PostgresConnector(Connector[PostgresConnection]):
             ).fetchall()
             columns = [n for n in letter_filter.columns_to_read if (n,) in existing_columns]
             if not columns:
-                return  # no run has made the table yet
+                return  # no run has created the table yet
             conditions = {"pipeline": pipeline, "reason": letter_filter.reason, "source": letter_filter.source}
             chosen = {n: v for n, v in conditions.items() if v is not None}
             query = (

@@ -1,4 +1,4 @@
-"""A RabbitMQ broker: queues."""
+"""Connector for RabbitMQ queues."""
 
 from __future__ import annotations
 

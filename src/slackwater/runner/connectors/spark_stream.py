@@ -1,4 +1,4 @@
-"""Systems that a connector for Spark reads, which cannot seek: a source goes on by Spark's checkpoint."""
+"""Base of connectors whose sources a Spark connector reads. They cannot seek: Spark's checkpoint says where to continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RecordFrame(NamedTuple):
-    """A streaming DataFrame of records: its column with the bytes, and SQL for the columns beside them."""
+    """A streaming DataFrame of records: the column with the payload, and SQL for further columns."""
 
     frame: DataFrame
     body: str

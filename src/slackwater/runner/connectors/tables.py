@@ -1,4 +1,4 @@
-"""Tables with versions as sources, whatever their format: their columns are those of the table, as it is when a run begins."""
+"""Base of connectors for versioned tables (Delta, Iceberg). A source has the columns of the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class TableConnector(Connector[C]):
-    """A system of such tables."""
+    """Connector for a system of versioned tables."""
 
     has_versions = True
 
     def log(self, spec: Source) -> TableLog:
-        """What tells of the table that a source names."""
+        """Return the log of the table that a source reads."""
         raise NotImplementedError
 
     def source(
@@ -43,7 +43,7 @@ class TableConnector(Connector[C]):
         table_source(self.log(spec), spec, None)
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
-        """Behind what the table holds now, which is its "latest"."""
+        """Return the offsets after the current version of the table, which "latest" stands for."""
         return table_source(self.log(spec), spec, None).now.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
@@ -74,16 +74,17 @@ class TableConnector(Connector[C]):
 
 
 def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
-    """A source over the table that is there. `schema_json`: the columns it was first read with, as Spark writes schemas in JSON.
+    """Return a source for the current version of the table.
 
-    Raises StartError if the table is not there, cannot be read, or has other columns, where the source does not take them.
+    `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does not
+    exist, cannot be read, or has other columns that the source does not accept.
     """
     where = f'source "{spec.name}"'
     try:
         now = log.snapshot()
     except SlackwaterError as error:
         raise StartError(f"{where}: {error}") from None
-    except Exception as error:  # what the libraries, stores and catalogs raise
+    except Exception as error:  # libraries, stores and catalogs raise many classes
         raise StartError(
             f"{where}: {log.description} cannot be read ({log.error_reason(error)}); check query and the connection's options"
         ) from None
@@ -97,7 +98,7 @@ def _columns(schema_json: str) -> StructType:
 
 
 def _checked(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
-    """A source with the columns that a run takes of it. Raises StartError for others than it goes on with."""
+    """Return the source with the columns that the run reads. Raises StartError for columns that do not fit the state."""
     if schema_json is None:
         return source
     from pyspark.sql.types import StructType
