@@ -119,7 +119,7 @@ class PaperEngine:
     rows: int  # per shard and epoch
     heard: Any  # Mapping[str, int] -> SourceStats: what the job said of the source
 
-    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, Any]:
+    def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, Any]:
         """Nothing: records of Kafka have to be read."""
         return {}
 
@@ -158,8 +158,8 @@ class PaperEngine:
     def payload(self, rows: pl.DataFrame) -> Any:
         return rows
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: object = None) -> pl.DataFrame:
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: object = None) -> pl.DataFrame:
         raise NotImplementedError
 
-    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         raise NotImplementedError

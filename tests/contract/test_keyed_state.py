@@ -95,9 +95,11 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
 
 def test_rows_that_are_gone_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
-    whole = NthOfKey.ingested
+    whole = NthOfKey.counts_after_ingest
     monkeypatch.setattr(
-        NthOfKey, "ingested", lambda self, before, reports: whole(self, whole(self, before, reports), reports)
+        NthOfKey,
+        "counts_after_ingest",
+        lambda self, before, reports: whole(self, whole(self, before, reports), reports),
     )
     run(make, RowsInput({"a": [row("new")]}))
     assert [p for p in verify_state(make()).problems if "the commit says" in str(p)], (

@@ -84,11 +84,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
 def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
     """Whether rows of sources are known before they are read."""
 
-    def ahead(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
+    def statistics_before_read(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
         latest = clock_us + engine.max_future_ms * 1000
         return {name: engine._stats(batch, name, latest) for name in batch.payload} if sources else {}
 
-    monkeypatch.setattr(LocalEngine, "ahead", ahead)
+    monkeypatch.setattr(LocalEngine, "statistics_before_read", statistics_before_read)
 
 
 def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(

@@ -14,10 +14,10 @@ from slackwater.testing.local_engine import LocalEngine
 
 @pytest.fixture(autouse=True)
 def foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = LocalEngine.ahead
+    statistics_before_read = LocalEngine.statistics_before_read
 
     def some(engine: LocalEngine, batch: Batch, clock_us: int) -> Mapping[str, Any]:
         rows = sum(len(frame) for frame in batch.payload.values())
-        return ahead(replace(engine, foresees=rows % 2 == 0), batch, clock_us)
+        return statistics_before_read(replace(engine, foresees=rows % 2 == 0), batch, clock_us)
 
-    monkeypatch.setattr(LocalEngine, "ahead", some)
+    monkeypatch.setattr(LocalEngine, "statistics_before_read", some)

@@ -139,30 +139,32 @@ def test_panes_count_groups_per_pane_while_some_window_needs_them() -> None:
         IngestReport(shard=0, segments=(), new_groups={0: 2}),
         IngestReport(shard=1, segments=(), new_groups={0: 1, 5000: 4}),
     ]
-    after = operator.ingested(none, reports)
-    assert (after.panes, operator.size(after)) == ({0: (2, 1), 5000: (0, 4)}, (7, 7))
+    after = operator.counts_after_ingest(none, reports)
+    assert (after.panes, operator.open_counts(after)) == ({0: (2, 1), 5000: (0, 4)}, (7, 7))
     assert none.panes == {}, "figures are values"
-    assert operator.emitted(after, [], 10_000).panes == {5000: (0, 4)}
+    assert operator.counts_after_emit(after, [], 10_000).panes == {5000: (0, 4)}
 
 
 def test_sessions_count_keys_and_intervals_per_shard() -> None:
     operator = window("session")
-    after = operator.ingested(StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)])
-    assert (after.groups, after.windows, operator.size(after)) == ((1, 2), (1, 3), (4, 3))
-    after = operator.emitted(after, [EmitReport(shard=0, segments=(), groups=-1, windows=-1)], 0)
+    after = operator.counts_after_ingest(
+        StageCounts((1, 0), (1, 0)), [IngestReport(shard=1, segments=(), groups=2, windows=3)]
+    )
+    assert (after.groups, after.windows, operator.open_counts(after)) == ((1, 2), (1, 3), (4, 3))
+    after = operator.counts_after_emit(after, [EmitReport(shard=0, segments=(), groups=-1, windows=-1)], 0)
     assert (after.groups, after.windows) == ((0, 2), (0, 3))
 
 
 def test_a_join_counts_what_became_of_the_rows_of_each_side() -> None:
     operator = join()
     sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
-    after = operator.ingested(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
-    after = operator.emitted(after, [EmitReport(shard=0, segments=(), unmatched=(2, 0))], 0)
+    after = operator.counts_after_ingest(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
+    after = operator.counts_after_emit(after, [EmitReport(shard=0, segments=(), unmatched=(2, 0))], 0)
     assert {side: (n["buffered"], n["late"], n["unmatched"]) for side, n in after.sides.items()} == {
         "left": (2, 1, 2),
         "right": (1, 0, 0),
     }
-    assert operator.size(after) == (0, 0)
+    assert operator.open_counts(after) == (0, 0)
 
 
 def meta(name: str, dead: int) -> SegmentMeta:
@@ -172,7 +174,7 @@ def meta(name: str, dead: int) -> SegmentMeta:
 @pytest.mark.parametrize("kind", EVERY)
 def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -> None:
     metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
-    left = EVERY[kind][0]().living(metas, 5)
+    left = EVERY[kind][0]().live_segments(metas, 5)
     kept = [m.file for m in left]
     expected = {"join": ["segments/b", ""], "rows": []}
     assert kept == expected.get(kind, ["segments/b", "segments/c", ""])
@@ -193,8 +195,8 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
     with pytest.raises(CapExceededError, match=r"4 keys have open sessions, max_groups_per_window is 3"):
         window("session").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
     window("session", on_state_cap="drop_new_groups").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
-    assert window("session", on_state_cap="drop_new_groups").admits == 3
-    assert (window("session").admits, join().admits) == (None, None)
+    assert window("session", on_state_cap="drop_new_groups").group_limit == 3
+    assert (window("session").group_limit, join().group_limit) == (None, None)
     assert len(asked) == 1, "sessions are counted by the commit"
 
 
@@ -275,7 +277,12 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
         "ui.blocks.upcoming_closes._closes",
         "ui.blocks.upcoming_closes._keys",
     }
-    assert (New().updates, New().identity, New().admits, New().size(StageCounts((), ()))) == (False, None, None, (0, 0))
+    assert (New().updates, New().identity, New().group_limit, New().open_counts(StageCounts((), ()))) == (
+        False,
+        None,
+        None,
+        (0, 0),
+    )
 
 
 def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
@@ -292,13 +299,13 @@ def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
     none = StageCounts((2, 3), (0, 0))
     for found in (operator, rows()):
         task = ShardTask(found, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
-        assert not found.touched((), 0, 1 << 60, True)
+        assert not found.may_be_due((), 0, 1 << 60, True)
         assert not found.is_due(task)
         assert found.emit(task) == EmitReport(shard=0, segments=())
         assert found.late_before(1 << 60) < -(1 << 60)
-        assert found.emitted(none, [], 5) == none
-    assert (operator.kept_text(none), operator.size(none)) == ("5 keys kept", (0, 5))
-    assert (rows().kept_text(none), rows().size(none)) == ("no state", (0, 0))
+        assert found.counts_after_emit(none, [], 5) == none
+    assert (operator.state_text(none), operator.open_counts(none)) == ("5 keys kept", (0, 5))
+    assert (rows().state_text(none), rows().open_counts(none)) == ("no state", (0, 0))
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -311,7 +318,7 @@ def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> Non
         operator, KeyedOperator
     ):  # these are told by their steps, too: see test_keyed_state
         return
-    told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.described({})}
+    told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.description({})}
     state = StageState.model_validate_json(
         StageState(name="s", segments=(), groups=(), windows=(), **told).model_dump_json()
     )

@@ -127,7 +127,7 @@ def after_ingest(
     late_results: int = 0,
 ) -> StageState:
     """A stage with an epoch's rows folded in, before emission. `late_results`: of other stages, that came late."""
-    segments, after = list(before.segments), operator.ingested(stage_counts(before), outcome.reports)
+    segments, after = list(before.segments), operator.counts_after_ingest(stage_counts(before), outcome.reports)
     cause, holds = late_cause(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
@@ -260,7 +260,7 @@ def after_emission(
     `early`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
     committed, at which nothing needs what is over any more.
     """
-    segments, after = list(state.segments), operator.emitted(stage_counts(state), reports, state.watermark_us)
+    segments, after = list(state.segments), operator.counts_after_emit(stage_counts(state), reports, state.watermark_us)
     watermark, holds = state.watermark_us, list(state.holds or ())
     reasons: Counter[str] = Counter(state.counters.get("emitted", {}))
     for r in reports:
@@ -277,7 +277,7 @@ def after_emission(
         counters["sides"] = after.sides
     return state.model_copy(
         update={
-            "segments": tuple(operator.living(metas, since) for metas in segments),
+            "segments": tuple(operator.live_segments(metas, since) for metas in segments),
             "groups": after.groups,
             "windows": after.windows,
             "panes": after.panes,
@@ -343,7 +343,7 @@ def build_status(
 
 def _stage(commit: Commit, state: StageState, operator: Operator, outcome: IngestOutcome | None) -> StageStatus:
     is_join = state.fingerprint.get("kind") == "join"
-    windows, groups = operator.size(stage_counts(state))
+    windows, groups = operator.open_counts(stage_counts(state))
     return StageStatus(
         name=state.name,
         kind=str(state.fingerprint.get("kind", "")),

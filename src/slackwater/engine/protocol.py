@@ -64,7 +64,7 @@ class IngestOutcome:
 
 
 class Engine(Protocol):
-    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+    def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         """What `ingest` will tell of a batch's sources, of those of which it is known before a row is read."""
         ...
 
@@ -78,7 +78,7 @@ class Engine(Protocol):
         """Rows that another stage emitted (its output columns, `_event_ts` among them), as a batch brings them."""
         ...
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters once more through event time and SQL; they come with `__letter`, a number.
 
         Gives `__letter`, `__kh`, `__ts`, and of windows keys and accumulators, per row that comes out; bad rows do not, nor
@@ -86,7 +86,7 @@ class Engine(Protocol):
         """
         ...
 
-    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         """Rows of dead letters read once more: `__letter` and `__bad`, NULL for a usable row, else why it is not."""
         ...
 

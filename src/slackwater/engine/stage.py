@@ -124,8 +124,8 @@ class StageRunner:
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                onward = self._watermark_before_read(before, clocks, context, batch, upstream)
-                tasks = [replace(t, onward=onward) for t in self.tasks(before, clocks, context.epoch)]
+                known_watermark = self._watermark_before_read(before, clocks, context, batch, upstream)
+                tasks = [replace(t, known_watermark=known_watermark) for t in self.tasks(before, clocks, context.epoch)]
             with timer.phase("ingest"):
                 outcome = self._read(before, clocks, context, batch, tasks)
         clocks, outcome = self._advance_clocks(clocks, context, upstream, outcome)
@@ -271,7 +271,7 @@ class StageRunner:
         """Where the watermark goes, if that is known before the rows: results of other stages do not move it, and of a source's rows
         it may be known how new they are."""
         read = batch.payload.keys() - upstream.keys()
-        stats = self.engine.ahead(batch, context.clock_us) if read else {}
+        stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
         if (
             context.flush
             or not read <= stats.keys()
@@ -320,7 +320,7 @@ class StageRunner:
         committed, late = next_commit.input_clocks(self.pipeline, state), None
         if self.pipeline.keeps_late:
             late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.late_cause(state))
-        cap = self.operator.admits
+        cap = self.operator.group_limit
         return [
             ShardTask(
                 self.operator,
@@ -363,7 +363,7 @@ class StageRunner:
     def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, early: bool) -> list[ShardTask]:
         """The shards that may have something to say between two watermarks."""
         tasks = self.all_tasks(state, epoch, since, flush, early)
-        return [t for t in tasks if self.operator.touched(t.state.metas, since, t.watermark, early)]
+        return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
     def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
         """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""

@@ -32,7 +32,7 @@ def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
     Part of every commit, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
     """
     data = as_data(step)
-    return {} if data is None else operator.described(data)
+    return {} if data is None else operator.description(data)
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:

@@ -139,14 +139,14 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
         before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
         metas.append(store.shard(shard, shards, epoch, (), migration.number).adopt(operator, rows, before))
         parts.append(rows)
-    figures = _count_rows(operator, parts, migration.state.watermark_us)
+    counts = _count_rows(operator, parts, migration.state.watermark_us)
     return {
         "waiting": _has_pending_output(operator, migration),
         "segments": tuple(metas),
-        "groups": figures.groups,
-        "windows": figures.windows,
-        "panes": figures.panes,
-        "holds": tuple(operator.holds_of(rows) for rows in parts),
+        "groups": counts.groups,
+        "windows": counts.windows,
+        "panes": counts.panes,
+        "holds": tuple(operator.find_shard_holds(rows) for rows in parts),
         **operator.memory,
     }
 

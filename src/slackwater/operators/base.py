@@ -80,12 +80,12 @@ class Operator(Protocol):
         ...
 
     @property
-    def admits(self) -> int | None:
+    def group_limit(self) -> int | None:
         """The bound beyond which new groups are dropped, to be divided over the shards; None where they are not."""
         ...
 
     @property
-    def is_folded(self) -> bool:
+    def is_preaggregated(self) -> bool:
         """Whether rows are folded together before a shard sees them: then what came late is found by reading once more."""
         ...
 
@@ -93,7 +93,7 @@ class Operator(Protocol):
         """Only rows before this time may be late at this watermark; all of them where they are folded."""
         ...
 
-    def input_of(self, source: str) -> int:
+    def input_index(self, source: str) -> int:
         """Which of its inputs the rows of a source are: 0 where it has but one."""
         ...
 
@@ -132,7 +132,7 @@ class Operator(Protocol):
         """
         ...
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         """Whether a shard may have something to emit between two watermarks, as far as is known without reading it."""
         ...
 
@@ -160,30 +160,30 @@ class Operator(Protocol):
         """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
         ...
 
-    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """What a commit says of it, from which a state is read without a config. `data`: the keys of its step, see `config.data`."""
         ...
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        """The figures after an epoch's rows."""
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+        """The counts after an epoch's rows."""
         ...
 
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        """The figures after what was due came out, without what is over."""
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+        """The counts after what was due came out, without what is over."""
         ...
 
-    def size(self, figures: StageCounts) -> tuple[int, int]:
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         """How many windows are open, of how many groups."""
         ...
 
-    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """The segments of a shard without those that are over, also where no new row touched the shard.
 
         `since`: the watermark that the epoch before committed, at which nothing needs what is over any more.
         """
         ...
 
-    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if an epoch's rows made the state larger than allowed; `watermark`: of the epoch before."""
         ...
 
@@ -226,7 +226,7 @@ class ShardTask:
     late: LateLetterContext | None = None  # late rows become letters
     keeps_bad: bool = False  # so do rows that bring no usable gap
     capacity: ValueLimits = ANYTHING  # what the target and the state can hold of a row
-    onward: KnownWatermark | None = None  # ingest: what is due there comes out in the same pass
+    known_watermark: KnownWatermark | None = None  # ingest: what is due there comes out in the same pass
     holds: tuple[Hold, ...] | None = None  # of the shard; None where no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 

@@ -25,7 +25,7 @@ class ImmediateOperator(NonWindowOperator):
     """An operator whose work is done when it has taken its rows."""
 
     @abstractmethod
-    def kept_text(self, figures: StageCounts) -> str:
+    def state_text(self, counts: StageCounts) -> str:
         """What is kept while nothing waits, for people."""
 
     def late_before(self, watermark: int) -> int:
@@ -35,10 +35,10 @@ class ImmediateOperator(NonWindowOperator):
     def passes_late(self) -> bool:
         return True
 
-    def input_of(self, source: str) -> int:
+    def input_index(self, source: str) -> int:
         return 0
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         return False
 
     def is_due(self, task: ShardTask) -> bool:
@@ -50,5 +50,5 @@ class ImmediateOperator(NonWindowOperator):
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return late_letters(task, rows)
 
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         return before

@@ -16,12 +16,20 @@ from slackwater.operators.reports import EmitReport, IngestReport
 def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
     """`Operator.ingest`, and behind it `Operator.emit` if the task says where the watermark goes."""
     report = task.operator.ingest(task, rows, origins)
-    if task.onward is None:
+    if task.known_watermark is None:
         return report
-    onward, state = task.onward, task.state.with_metas(report.segments)
+    known_watermark, state = task.known_watermark, task.state.with_metas(report.segments)
     emitted = EmitReport(shard=task.shard, segments=report.segments)
-    if task.operator.touched(report.segments, task.since, onward.watermark, onward.early):
+    if task.operator.may_be_due(report.segments, task.since, known_watermark.watermark, known_watermark.early):
         holds = task.holds if report.holds is None else report.holds
-        due = ShardTask(task.operator, state, task.shard, onward.watermark, task.since, early=onward.early, holds=holds)
+        due = ShardTask(
+            task.operator,
+            state,
+            task.shard,
+            known_watermark.watermark,
+            task.since,
+            early=known_watermark.early,
+            holds=holds,
+        )
         emitted = task.operator.emit(due)
     return report.model_copy(update={"emitted": emitted})

@@ -62,7 +62,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     def reasons(self) -> Sequence[str]:
         return (MATCH, UNMATCHED)
 
-    def input_of(self, source: str) -> int:
+    def input_index(self, source: str) -> int:
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
@@ -156,7 +156,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
 
     # -- rows out ------------------------------------------------------------------------------------------------
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         """Whether an outer row may expire."""
         return any(m.first_due <= watermark and m.last_due > since for m in metas)
 
@@ -193,7 +193,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     def emission(self) -> dict[str, Any]:
         return {"updates": False, "retain_us": self.allowed_us}
 
-    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"join": {k: v for k, v in data.items() if k not in ("left_sql", "right_sql")}}
 
     @classmethod
@@ -203,21 +203,21 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
         return cls(pipeline, left, right, allowed, "later", None, False)
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         sides = {name: Counter(counts) for name, counts in before.sides.items()}
         for r in reports:
             for name, side in zip(SIDES, r.sides, strict=False):
                 sides.setdefault(name, Counter()).update(side.model_dump(exclude={"hot_key"}))
         return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         sides = {name: Counter(before.sides.get(name, {})) for name in SIDES}
         for r in reports:
             for name, count in zip(SIDES, r.unmatched, strict=True):
                 sides[name]["unmatched"] += count
         return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
-    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Each is independent of the others."""
         return tuple(m for m in metas if not is_over(m, since))
 

@@ -171,7 +171,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
             "keys": [f"{k.name} {k.type}" for k in self.keys],
         }  # in order: it is part of the hash
 
-    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
     @staticmethod
@@ -180,17 +180,17 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         fields = (Field(n, t) for n, t in state.described["columns"].items())
         return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         groups = list(before.groups)
         for r in reports:
             groups[r.shard] += r.groups
         return replace(before, groups=tuple(groups))
 
-    def size(self, figures: StageCounts) -> tuple[int, int]:
-        return 0, sum(figures.groups)
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+        return 0, sum(counts.groups)
 
-    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         return metas
 
-    def kept_text(self, figures: StageCounts) -> str:
-        return f"{plural(sum(figures.groups), 'key')} kept"
+    def state_text(self, counts: StageCounts) -> str:
+        return f"{plural(sum(counts.groups), 'key')} kept"

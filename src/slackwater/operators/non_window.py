@@ -61,20 +61,20 @@ class NonWindowOperator(Base):
         return 0
 
     @property
-    def admits(self) -> None:
+    def group_limit(self) -> None:
         """It has no groups to be counted."""
         return
 
     @property
-    def is_folded(self) -> bool:
+    def is_preaggregated(self) -> bool:
         return False
 
     @property
     def emission(self) -> dict[str, Any]:
         return {"updates": False, "retain_us": 0}
 
-    def size(self, figures: StageCounts) -> tuple[int, int]:
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return 0, 0  # rows may wait; nothing is open
 
-    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """What it keeps is held within its bound row by row."""

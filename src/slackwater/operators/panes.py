@@ -29,7 +29,7 @@ class PaneOperator(PaneLogic, WindowOperator):
     """Tumbling and hopping windows."""
 
     @property
-    def is_folded(self) -> bool:
+    def is_preaggregated(self) -> bool:
         return True
 
     @property
@@ -79,27 +79,27 @@ class PaneOperator(PaneLogic, WindowOperator):
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         counts = {pane: list(groups) for pane, groups in before.panes.items()}
         for r in reports:
             for pane, n in r.new_groups.items():
                 counts.setdefault(pane, [0] * len(before.groups))[r.shard] += n
         return replace(before, panes={pane: tuple(groups) for pane, groups in counts.items()})
 
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         living = {p: groups for p, groups in before.panes.items() if panes.window_totals(self, {p: 1}, watermark)}
         return replace(before, panes=living)
 
-    def size(self, figures: StageCounts) -> tuple[int, int]:
-        groups = sum(sum(of_shards) for of_shards in figures.panes.values())
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+        groups = sum(sum(of_shards) for of_shards in counts.panes.values())
         return groups, groups
 
-    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """The sum over a hopping window's panes is an upper bound: only beyond the limit are groups counted in the state."""
         bound = self.fails_above
         if bound is None:
             return
-        totals = panes.window_totals(self, {p: sum(groups) for p, groups in figures.panes.items()}, watermark)
+        totals = panes.window_totals(self, {p: sum(groups) for p, groups in counts.panes.items()}, watermark)
         suspects = sorted(w for w, groups in totals.items() if groups > bound)
         if suspects and panes.is_overlapping(self):
             exact = recount(partial(self.groups_in, tuple(suspects)))

@@ -32,9 +32,9 @@ class SessionOperator(SessionLogic, WindowOperator):
         return session_holds.lowest_hold(holds, watermark, self.reach_us)
 
     def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
-        return self.holds_of(task.state.reader(self).scan().sort("__h", maintain_order=True))
+        return self.find_shard_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
-    def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+    def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
         return session_holds.bound_holds(session_holds.find_holds(self, rows))
 
     def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
@@ -107,18 +107,18 @@ class SessionOperator(SessionLogic, WindowOperator):
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         return _counted(before, reports)
 
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         return _counted(before, reports)
 
-    def size(self, figures: StageCounts) -> tuple[int, int]:
-        return sum(figures.windows), sum(figures.groups)
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]:
+        return sum(counts.windows), sum(counts.groups)
 
-    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Of the whole state, which is counted exactly."""
-        bound, open_keys = self.fails_above, sum(figures.groups)
+        bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "

@@ -69,7 +69,7 @@ class StatelessOperator(NoState, ImmediateOperator):
     def emit(self, task: ShardTask) -> EmitReport:
         return EmitReport(shard=task.shard, segments=())
 
-    def kept_text(self, figures: StageCounts) -> str:
+    def state_text(self, counts: StageCounts) -> str:
         return "no state"
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -78,15 +78,15 @@ class StatelessOperator(NoState, ImmediateOperator):
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "rows"}  # nothing is kept that could depend on more
 
-    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"columns": {f.name: f.type for f in self.fields}}
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
         return cls(pipeline, tuple(Field(n, t) for n, t in state.described.get("columns", {}).items()))
 
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         return before
 
-    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         return ()

@@ -44,19 +44,19 @@ class WindowOperator(WindowLogic):
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame: ...
 
     @abstractmethod
-    def ingested(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts: ...
+    def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts: ...
 
     @abstractmethod
-    def emitted(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts: ...
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts: ...
 
     @abstractmethod
-    def size(self, figures: StageCounts) -> tuple[int, int]: ...
+    def open_counts(self, counts: StageCounts) -> tuple[int, int]: ...
 
     @abstractmethod
-    def check_bounds(self, figures: StageCounts, watermark: int, recount: Recount) -> None: ...
+    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None: ...
 
     @property
-    def is_folded(self) -> bool:
+    def is_preaggregated(self) -> bool:
         return False
 
     @property
@@ -87,7 +87,7 @@ class WindowOperator(WindowLogic):
     def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
         return ()
 
-    def holds_of(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
+    def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
         """Return the holds of a shard that has these state rows."""
         return ()
 
@@ -100,7 +100,7 @@ class WindowOperator(WindowLogic):
         return 1000 * self.window.emit_interval_ms
 
     @property
-    def admits(self) -> int | None:
+    def group_limit(self) -> int | None:
         return self.window.max_groups_per_window if self.window.on_state_cap == "drop_new_groups" else None
 
     @property
@@ -108,10 +108,10 @@ class WindowOperator(WindowLogic):
         """The bound of groups beyond which an epoch fails; None where it does not."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
-    def input_of(self, source: str) -> int:
+    def input_index(self, source: str) -> int:
         return 0
 
-    def touched(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         due = self.due_between(since, watermark, early)
         return any(due.touches(m.first_due, m.last_due) for m in metas)
 
@@ -122,7 +122,7 @@ class WindowOperator(WindowLogic):
         """All rows of the units of a shard that want a visit between two watermarks."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
-    def living(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
+    def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Only the oldest may go: else they would uncover older versions of what they hold."""
         return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
 
@@ -143,7 +143,7 @@ class WindowOperator(WindowLogic):
     def emission(self) -> dict[str, Any]:
         return {"updates": self.updates, "retain_us": self.retain_us}
 
-    def described(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The window with the types of its columns, from which `bind_window` makes the same logic."""
         columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
         return {"window": data, "columns": columns}

@@ -203,7 +203,7 @@ class StageInspector:
     @_open_state.register
     def _(self, operator: ImmediateOperator) -> OpenState:
         counts = next_commit.stage_counts(self.state)
-        contents, keys = operator.kept_text(counts), operator.size(counts)[1] or None
+        contents, keys = operator.state_text(counts), operator.open_counts(counts)[1] or None
         return OpenState(operator.fingerprint["kind"], keys=keys, contents=contents)
 
     # -- one key -------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
     """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
     read, numbers = _numbered(letters)
-    rows = driver.stage.engine.decoded(payload(read), driver.hooks.clock_us())
+    rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(
         pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
     )
@@ -188,7 +188,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
         return judged
     before = driver.stage.operator.late_before(driver.state.watermark_us)
     read, numbers = _numbered(judged.good)
-    rows = driver.stage.engine.reread(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
+    rows = driver.stage.engine.replay_rows(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, identity = late.select("epoch", "__id").unique(), ["epoch", "__id"]
     dropped = judged.good.join(late, on=identity, how="semi", maintain_order="left").with_columns(
@@ -274,7 +274,7 @@ def _match_rows(
     )
     groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
     once = payload(letters.unique("__letter", keep="first"))
-    again = driver.stage.engine.reread(once, driver.hooks.clock_us(), driver.stage.capacity)
+    again = driver.stage.engine.replay_rows(once, driver.hooks.clock_us(), driver.stage.capacity)
     rows = again.join(groups, on=["__letter", "__ts"])
     seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
     groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))

@@ -85,7 +85,7 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
         inputs.setdefault(way.name, outputs[way.key])
     operator = compile_step(stage_pipeline, inputs)
     for together in _paths_to_one_input(stage_pipeline):
-        which = operator.input_of(together[0].name)
+        which = operator.input_index(together[0].name)
         analysis.check_same_columns(
             stage_pipeline, {w.key: outputs[w.key] for w in together}, shard_columns.required_columns(operator, which)
         )

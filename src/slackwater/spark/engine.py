@@ -97,7 +97,7 @@ class SparkEngine:
 
     # -- rows in -------------------------------------------------------------------------------------------------
 
-    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+    def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         self.hints.begin_sources(batch.payload)
         return {
             name: source_stats(facts, {}, lambda mark: None)
@@ -140,7 +140,7 @@ class SparkEngine:
         pending: dict[str, PendingStatistics] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `RejectedRowHandler`
-        keeps_late_origin = self.pipeline.carries_origin and not self.logic.is_folded
+        keeps_late_origin = self.pipeline.carries_origin and not self.logic.is_preaggregated
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
@@ -215,7 +215,7 @@ class SparkEngine:
 
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
         import polars as pl
 
@@ -228,7 +228,7 @@ class SparkEngine:
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for way in self.pipeline.ways_from(name):
                 out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.sql_with_origin(way, frame))
-                why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+                why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")
                 parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:
@@ -240,7 +240,7 @@ class SparkEngine:
         assert isinstance(rows_read, pl.DataFrame)
         return shard_columns.letter_rows(self.logic, rows_read, LETTER_NUMBER)
 
-    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl
 
         latest = self.rows.latest_allowed_us(clock_us)

@@ -132,7 +132,7 @@ class RowPlan:
 
     def with_unfit_reason(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Rows that came out of the SQL, with why they cannot be held; None where all can."""
-        why = storability.unfit_sql(self.logic, self.logic.input_of(way.name), capacity)
+        why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
 
     def columns(self, way: InputPath, tag: int | None, before: int | None) -> list[str]:

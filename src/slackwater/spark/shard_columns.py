@@ -58,7 +58,7 @@ def _(operator: WindowOperator, source: str, tag: int | None, before: int | None
 
 @shard_columns.register(IntervalJoinOperator)
 def _(operator: IntervalJoinOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    return epoch_sql.side_columns(operator, operator.input_of(source), tag, before)
+    return epoch_sql.side_columns(operator, operator.input_index(source), tag, before)
 
 
 @shard_columns.register(KeyedOperator)

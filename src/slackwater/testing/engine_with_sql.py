@@ -64,7 +64,7 @@ class GivenEngine:
         """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
         return {name: self._prepared(name, rows, clock_us) for name, rows in batch.payload.items()}
 
-    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+    def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         """Nothing: rows are prepared when they are ingested."""
         return {}
 
@@ -112,7 +112,7 @@ class GivenEngine:
         origins: Sequence[pl.DataFrame],
         staged: list[LetterFile],
     ) -> list[Any]:
-        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_folded
+        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_preaggregated
         every = lift_inputs(self.logic, as_declared(self.logic, every))
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
@@ -162,11 +162,11 @@ class GivenEngine:
         """Rows that the stage before emitted; they are prepared at the time of the epoch."""
         return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        return self.front.engine.reread(payload, clock_us, capacity)
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+        return self.front.engine.replay_rows(payload, clock_us, capacity)
 
-    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        return self.front.engine.decoded(payload, clock_us)
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+        return self.front.engine.validate_letters(payload, clock_us)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
         return [t.operator.emit(t) for t in tasks]

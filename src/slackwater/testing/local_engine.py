@@ -52,7 +52,7 @@ class LocalEngine:
     )  # what the step calls each, where it is not its name
     foresees: bool = False  # knows of rows before they are read, as footers of files do
 
-    def ahead(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
+    def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         return {n: s for n in self.sources if (s := self._stats(batch, n, clock_us))} if self.foresees else {}
 
     def _latest(self, batch: Batch, name: str, clock_us: int) -> int:
@@ -121,7 +121,7 @@ class LocalEngine:
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
-        origin_rows, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_folded
+        origin_rows, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_preaggregated
         alongside = None if origin_rows is None or folded else origin_rows[ORIGIN]
         reports = [
             ingest_and_emit.ingest_and_emit(t, every.filter(m), None if alongside is None else alongside.filter(m))
@@ -142,7 +142,7 @@ class LocalEngine:
         staged: list[LetterFile],
     ) -> pl.DataFrame:
         """The rows that can be held by the input of this name; what cannot is noted, its letters staged where they are kept."""
-        why = storability.unstorable_reason(self.logic, self.logic.input_of(name), task.capacity, rows)
+        why = storability.unstorable_reason(self.logic, self.logic.input_index(name), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
             return rows
         bad = rows.with_columns(why).filter(why.is_not_null())
@@ -159,18 +159,18 @@ class LocalEngine:
     def payload(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(rows["_event_ts"].dt.timestamp("us").alias("ts")).drop("_event_ts")
 
-    def reread(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
+    def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         lifted = []
         for name, frame in payload.items():
             first, last = storability.usable_times(self.logic)
             rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
             for which in self.inputs.get(name, (name,)):
-                why = storability.unstorable_reason(self.logic, self.logic.input_of(which), capacity, rows)
+                why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
                 lifted.append(lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(lifted)
 
-    def decoded(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
+    def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         latest = clock_us + self.max_future_ms * 1000
         why = (
             pl.when(pl.col("ts").is_null())
@@ -281,7 +281,7 @@ def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @prepare_rows.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    which, slots = operator.input_of(source), SharedColumns.from_logic(operator)
+    which, slots = operator.input_index(source), SharedColumns.from_logic(operator)
     side = operator.sides[which]
     keys = normalize_columns(rows, list(side.keys))
     shared = [

@@ -386,7 +386,7 @@ class LocalPipeline:
                 work()
 
     def _reread(self, letters: pl.DataFrame) -> Mapping[str, Any]:
-        return self._bound.reread(letters, self.now_us)
+        return self._bound.replay_rows(letters, self.now_us)
 
     def _only_source(self) -> str:
         if len(self.source_names) > 1:

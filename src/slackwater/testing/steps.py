@@ -83,7 +83,7 @@ class BoundSteps:
         )
         return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
-    def reread(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
+    def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
         """Dead letters as rows of their sources."""
         if self.front is not None:
             from slackwater.spark import dead_letter_frames
