@@ -17,7 +17,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.verify_postgres import verify_postgres
-from slackwater.state.postgres.client import close_kept
+from slackwater.state.postgres.client import close_idle
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
 from slackwater.testing.result import SimulatedCrash
@@ -195,7 +195,7 @@ def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgre
     with begun(url) as test:
         test._stop()
         wrong = []
-        close_kept()
+        close_idle()
         for table, column, value in cells(url)[part::8]:
             with psycopg.connect(postgres.url, autocommit=True) as db:
                 db.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
@@ -217,7 +217,7 @@ def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgre
                 wrong.append(f"{table}.{column} = NULL was accepted")
             if again is not None:
                 again._stop()
-            close_kept()
+            close_idle()
     assert not wrong, "\n".join(wrong)
 
 

@@ -410,7 +410,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     done = go_on(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
-    copy = store.place.held(storage.file_ref(file))
+    copy = store.place.local_path(storage.file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
     monkeypatch.setattr(objects, "_clients", {})
     with make().peek() as snapshot:

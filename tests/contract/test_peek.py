@@ -143,12 +143,12 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     opened: list[int] = []
 
     class Slow(SnapshotReader):
-        def opened(self, epoch: int) -> Snapshot:
+        def open_commit(self, epoch: int) -> Snapshot:
             nonlocal last
             opened.append(epoch)
             for _ in range(0 if len(opened) > 1 else KEPT_EPOCHS + 2):
                 last = go_on(store, last, "b")
-            return super().opened(epoch)
+            return super().open_commit(epoch)
 
     with Slow(CommitLog(LocalStorage(str(tmp_path / "p")))).peek() as snapshot:
         assert users(snapshot) == ["b"]

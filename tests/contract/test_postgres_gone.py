@@ -62,7 +62,7 @@ wait_in_pool()
 end_all()
 wait_in_pool()  # those that waited are no good: others take their place
 end_all()
-client.close_kept()
+client.close_idle()
 print("waiting ones: ok")
 
 for work in ("query", "ingest", "fetch"):

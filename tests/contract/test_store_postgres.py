@@ -275,7 +275,7 @@ def test_workers_use_their_connection_again(url: str) -> None:
             cursor.execute("SELECT pg_backend_pid()")
             used.append({int(cursor.fetchone()[0]), backend(url)})
     assert used[0] == used[1] and len(used[0]) == 2
-    client.close_kept()
+    client.close_idle()
     with psycopg.connect(url) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         for _ in range(50):
@@ -287,7 +287,7 @@ def test_workers_use_their_connection_again(url: str) -> None:
 
 
 def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: Any) -> None:
-    client.close_kept()
+    client.close_idle()
     urls = [postgres.database(f"many_{n}") for n in range(8)]
     for url in urls:
         backend(url)
@@ -297,13 +297,13 @@ def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: An
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname LIKE 'many%' AND pid <> pg_backend_pid()"
         for _ in range(50):
             held = db.execute(query).fetchone()
-            if held is not None and held[0] <= client.KEPT:
+            if held is not None and held[0] <= client.MAX_IDLE:
                 break
             db.execute("SELECT pg_sleep(0.1)")
             db.rollback()
-        assert held == (client.KEPT,)
+        assert held == (client.MAX_IDLE,)
     assert backend(urls[-1]) == backend(urls[-1])
-    client.close_kept()
+    client.close_idle()
 
 
 def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
@@ -314,7 +314,7 @@ def test_a_connection_that_was_cut_or_waited_for_long_is_not_used_again(
         db.execute("SELECT pg_terminate_backend(%s)", (first,))
     second = backend(url)
     assert second != first
-    monkeypatch.setattr(client, "KEPT_S", 0.0)
+    monkeypatch.setattr(client, "MAX_IDLE_S", 0.0)
     assert backend(url) != second
 
 

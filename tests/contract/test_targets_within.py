@@ -124,7 +124,7 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
             test.restart()
         with store(urls[0])().peek() as snapshot:
             assert snapshot is not None and snapshot.missing == ["hours"]
-            assert LETTERS not in snapshot.commit.parts
+            assert LETTERS not in snapshot.commit.recipients
         with psycopg.connect(urls[0]) as db:
             db.execute("ALTER TABLE hours DROP CONSTRAINT hours_n_check")
         test.restart()

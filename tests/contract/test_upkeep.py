@@ -213,11 +213,11 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     with directory.make().peek() as snapshot:
         logic = step_in(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(row_checks.of_segment(logic, "", frame, 0, 2)) == []
-    found = list(row_checks.of_segment(logic, "", frame.with_columns(change), 0, 2))
+    assert list(row_checks.check_segment(logic, "", frame, 0, 2)) == []
+    found = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in found) if message else found == []
-    assert any("that are not of shard 1" in text for text in row_checks.of_segment(logic, "", frame, 1, 2))
-    assert list(row_checks.of_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert any("that are not of shard 1" in text for text in row_checks.check_segment(logic, "", frame, 1, 2))
+    assert list(row_checks.check_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         step, meta = step_in(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        assert list(row_checks.of_segment(step, meta.kind, frame, 0, 2)) == []
-        assert any(message in text for text in row_checks.of_segment(step, meta.kind, wrong, 0, 2))
-    assert list(row_checks.of_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+        assert list(row_checks.check_segment(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in row_checks.check_segment(step, meta.kind, wrong, 0, 2))
+    assert list(row_checks.check_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:

@@ -62,7 +62,7 @@ OF_JOIN = ["left_k", "left_v", "right_v"]
 
 def shapes(rng: random.Random) -> list[sw.Stage]:
     """The stages of a seed; what the last one emits is the answer."""
-    of_sources = {"left": OF_SOURCE, "right": OF_SOURCE}
+    source_stages = {"left": OF_SOURCE, "right": OF_SOURCE}
     windows = [sw.Stage(name="wa", from_="a", window=window(rng, "k", "v"))]
     windows += [sw.Stage(name="wb", from_=rng.choice(["a", "b"]), window=window(rng, "k", "v"))]
     read = windows[1].from_
@@ -71,7 +71,7 @@ def shapes(rng: random.Random) -> list[sw.Stage]:
     return rng.choice(
         [
             lambda: [
-                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), of_sources)),
+                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), source_stages)),
                 sw.Stage(name="w", window=window(rng, "left_k", "left_v")),
                 sw.Stage(name="x", window=window(rng, "left_k", "total", last=True)),
             ],
@@ -85,7 +85,7 @@ def shapes(rng: random.Random) -> list[sw.Stage]:
                 ),
             ],
             lambda: [
-                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), of_sources)),
+                sw.Stage(name="j", join=join(rng, "a", "b", ("k", "k"), source_stages)),
                 sw.Stage(name="w", from_="a", window=window(rng, "k", "v")),
                 sw.Stage(name="x", join=join(rng, "j", "w", ("left_k", "k"), {"left": OF_JOIN, "right": OF_WINDOW})),
             ],

@@ -52,7 +52,7 @@ class Thread:
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
     """Two segments are a pile, three of them an epoch's; how often what was merged was taken, and how often it could not be."""
     rng, found = random.Random(1), {True: 0, False: 0}
-    applied = SegmentMerge.applied
+    applied = SegmentMerge.apply
 
     def counted(merge: SegmentMerge, metas: Any, watermark: int) -> Any:
         after = applied(merge, metas, watermark)
@@ -63,7 +63,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
     for module in (segments, buffers):
         monkeypatch.setattr(module, "MOST", 3)
     monkeypatch.setattr(background_merge, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
-    monkeypatch.setattr(background_merge.SegmentMerge, "applied", counted)
+    monkeypatch.setattr(background_merge.SegmentMerge, "apply", counted)
     yield found
     assert found[True] > 20 and found[False] > 5, found
 

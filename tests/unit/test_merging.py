@@ -43,12 +43,12 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
 def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
     of: str, there: str, watermark: int, after: str
 ) -> None:
-    found = SegmentMerge(metas(of), metas("M")).applied(metas(there), watermark)
+    found = SegmentMerge(metas(of), metas("M")).apply(metas(there), watermark)
     assert "".join(m.file for m in found) == after
 
 
 def test_of_rows_that_are_all_over_nothing_is_left() -> None:
-    assert SegmentMerge(metas("ab"), ()).applied(metas("xaby"), 0) == metas("xy")
+    assert SegmentMerge(metas("ab"), ()).apply(metas("xaby"), 0) == metas("xy")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: Fil
 
 
 def test_an_epoch_merges_what_nobody_merged_beside(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store._merger, "committed", lambda commit: None)
+    monkeypatch.setattr(store._merger, "schedule_merges", lambda commit: None)
     there = piled(store, range(15))
     assert len(there) == 15
     assert len(piled(store, range(15, 16), there)) == 1

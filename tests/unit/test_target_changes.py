@@ -128,7 +128,7 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     ):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
-    assert commit.parts == ["hours", "minutes"] and store.reached() == {"hours"}
+    assert commit.recipients == ["hours", "minutes"] and store.reached() == {"hours"}
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
@@ -186,7 +186,7 @@ def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:
     former["output"] = [{"file": "outputs/x.arrow", "rows": 3, "checksum": ""}]
     former["destination"] = {"target": was["place"], "letters": None, "columns": was["columns"], "upserts": False}
     commit = Commit.model_validate(former)
-    assert commit.parts == ["hours"] and commit.output_of("hours")[0].rows == 3
+    assert commit.recipients == ["hours"] and commit.output_of("hours")[0].rows == 3
     assert commit.targets["hours"].writer == "p" and commit.targets["hours"].upserts is False
     assert commit == Commit.model_validate(commit.model_dump(mode="json"))
     assert Commit.model_validate({**former, "destination": {}}).targets == {}

@@ -17,7 +17,7 @@ from slackwater.maintenance import reset_offsets
 from slackwater.query.locate_state import store_at
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
-from slackwater.state.maintenance_commit import edit_state, next_of, no_state
+from slackwater.state.maintenance_commit import edit_state, next_maintenance_commit, no_state
 from slackwater.state.migrations import FORMAT, STEPS
 from slackwater.state.protocol import StateStore
 
@@ -44,7 +44,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         return
     store = store_at(where, pipeline, schema)
     with edit_state(store) as commit:
-        done = store.commit(next_of(commit, _now()))
+        done = store.commit(next_maintenance_commit(commit, _now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
 
 
@@ -98,7 +98,7 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
         _tell(commit, moves)
         if all(m.before == m.after for m in moves):
             raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
-        return store.commit(next_of(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
+        return store.commit(next_maintenance_commit(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 
 def _tell(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:

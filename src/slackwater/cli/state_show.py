@@ -76,7 +76,7 @@ def _open(commit: Commit) -> int:
 
 
 def _waiting(manifest: Commit, missing: list[str]) -> str:
-    who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.parts) else ""
+    who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.recipients) else ""
     return f"not yet{who}: the next start does it"
 
 

@@ -60,8 +60,8 @@ def _awake(
 ) -> int:
     """Return the least of the inputs of a stage that are awake; one of them is."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
-    of_sources = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
-    return min(of_stages + of_sources)
+    source_stages = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
+    return min(of_stages + source_stages)
 
 
 __all__ = ["Clocks", "carry_limits", "idle_stages"]

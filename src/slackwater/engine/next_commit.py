@@ -49,7 +49,7 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
 def total_counters(commit: Commit) -> Counters:
     """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
     totals: dict[str, Any] = {}
-    for counted in (*(s.counters for s in commit.of_sources), commit.counters):
+    for counted in (*(s.counters for s in commit.source_stages), commit.counters):
         totals = _add_counters(totals, counted)
     for name in ("overflows", "late_between_stages"):
         totals[name] = sum(stage.counters.get(name, 0) for stage in commit.stages)
@@ -304,8 +304,8 @@ def build_status(
     """What the outside is told after a commit. `operators`: of the stages; `clocks`: of the sources; `outcomes`: by stage."""
     step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
-    read = [outcomes[s.name] for s in commit.of_sources if s.name in outcomes]
-    of_sources = commit.clocks
+    read = [outcomes[s.name] for s in commit.source_stages if s.name in outcomes]
+    source_stages = commit.clocks
     return Status(
         pipeline=pipeline.name,
         window_kind=last.fingerprint["kind"],
@@ -323,7 +323,7 @@ def build_status(
         sources=tuple(
             SourceStatus(
                 name,
-                of_sources[name].rows,
+                source_stages[name].rows,
                 c.max_event_us,
                 None if c.watermark_us <= NO_WATERMARK else c.watermark_us,
                 c.idle,

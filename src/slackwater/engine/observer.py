@@ -40,7 +40,7 @@ class PendingPublish:
     @classmethod
     def from_commit(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
         return cls(
-            commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.parts}, tuple(missing), failed
+            commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.recipients}, tuple(missing), failed
         )
 
 

@@ -144,7 +144,9 @@ class Publisher:
 
         Gives the commit as it says so; None where the store cannot, or nothing waits.
         """
-        joined = [n for n in commit.parts if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)]
+        joined = [
+            n for n in commit.recipients if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)
+        ]
         if not joined:
             return commit, None
         outputs, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit

@@ -56,7 +56,7 @@ def with_targets(
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
     updated = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
-    parts = {*updated.parts}
+    parts = {*updated.recipients}
 
     def marked(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
         return (*marks[-1:], updated.mark) if name in parts else marks[-1:]

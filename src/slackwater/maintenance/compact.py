@@ -20,7 +20,7 @@ from slackwater.evolution.operator_from_state import matches_description, step_i
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.maintenance_commit import next_of
+from slackwater.state.maintenance_commit import next_maintenance_commit
 from slackwater.state.postgres import client
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
@@ -45,22 +45,22 @@ def compact_state(store: StateStore) -> CompactionResult:
                 f"{latest.pipeline}: epoch {latest.epoch} is committed and not yet published, and no commit may overtake it; "
                 "start the pipeline once, then compact"
             )
-        steps = [_step(latest, number) for number in range(len(latest.stages))]
+        steps = [_stage_operator(latest, number) for number in range(len(latest.stages))]
         for number, step in enumerate(steps):
             store.prepare(step, number)
         clock = time.time_ns() // 1000
         stages = (
-            _compacted(step, store, state, latest.epoch + 1, number)
+            _compact_stage(step, store, state, latest.epoch + 1, number)
             for number, (step, state) in enumerate(zip(steps, latest.stages, strict=True))
         )
-        store.commit(next_of(latest, clock, stages=tuple(stages)))
+        store.commit(next_maintenance_commit(latest, clock, stages=tuple(stages)))
         store.collect_garbage()
         if isinstance(store, PostgresStore):
             _vacuum(store, len(steps))
         return CompactionResult(before, measure_sizes(store))
 
 
-def _step(commit: Commit, number: int) -> Operator:
+def _stage_operator(commit: Commit, number: int) -> Operator:
     step = step_in(commit, number)
     if not matches_description(step, commit.stages[number]):
         raise StateError(
@@ -70,7 +70,7 @@ def _step(commit: Commit, number: int) -> Operator:
     return step
 
 
-def _compacted(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
+def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """A stage as it is to be committed; its shards are as many as before."""
     done = migrate.read_stage(step, store, state, epoch, number).spread(store, state.shards)
     # what waits to be emitted still does

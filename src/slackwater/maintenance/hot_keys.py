@@ -50,17 +50,17 @@ def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Ite
     """The candidates of each shard of a stage: no key is in two of them."""
     step = step_in(snapshot.commit, number)
     for shard in range(snapshot.commit.shards):
-        yield from _of_shard(step, store, snapshot, number, shard, count)
+        yield from _shard_keys(step, store, snapshot, number, shard, count)
 
 
 @singledispatch
-def _of_shard(
+def _shard_keys(
     operator: Operator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
     unregistered(operator, "slackwater.maintenance.hot_keys")
 
 
-@_of_shard.register(WindowOperator)
+@_shard_keys.register(WindowOperator)
 def _(
     logic: WindowOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
@@ -75,7 +75,7 @@ def _(
             yield HotKey(number, "", plain_row(row, logic.key_names), row["__rows"], row["__events"])
 
 
-@_of_shard.register
+@_shard_keys.register
 def _(
     logic: IntervalJoinOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
@@ -88,7 +88,7 @@ def _(
             yield HotKey(number, side.name, plain_row(row, names), row["__rows"], None)
 
 
-@_of_shard.register
+@_shard_keys.register
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
@@ -98,7 +98,7 @@ def _(
         yield HotKey(number, "", plain_row(row, logic.key_names), 1, None)
 
 
-@_of_shard.register
+@_shard_keys.register
 def _(
     logic: StatelessOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:

@@ -24,7 +24,7 @@ from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offs
 from slackwater.errors import StartError
 from slackwater.state.commit import Commit, SourceRecord
 
-Wanted = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
+Position = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
 _WORDS = ("earliest", "latest")
 _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"topic": {"0": 42}}'
 
@@ -49,9 +49,9 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
                 f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    positions = _wanted(arguments, sorted(commit.sources))  # a database keeps no order of names
+    positions = _parse_arguments(arguments, sorted(commit.sources))  # a database keeps no order of names
     return [
-        OffsetMove(name, commit.sources[name].offsets, _offsets(commit, name, w, pipeline)) for name, w in positions
+        OffsetMove(name, commit.sources[name].offsets, _resolve(commit, name, w, pipeline)) for name, w in positions
     ]
 
 
@@ -64,19 +64,19 @@ def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, Sou
 # -- what was asked for ----------------------------------------------------------------------------------------------
 
 
-def _wanted(arguments: Sequence[str], names: Sequence[str]) -> list[tuple[str, Wanted]]:
-    positions: dict[str, Wanted] = {}
+def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tuple[str, Position]]:
+    positions: dict[str, Position] = {}
     for text in arguments:
-        for name, position in _read(text, names).items():
+        for name, position in _parse_argument(text, names).items():
             if name not in names:
                 raise StartError(f'--offsets: the state has no source "{name}"{suggestion_or_list(name, names)}')
             if name in positions:
                 raise StartError(f'--offsets: source "{name}" is given twice')
-            positions[name] = position if isinstance(position, Mapping) else _word(name, position)
+            positions[name] = position if isinstance(position, Mapping) else _parse_position(name, position)
     return list(positions.items())
 
 
-def _read(text: str, names: Sequence[str]) -> dict[str, Any]:
+def _parse_argument(text: str, names: Sequence[str]) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         try:
             parsed = json.loads(text)
@@ -87,7 +87,7 @@ def _read(text: str, names: Sequence[str]) -> dict[str, Any]:
     return {name: word} if named else dict.fromkeys(names, text)
 
 
-def _word(name: str, value: Any) -> str | int:
+def _parse_position(name: str, value: Any) -> str | int:
     if value in _WORDS:
         return str(value)
     try:
@@ -101,7 +101,7 @@ def _word(name: str, value: Any) -> str | int:
 # -- where that is ---------------------------------------------------------------------------------------------------
 
 
-def _offsets(commit: Commit, name: str, position: Wanted, pipeline: Pipeline | None) -> Offsets:
+def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
     """As offsets of what the config reads there, else of what was read."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
@@ -118,23 +118,23 @@ def _offsets(commit: Commit, name: str, position: Wanted, pipeline: Pipeline | N
 
     resolve = None if kind is None else ask
     if isinstance(position, Mapping) and isinstance(current, KafkaOffsets):
-        return _of_partitions(current, where, position, resolve)
+        return _resolve_partitions(current, where, position, resolve)
     return current.resolve_reset(where, position, resolve)
 
 
-def _of_partitions(
+def _resolve_partitions(
     current: KafkaOffsets, where: str, position: Mapping[str, Any], ask: OffsetLookup | None
 ) -> KafkaOffsets:
     if not current.topics and ask is None:
         raise StartError(f"{where}: it was never read, so the state does not know its partitions; {NEEDS_FILE}")
-    offsets = _checked(where, position)
+    offsets = _parse_offsets(where, position)
     partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
-    _check_known(where, offsets, partitions.topics)
+    _check_partitions(where, offsets, partitions.topics)
     moved = {t: {**parts, **offsets.get(t, {})} for t, parts in current.topics.items()}
     return KafkaOffsets(moved or offsets)  # one that was never read begins with what it is given
 
 
-def _checked(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Offsets per topic and partition, as given. Raises StartError for what is none."""
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
@@ -153,7 +153,9 @@ def _checked(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]
     return {topic: dict(parts) for topic, parts in offsets.items()}
 
 
-def _check_known(where: str, offsets: Mapping[str, Mapping[str, int]], topics: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_partitions(
+    where: str, offsets: Mapping[str, Mapping[str, int]], topics: Mapping[str, Mapping[str, Any]]
+) -> None:
     for topic, parts in offsets.items():
         if topic not in topics:
             raise StartError(f'{where}: it does not read a topic "{topic}"{suggestion_or_list(topic, list(topics))}')

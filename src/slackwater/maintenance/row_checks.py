@@ -45,64 +45,64 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 
 
 @singledispatch
-def of_segment(
+def check_segment(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     """What is wrong with rows of one shard, in the order of their file. `kind`: of the segment.
 
     `exact`: they were written for this way to emit; else only what does not depend on it is looked at.
     """
-    unregistered(operator, "slackwater.maintenance.row_checks.of_segment")
+    unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
 
-@of_segment.register(WindowOperator)
+@check_segment.register(WindowOperator)
 def _(
     operator: WindowOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     schema = {c: t for c, t in operator.state_schema.items() if exact or c not in REVISED}
-    misfits = list(_misfits(rows, schema))
+    misfits = list(_schema_problems(rows, schema))
     yield from misfits
     if misfits:
         return
     h, kind_codes, start, last = (rows[c].to_numpy() for c in ("__h", "__kind", "__start", "__last"))
-    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
-    yield from _counted(h[1:] < h[:-1], "not in the order of their units")
-    yield from _counted((kind_codes != TOMBSTONE) & (start > last), "that end before they start")
-    yield from _of_kind(operator, rows, exact)
+    yield from _check_hashes(rows, operator.keys, operator.keys, shard, shards)
+    yield from _count_problem(h[1:] < h[:-1], "not in the order of their units")
+    yield from _count_problem((kind_codes != TOMBSTONE) & (start > last), "that end before they start")
+    yield from _check_units(operator, rows, exact)
 
 
 @singledispatch
-def _of_kind(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
+def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     """What is wrong with the units, kinds and times of a window's state rows."""
-    unregistered(operator, "slackwater.maintenance.row_checks.of_segment")
+    unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
 
-@_of_kind.register
+@_check_units.register
 def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
     is_known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
-    yield from _counted(h != mix(kh, start), "in the unit of another key or pane")
-    yield from _counted(~is_known, "of an unknown kind")
-    yield from _counted(
+    yield from _count_problem(h != mix(kh, start), "in the unit of another key or pane")
+    yield from _count_problem(~is_known, "of an unknown kind")
+    yield from _count_problem(
         is_known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does"
     )
     if exact:
         late = is_known & alive & (due != panes.pane_due_times(operator, start))
-        yield from _counted(late, "that are due when their pane is not")
+        yield from _count_problem(late, "that are due when their pane is not")
 
 
-@_of_kind.register
+@_check_units.register
 def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, last, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__last", "__due"))
     is_known, alive = np.isin(kind, _OF_SESSIONS), kind != TOMBSTONE
-    yield from _counted(h != kh, "in the unit of another key or pane")
-    yield from _counted(~is_known, "of an unknown kind")
+    yield from _count_problem(h != kh, "in the unit of another key or pane")
+    yield from _count_problem(~is_known, "of an unknown kind")
     end = rows["__end"].to_numpy() if operator.dynamic else last + operator.gap_us
-    yield from _counted(is_known & alive & (end < last), "whose gap ends before their last event")
+    yield from _count_problem(is_known & alive & (end < last), "whose gap ends before their last event")
     whole, floor = np.isin(kind, (WHOLE, EMITTED)), kind == FLOOR
     fragments = np.isin(kind, (FRAGMENT, EMITTED_FRAGMENT))
     late = (fragments & (due > end + 1)) | (whole & (due != end + 1)) | (floor & (due != end + operator.reach_us + 1))
-    yield from _counted(late, "that are due when their gap is not over")
+    yield from _count_problem(late, "that are due when their gap is not over")
 
 
 @singledispatch
@@ -147,18 +147,18 @@ def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: i
         )
 
 
-@of_segment.register
+@check_segment.register
 def _(
     operator: KeyedOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    misfits = list(_misfits(rows, operator.state_schema))
+    misfits = list(_schema_problems(rows, operator.state_schema))
     yield from misfits
     if misfits:
         return
     h, kh = (rows[c].to_numpy() for c in ("__h", "__kh"))
-    yield from _hashed(rows, operator.keys, operator.keys, shard, shards)
-    yield from _counted(h != kh, "in the unit of another key")
-    yield from _counted(h[1:] < h[:-1], "not in the order of their units")
+    yield from _check_hashes(rows, operator.keys, operator.keys, shard, shards)
+    yield from _count_problem(h != kh, "in the unit of another key")
+    yield from _count_problem(h[1:] < h[:-1], "not in the order of their units")
 
 
 @check_counts.register
@@ -167,7 +167,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int
         yield f"{plural(rows.height, 'key')}, the commit says {state.groups[shard]:,}"
 
 
-@of_segment.register
+@check_segment.register
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
@@ -177,22 +177,22 @@ def _(
         yield f"rows of a kind that no join has: {kind!r}"
         return
     rows = rows if suffix else side.completed(rows)
-    misfits = list(_misfits(rows, dict(row_places().schema) if suffix else side.schema))
+    misfits = list(_schema_problems(rows, dict(row_places().schema) if suffix else side.schema))
     yield from misfits
     if misfits:
         return
     kh, ts, id_ = (rows[c].to_numpy() for c in ("__kh", "__ts", "__id"))
     if suffix:
-        yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
-        yield from _counted(id_[1:] < id_[:-1], "not in the order of their numbers")
+        yield from _count_problem(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+        yield from _count_problem(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
-    yield from _hashed(rows, side.keys, shared_keys(operator), shard, shards)
-    yield from _counted(
+    yield from _check_hashes(rows, side.keys, shared_keys(operator), shard, shards)
+    yield from _count_problem(
         (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1])), "not in the order of key and time"
     )
 
 
-@of_segment.register
+@check_segment.register
 def _(
     operator: StatelessOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
@@ -213,23 +213,23 @@ def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
 
 def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
     """What is wrong with what a commit says of the times in a segment."""
-    for name, value in _figures(operator, rows, meta).items():
+    for name, value in _segment_figures(operator, rows, meta).items():
         if getattr(meta, name) != value:
             yield f"its rows have {name} {value}, the commit says {getattr(meta, name)}"
 
 
 @singledispatch
-def _figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
+def _segment_figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     unregistered(operator, "slackwater.maintenance.row_checks.check_segment_times")
 
 
-@_figures.register(WindowOperator)
-@_figures.register(KeyedOperator)
+@_segment_figures.register(WindowOperator)
+@_segment_figures.register(KeyedOperator)
 def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     return operator.stats(rows)._asdict()
 
 
-@_figures.register
+@_segment_figures.register
 def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     side, suffix = side_of(operator, meta.kind)
     assert side is not None
@@ -237,12 +237,12 @@ def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> 
     return segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
 
 
-@_figures.register
+@_segment_figures.register
 def _(operator: StatelessOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
     return {}
 
 
-def _misfits(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> Iterator[str]:
+def _schema_problems(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> Iterator[str]:
     missing = [c for c in schema if c not in rows.columns]
     if missing:
         yield f"columns are missing: {', '.join(missing)}"
@@ -254,13 +254,13 @@ def _misfits(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> Iterator[
         yield f"NULL in the columns {', '.join(nulls)}"
 
 
-def _hashed(
+def _check_hashes(
     rows: pl.DataFrame, keys: Sequence[Field], shared: Sequence[Field], shard: int, shards: int
 ) -> Iterator[str]:
     kh = rows["__kh"].to_numpy()
     named = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
-    yield from _counted(kh != _hashes(named, shared), "whose hash is not that of their key")
-    yield from _counted(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+    yield from _count_problem(kh != _hashes(named, shared), "whose hash is not that of their key")
+    yield from _count_problem(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
 
 
 def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
@@ -268,7 +268,7 @@ def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
     return key_hash(rows, list(keys)).to_numpy()
 
 
-def _counted(wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:
+def _count_problem(wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:
     if count := int(wrong.sum()):
         first = int(np.flatnonzero(wrong)[0])
         yield f"{count:,} row{'s' if count > 1 else ''} {problem}, first row {first}"

@@ -91,9 +91,9 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
         if hot:
             sizes.hot = hot_keys(store, snapshot, hot)
         if isinstance(store, FilesStore):
-            _of_files(store, snapshot.commit, sizes)
+            _measure_files(store, snapshot.commit, sizes)
         elif isinstance(store, PostgresStore):
-            _of_tables(store, snapshot.commit, sizes)
+            _measure_tables(store, snapshot.commit, sizes)
     sizes.hot_shards = find_hot_shards(sizes.shards)
     return sizes
 
@@ -115,7 +115,7 @@ def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _of_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
+def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     commits = retained_commits(store)
     sizes.state_bytes, sizes.kept = latest.state_bytes, [m.epoch for m in commits]
     sizes.shards = [
@@ -197,7 +197,7 @@ def forecast_growth(commits: Sequence[Commit]) -> Forecast | None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _of_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
+def _measure_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
     try:
         with closing(client.open_connection(store.url, "state store")) as db:
             t, sizes.kept = table_ownership.current_names(db, store.tables, len(latest.stages)), [latest.epoch]
@@ -205,25 +205,25 @@ def _of_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
             for number, stage in enumerate(stages):
                 staged = any(m.file for m in latest.stages[number].metas)
                 rows = f"({stage.newest('key_hash')})" if staged else stage.state
-                of_shard = dict(
+                rows_by_shard = dict(
                     db.execute(
                         f"SELECT s, count(r.key_hash) FROM generate_series(0, {latest.shards - 1}) s LEFT JOIN {rows} r"
                         f" ON mod(mod(r.key_hash, {latest.shards}) + {latest.shards}, {latest.shards}) = s GROUP BY s"
                     ).fetchall()
                 )
-                sizes.shards += [ShardSize(number, s, 0, of_shard[s], None) for s in sorted(of_shard)]
+                sizes.shards += [ShardSize(number, s, 0, rows_by_shard[s], None) for s in sorted(rows_by_shard)]
             names = [name for s in stages for name in (s.state, s.staged)]
             sizes.tables = [_table(db, name) for name in (*names, t.outputs, t.lists, t.offsets, t.pipelines)]
             sizes.state_bytes = sum(x.bytes for x in sizes.tables if x.table in names)
             query = "SELECT count(*), coalesce(sum({}), 0)::bigint FROM {} WHERE pipeline_name = %s"
-            sizes.outputs = _pair(db, query.format("length(data)", t.outputs), t.pipeline)
-            sizes.lists = _pair(db, query.format("length(lines)", t.lists), t.pipeline)
+            sizes.outputs = _count_and_bytes(db, query.format("length(data)", t.outputs), t.pipeline)
+            sizes.lists = _count_and_bytes(db, query.format("length(lines)", t.lists), t.pipeline)
             sizes.waiting = sizes.outputs if latest.staged else (0, 0)
     except psycopg.Error as error:
         raise StateError(f"state store {store.place}: {client.error_reason(error)}") from None
 
 
-def _pair(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:
+def _count_and_bytes(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:
     row = db.execute(query, (pipeline,)).fetchone()
     return (0, 0) if row is None else (int(row[0]), int(row[1]))
 

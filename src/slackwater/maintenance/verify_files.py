@@ -64,7 +64,7 @@ class _FilesCheck:
     def path(self, epoch: int) -> str:
         return self.place.shown(f"manifests/{epoch:09d}.json")
 
-    def read(self, epochs: Iterable[int]) -> None:
+    def read_manifests(self, epochs: Iterable[int]) -> None:
         for epoch in epochs:
             try:
                 commit = self.store.manifest(epoch)
@@ -72,7 +72,7 @@ class _FilesCheck:
                 self.add_problem(self.path(epoch), _fact(str(error)), (epoch,))
                 continue
             self.manifests[epoch] = commit
-            for wrong in _misshapen(commit):
+            for wrong in _shape_problems(commit):
                 self.add_problem(self.path(epoch), wrong, (epoch,))
         for name in sorted(self.place.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
@@ -83,7 +83,7 @@ class _FilesCheck:
                     "move it elsewhere; nothing reads it",
                 )
 
-    def chain(self, epochs: list[int]) -> None:
+    def check_chain(self, epochs: list[int]) -> None:
         """What follows from each other."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
             self.add_problem(self.path(missing), "is missing between those before and after it", (missing,))
@@ -100,7 +100,7 @@ class _FilesCheck:
                 problem = f"has a watermark before that of epoch {before.epoch}"
                 self.add_problem(self.path(after.epoch), problem, (after.epoch,))
 
-    def published(self, epochs: list[int]) -> int | None:
+    def check_published(self, epochs: list[int]) -> int | None:
         """The last epoch that was published, None if that cannot be known."""
         path = self.place.shown("published")
         try:
@@ -124,7 +124,7 @@ class _FilesCheck:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def gather(self) -> None:
+    def gather_segments(self) -> None:
         for epoch, commit in self.manifests.items():
             for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
@@ -132,9 +132,9 @@ class _FilesCheck:
                     self.add_problem(self.path(epoch), wrong, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
-                        self.named(meta, number, shard, stage.shards, epoch)
+                        self.add_segment(meta, number, shard, stage.shards, epoch)
 
-    def named(self, meta: SegmentMeta, stage: int, shard: int, shards: int, epoch: int) -> None:
+    def add_segment(self, meta: SegmentMeta, stage: int, shard: int, shards: int, epoch: int) -> None:
         check = self.segments.setdefault(meta.file, _SegmentCheck(meta, stage, shard, shards, []))
         if (check.meta, check.stage, check.shard, check.shards) == (meta, stage, shard, shards):
             check.epochs.append(epoch)
@@ -151,30 +151,30 @@ class _FilesCheck:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]
 
-    def segment(self, check: _SegmentCheck) -> None:
+    def check_segment(self, check: _SegmentCheck) -> None:
         meta, path = check.meta, self.place.shown(check.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
-        if wrong := self.place.wrong_in(file_ref(meta)):
+        if wrong := self.place.find_damage(file_ref(meta)):
             self.add_problem(path, wrong, check.epochs)
             return
         epoch = check.epochs[-1]  # the newest that names it
-        for wrong in self.judged(check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]):
+        for wrong in self.row_problems(check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]):
             self.add_problem(path, wrong, check.epochs)
 
-    def judged(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
+    def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
         """What is wrong with the rows of a segment whose bytes are those that were written."""
         meta, place = check.meta, (check.shard, check.shards)
         try:
-            table = open_arrow(self.place.held(file_ref(meta)), self.place.shown(meta.file))
+            table = open_arrow(self.place.local_path(file_ref(meta)), self.place.shown(meta.file))
             if table.num_rows != meta.rows:
                 yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
             if step is None:
                 return
             frame, exact = frame_of(table), matches_description(step, state)
-            wrong = list(row_checks.of_segment(step, meta.kind, frame, *place, exact))
+            wrong = list(row_checks.check_segment(step, meta.kind, frame, *place, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
             if exact and not wrong and frame.height:
                 yield from row_checks.check_segment_times(step, frame, meta)
@@ -183,7 +183,7 @@ class _FilesCheck:
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             yield f"cannot be read as what the commit says it is ({type(error).__name__})"
 
-    def counts(self, epoch: int) -> None:
+    def check_counts(self, epoch: int) -> None:
         """The figures of a whole shard, of the latest commit; only where all its segments are sound."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
@@ -203,31 +203,31 @@ class _FilesCheck:
                 for wrong in row_checks.check_counts(step, everything, stage, shard) if everything is not None else ():
                     self.add_problem(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
 
-    def outputs(self, epoch: int, published: int | None) -> None:
+    def check_outputs(self, epoch: int, published: int | None) -> None:
         """What waits to be published: of the latest commit only, as an epoch is never overtaken."""
         commit = self.manifests[epoch]
         if published is not None and published >= epoch:
             return
         for meta in (*commit.output, *commit.letters):
-            self.output(meta, epoch)
+            self.check_output(meta, epoch)
 
-    def output(self, meta: OutputMeta, epoch: int) -> None:
+    def check_output(self, meta: OutputMeta, epoch: int) -> None:
         path, file = self.place.shown(meta.file), FileRef(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
-        if wrong := self.place.wrong_in(file):
+        if wrong := self.place.find_damage(file):
             self.add_problem(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
             return
-        self.report.bytes += self.place.held(file).stat().st_size
+        self.report.bytes += self.place.local_path(file).stat().st_size
         try:
-            count = open_arrow(self.place.held(file), path).num_rows
+            count = open_arrow(self.place.local_path(file), path).num_rows
         except StateError as error:
             self.add_problem(path, _fact(str(error)), (epoch,))
             return
         if count != meta.rows:
             self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
-    def lists(self) -> None:
+    def check_lists(self) -> None:
         """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
         named: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
@@ -235,34 +235,34 @@ class _FilesCheck:
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             self.report.files += 1
-            if wrong := self.place.wrong_in(listed(file)):
+            if wrong := self.place.find_damage(listed(file)):
                 self.add_problem(self.place.shown(file), wrong, epochs)
             else:
-                self.report.bytes += self.place.held(listed(file)).stat().st_size
+                self.report.bytes += self.place.local_path(listed(file)).stat().st_size
 
 
 def verify_files(store: FilesStore) -> VerifyReport:
     """Look at everything that kept commits need. Raises nothing for what is damaged."""
     check = _FilesCheck(store, VerifyReport(store.place.name, "files"))
     epochs = store.epochs()
-    check.read(epochs)
+    check.read_manifests(epochs)
     if not epochs:
-        _begins(check)
+        _check_begins(check)
     else:
-        check.chain(epochs)
-    published = check.published(epochs)
-    check.gather()
+        check.check_chain(epochs)
+    published = check.check_published(epochs)
+    check.gather_segments()
     for segment in check.segments.values():
-        check.segment(segment)
-    check.lists()
+        check.check_segment(segment)
+    check.check_lists()
     if epochs and epochs[-1] in check.manifests:
-        check.outputs(epochs[-1], published)
-        check.counts(epochs[-1])
+        check.check_outputs(epochs[-1], published)
+        check.check_counts(epochs[-1])
     check.report.unread = sum(step is None for (epoch, _), step in check.steps.items() if epoch == epochs[-1])
-    return _concluded(check, epochs)
+    return _conclude(check, epochs)
 
 
-def _begins(check: _FilesCheck) -> None:
+def _check_begins(check: _FilesCheck) -> None:
     try:
         check.store.check_begins()
     except StateError as error:
@@ -271,7 +271,7 @@ def _begins(check: _FilesCheck) -> None:
         )
 
 
-def _concluded(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
+def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     """The report without what a runner removed meanwhile, with what can be done."""
     report, still = check.report, check.store.epochs()
     gone = {e for e in epochs if e not in still and still and e < still[0]}
@@ -292,7 +292,7 @@ def _fact(message: str) -> str:
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 
 
-def _misshapen(commit: Commit) -> Iterator[str]:
+def _shape_problems(commit: Commit) -> Iterator[str]:
     for number, stage in enumerate(commit.stages):
         prefix = f"stage {number + 1}: " if commit.stages[1:] else ""
         lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}

@@ -59,7 +59,7 @@ class _TablesCheck:
         row = self.db.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
-    def record(self, commit: Commit, published: int) -> None:
+    def check_record(self, commit: Commit, published: int) -> None:
         t = self.tables
         row = self.db.execute(
             f"SELECT epoch, watermark FROM {t.pipelines} WHERE pipeline_name = %s", (t.pipeline,)
@@ -88,7 +88,7 @@ class _TablesCheck:
                     t.offsets, problem, "a start goes on from the record; the next commit writes this table anew"
                 )
 
-    def put_aside(self, commit: Commit, published: int) -> None:
+    def check_outputs(self, commit: Commit, published: int) -> None:
         """Outputs that wait, and lists."""
         t = self.tables
         for meta in (*commit.output, *commit.letters) if published < commit.epoch else ():
@@ -112,7 +112,7 @@ class _TablesCheck:
             if self.fetch_value(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.add_problem(f"{t.lists}, row {name}", "is missing")
 
-    def stage(self, commit: Commit, number: int) -> None:
+    def check_stage(self, commit: Commit, number: int) -> None:
         """The table of a stage."""
         table, state = self.tables.for_stage(number), commit.stages[number]
         if self.fetch_value("SELECT to_regclass(%s)::text", table.state) is None:
@@ -131,7 +131,7 @@ class _TablesCheck:
             )
         for difference in () if state.table is None else row_difference(self.db, table.state, state.table):
             self.add_problem(table.state, difference)
-        self._staged(table, state)
+        self._check_staged(table, state)
         try:
             step = step_in(commit, number, trusting=True)
         except SlackwaterError:
@@ -139,17 +139,17 @@ class _TablesCheck:
             return
         if wrong := find_contradiction(step, state):
             self.add_problem(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        if list(self._columns(table, columns.column_types(step, table))):
+        if list(self._column_problems(table, columns.column_types(step, table))):
             return
         try:
-            for wrong in self._rows(table, step, state, commit.epoch):
+            for wrong in self._row_problems(table, step, state, commit.epoch):
                 self.add_problem(table.state, wrong)
         except (EpochError, StateError) as error:
             self.add_problem(table.state, str(error).removeprefix("state could not be read: "))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             self.add_problem(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
 
-    def _staged(self, table: TableNames, state: StageState) -> None:
+    def _check_staged(self, table: TableNames, state: StageState) -> None:
         """What the record names of the staged rows must be there."""
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
@@ -164,7 +164,7 @@ class _TablesCheck:
                 problem = f"holds {plural(counts.get(token, 0), 'row')} under {token}, the record says {count:,}"
                 self.add_problem(table.staged, problem)
 
-    def _columns(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
+    def _column_problems(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
         types = dict(
             self.db.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass"
@@ -179,65 +179,67 @@ class _TablesCheck:
                 self.add_problem(table.state, problem)
                 yield problem
 
-    def _rows(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
+    def _row_problems(self, table: TableNames, operator: Operator, stage: StageState, epoch: int) -> Iterator[str]:
         exact = matches_description(operator, stage)
-        yield from self._numbered(operator, table)
+        yield from self._ordinal_problems(operator, table)
         for shard, metas in enumerate(stage.segments):
             state = PostgresShard(
                 self.url, table, shard, stage.shards, epoch, metas, self.snapshot, trusts_copies=False
             )
-            yield from self._shard(operator, state, stage, exact)
+            yield from self._shard_problems(operator, state, stage, exact)
 
     @singledispatchmethod
-    def _numbered(self, operator: Operator, table: TableNames) -> Iterator[str]:
+    def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
         """What is wrong with the places of rows in their units."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_numbered.register(WindowOperator)
-    @_numbered.register(KeyedOperator)
+    @_ordinal_problems.register(WindowOperator)
+    @_ordinal_problems.register(KeyedOperator)
     def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        yield from self._ordinals(table)
+        yield from self._count_bad_ordinals(table)
 
-    @_numbered.register(IntervalJoinOperator)
-    @_numbered.register(StatelessOperator)
+    @_ordinal_problems.register(IntervalJoinOperator)
+    @_ordinal_problems.register(StatelessOperator)
     def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
         yield from ()  # it has no units
 
     @singledispatchmethod
-    def _shard(self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
+    def _shard_problems(
+        self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool
+    ) -> Iterator[str]:
         """What is wrong with the rows of a shard, and with what the record counts of them."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
-    @_shard.register(WindowOperator)
-    @_shard.register(KeyedOperator)
+    @_shard_problems.register(WindowOperator)
+    @_shard_problems.register(KeyedOperator)
     def _(
         self, operator: WindowOperator | KeyedOperator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
-        wrong = list(row_checks.of_segment(operator, "", frame, state.shard, state.shards, exact))
+        wrong = list(row_checks.check_segment(operator, "", frame, state.shard, state.shards, exact))
         yield from wrong
         if exact and not wrong:
             problems = row_checks.check_counts(operator, frame, stage, state.shard)
             yield from (f"shard {state.shard}: {text}" for text in problems)
 
-    @_shard.register
+    @_shard_problems.register
     def _(self, operator: IntervalJoinOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         for side in operator.sides:
             frame = state.buffers(operator).scan(side.which, stage.watermark_us)
             self.report.rows += frame.height
-            yield from row_checks.of_segment(operator, side.name, frame, state.shard, state.shards)
+            yield from row_checks.check_segment(operator, side.name, frame, state.shard, state.shards)
             said = sum(m.rows for m in state.metas if m.kind == side.name)
             if exact and frame.height != said:
                 yield (
                     f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, the record says {said:,}"
                 )
 
-    @_shard.register
+    @_shard_problems.register
     def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
         yield from ()  # that the table has rows is told by `stage`
 
-    def _ordinals(self, table: TableNames) -> Iterator[str]:
+    def _count_bad_ordinals(self, table: TableNames) -> Iterator[str]:
         broken = self.fetch_value(
             f"SELECT count(*) FROM (SELECT 1 FROM {table.state} GROUP BY unit HAVING min(ordinal) <> 0"
             " OR max(ordinal) <> count(*) - 1) x"
@@ -273,11 +275,11 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
             commit, published, _ = latest
             check.snapshot = check.fetch_value("SELECT pg_export_snapshot()")
             report.epochs = (commit.epoch,)
-            check.record(commit, published)
-            check.put_aside(commit, published)
+            check.check_record(commit, published)
+            check.check_outputs(commit, published)
             check.tables = table_ownership.current_names(db, tables, len(commit.stages))
             for number in range(len(commit.stages)):
-                check.stage(commit, number)
+                check.check_stage(commit, number)
             report.sound = None if report.problems else commit.epoch
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.error_reason(error)}") from None

@@ -26,7 +26,7 @@ from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_marks
 from slackwater.runner.components import aside_of, letters_of, store_of
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.state.maintenance_commit import next_of, no_state
+from slackwater.state.maintenance_commit import next_maintenance_commit, no_state
 from slackwater.state.protocol import StateStore
 from slackwater.targets.kafka_rows import json_objects
 
@@ -101,7 +101,7 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
         # the targets keep their marks: the next start expects these
         remaining_commit = without_parts(commit, skipped)
-        store.commit(next_of(remaining_commit, time.time_ns() // 1000))
+        store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(

@@ -305,7 +305,7 @@ class Commit(CommitModel):
         return tuple(o for o in self.output if o.stage == stage)
 
     @property
-    def parts(self) -> list[str]:
+    def recipients(self) -> list[str]:
         """Who gets something of this epoch: targets by name, and LETTERS, which go first."""
         staged = {o.stage for o in self.output}
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
@@ -317,17 +317,17 @@ class Commit(CommitModel):
 
     def missing(self, reached: Collection[str]) -> list[str]:
         """Who of them does not have it yet; `reached`: those that have it since the commit."""
-        return [name for name in self.parts if name not in self.reached and name not in reached]
+        return [name for name in self.recipients if name not in self.reached and name not in reached]
 
     @property
-    def of_sources(self) -> list[StageState]:
+    def source_stages(self) -> list[StageState]:
         """The stages that read sources."""
         return [s for s in self.stages if s.clocks.keys() & self.sources.keys()] or [self.stages[0]]
 
     @property
     def watermark_us(self) -> int:
         """How far all sources are: the least watermark of the stages that read them."""
-        return min(s.watermark_us for s in self.of_sources)
+        return min(s.watermark_us for s in self.source_stages)
 
     @property
     def promised(self) -> dict[str, int]:

@@ -63,7 +63,7 @@ def forked_commit(
         "branch": "",
         "commit_id": new_commit_id(),
         "committed_us": time.time_ns() // 1000,
-        "sources": {n: _source(s, listed) for n, s in commit.sources.items()},
+        "sources": {n: _rename_lists(s, listed) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
         "targets": held,
@@ -77,7 +77,7 @@ def forked_commit(
     return commit.model_copy(update=update)
 
 
-def _source(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
+def _rename_lists(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
     return source.model_copy(update={"offsets": source.offsets.with_list_names(listed)}) if source.offsets else source
 
 

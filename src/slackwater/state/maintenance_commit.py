@@ -1,7 +1,7 @@
 """Changes to a state that no rows bring: commits of their own, by whoever holds the lock.
 
 with editing(store) as manifest:                the latest commit, locked, and published
-    store.commit(next_of(manifest, clock, …))   the same state, as the next epoch, with what was changed
+    store.commit(next_maintenance_commit(manifest, clock, …))   the same state, as the next epoch, with what was changed
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
     )
 
 
-def next_of(commit: Commit, clock_us: int, **changed: Any) -> Commit:
+def next_maintenance_commit(commit: Commit, clock_us: int, **changed: Any) -> Commit:
     """The next commit: the same state without output, but for what is `changed`."""
     update = {
         "epoch": commit.epoch + 1,

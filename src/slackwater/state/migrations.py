@@ -46,10 +46,10 @@ def to_2(record: Record) -> Record:
     What it does not tell is assumed, and `described["assumed"]` names it; the next start writes what the config says.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
-    return {**record, "emission": emission, "described": record.get("described") or _described(record, emission)}
+    return {**record, "emission": emission, "described": record.get("described") or _describe_window(record, emission)}
 
 
-def _each(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
+def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
     """The same step for the stage that the record of the first holds as `then`."""
 
     def both(record: Record) -> Record:
@@ -60,7 +60,7 @@ def _each(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
     return both
 
 
-def _described(record: Record, emission: Mapping[str, Any]) -> Record:
+def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
     """The window and its columns; empty for a join, and where an aggregation cannot be made of its fingerprint."""
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):
@@ -114,7 +114,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
     return {"agg": agg, "column": name, **more}, {name: type_}
 
 
-def _new_rows(version: int) -> Callable[[StateTables], Sequence[str]]:
+def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
     """Rows say in which format they were written."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
@@ -209,8 +209,10 @@ def with_targets(record: Record) -> Record:
 
 _OF_TARGET = ("columns", "upserts")
 STEPS: Mapping[int, Migration] = {
-    1: Migration("describes each window, so that the state can be read without a config", _each(to_2), _new_rows(2)),
-    2: Migration("holds all stages side by side, so that there may be any number of them", to_3, _new_rows(3)),
+    1: Migration(
+        "describes each window, so that the state can be read without a config", _for_both_stages(to_2), _row_version(2)
+    ),
+    2: Migration("holds all stages side by side, so that there may be any number of them", to_3, _row_version(3)),
 }
 FORMAT = max(STEPS) + 1
 

@@ -296,7 +296,7 @@ class StateStore(Protocol):
         ...
 
 
-def not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
+def epoch_not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
     """The error for a commit that is not there (any more)."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"

@@ -77,7 +77,7 @@ def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
             check_json(item, (*path, str(number)))
         problem = None
     elif isinstance(value, str):
-        problem = None if _encodes(value) else "a text that is not valid Unicode"
+        problem = None if _is_encodable(value) else "a text that is not valid Unicode"
     elif isinstance(value, float):
         problem = None if math.isfinite(value) else f"{value}, expected a finite number"
     elif isinstance(value, int):  # bool, too
@@ -87,10 +87,10 @@ def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
     if len(path) > MAX_DEPTH:
         problem = f"more than {MAX_DEPTH} nested tables and lists"
     if problem is not None:
-        raise RecordError(f"1 field does not fit ({_joined(path)}found {problem})")
+        raise RecordError(f"1 field does not fit ({_field_path(path)}found {problem})")
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -226,15 +226,15 @@ class DescriptionTable(TypedDict, total=False):
     assumed: list[str]
 
 
-def _declared(shape: Any) -> Any:
+def _checked_as(shape: Any) -> Any:
     """Check by a declared shape; for type checkers the value is a table."""
     return GetPydanticSchema(lambda _, handler: handler(shape))
 
 
-Counted = Annotated[Mapping[str, Any], _declared(CounterTable)]
-Fingerprint = Annotated[Mapping[str, Any], _declared(_Fingerprint)]
-Emission = Annotated[Mapping[str, Any], _declared(EmissionTable)]
-Description = Annotated[Mapping[str, Any], _declared(DescriptionTable)]
+Counted = Annotated[Mapping[str, Any], _checked_as(CounterTable)]
+Fingerprint = Annotated[Mapping[str, Any], _checked_as(_Fingerprint)]
+Emission = Annotated[Mapping[str, Any], _checked_as(EmissionTable)]
+Description = Annotated[Mapping[str, Any], _checked_as(DescriptionTable)]
 
 # -- refusals ------------------------------------------------------------------------------------------------------------
 
@@ -265,8 +265,8 @@ _EXPECTED = {
 def describe_misfit(error: ValidationError) -> str:
     """The first field of a record that does not fit: its path, what was found, what was expected."""
     first, count = error.errors(include_url=False)[0], error.error_count()
-    path = _joined([str(part) for part in first["loc"] if not str(part).startswith("<")])
-    value = "nothing" if first["type"] == "missing" else _shown(first["input"])
+    path = _field_path([str(part) for part in first["loc"] if not str(part).startswith("<")])
+    value = "nothing" if first["type"] == "missing" else _format_value(first["input"])
     template = _EXPECTED.get(first["type"])
     message = str(first["msg"]).removeprefix("Value error, ")[:200]
     expected = f"expected {template.format(**first.get('ctx', {}))}" if template else message
@@ -274,13 +274,13 @@ def describe_misfit(error: ValidationError) -> str:
     return " ".join(f"{fields} ({path}found {value}, {expected})".split())
 
 
-def _joined(path: Sequence[str]) -> str:
+def _field_path(path: Sequence[str]) -> str:
     """The path of a field as the beginning of a message; nothing for the record itself."""
     text = " ".join(".".join(path)[:200].split())
     return f"{text.encode(errors='replace').decode()}: " if path else ""
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value of a record in a message: short, on one line."""
     if isinstance(value, Mapping):
         return "a table"

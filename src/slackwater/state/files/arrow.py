@@ -116,7 +116,7 @@ def file_checksum(content: Any) -> str:
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
     """Raise StateError if a file is missing, was cut, or holds other bytes than were written. `shown`: what it is called."""
-    if wrong := wrong_in(path, expected, size):
+    if wrong := find_damage(path, expected, size):
         try:
             path.open("rb").close()
         except OSError as error:
@@ -127,7 +127,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
         )
 
 
-def wrong_in(path: Path, expected: str, size: int | None = None) -> str:
+def find_damage(path: Path, expected: str, size: int | None = None) -> str:
     """What is wrong with a file: missing, cut, other bytes than were written; empty if nothing is."""
     try:
         with pa.memory_map(str(path)) as source:

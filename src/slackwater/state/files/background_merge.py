@@ -24,7 +24,7 @@ from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import NoState, StageLogic
 from slackwater.windows.state_rows import KeyedState
 
-Spot = tuple[int, int]  # number of a stage, shard
+StageShard = tuple[int, int]  # number of a stage, shard
 
 
 @singledispatch
@@ -58,10 +58,12 @@ class BackgroundMerger:
         # as it goes
         self._watermarks: list[int] = []  # of the stages, in the latest commit
         self._thread: ThreadPoolExecutor | None = None
-        self._running: dict[Spot, tuple[int, Future[list[SegmentMerge]]]] = {}  # with the epoch whose files they write
-        self._done: dict[Spot, tuple[int, list[SegmentMerge]]] = {}
+        self._running: dict[
+            StageShard, tuple[int, Future[list[SegmentMerge]]]
+        ] = {}  # with the epoch whose files they write
+        self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
-    def keeps(self, stage: int, logic: StageLogic) -> None:
+    def add_stage(self, stage: int, logic: StageLogic) -> None:
         """What the rows of a stage are: without it they are not merged."""
         self._logics[stage] = logic
 
@@ -70,20 +72,20 @@ class BackgroundMerger:
         """Files of these epochs may be merged ones that no commit names yet: they are no garbage."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
-    def taken(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
+    def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
         """The segments of a shard, merged ones in the place of what they were merged from. Raises what merging them raised."""
-        for merge in self._finished((stage, shard)):
-            metas = merge.applied(metas, self._watermarks[stage])
+        for merge in self._collect_finished((stage, shard)):
+            metas = merge.apply(metas, self._watermarks[stage])
         return metas
 
-    def _finished(self, spot: Spot) -> list[SegmentMerge]:
-        if spot in self._running and self._running[spot][1].done():
-            epoch, future = self._running.pop(spot)
+    def _collect_finished(self, stage_shard: StageShard) -> list[SegmentMerge]:
+        if stage_shard in self._running and self._running[stage_shard][1].done():
+            epoch, future = self._running.pop(stage_shard)
             if merges := future.result():
-                self._done[spot] = (epoch, merges)
-        return self._done.get(spot, (0, []))[1]
+                self._done[stage_shard] = (epoch, merges)
+        return self._done.get(stage_shard, (0, []))[1]
 
-    def committed(self, commit: Commit) -> None:
+    def schedule_merges(self, commit: Commit) -> None:
         """A commit was made: what it has taken is done, and what has piled up in it is merged from now on. Raises nothing: what merging
         met is told when the shard is opened, and no commit is in doubt for it."""
         self._watermarks = [stage.watermark_us for stage in commit.stages]
@@ -92,22 +94,25 @@ class BackgroundMerger:
             for number, stage in enumerate(commit.stages)
             for shard, metas in enumerate(stage.segments)
         }
-        for spot, (_, merges) in [*self._done.items()]:
-            metas, watermark = segments.get(spot, ()), self._watermarks[spot[0]]
-            if all(merge.applied(metas, watermark) == metas for merge in merges):  # taken, or too late for it
-                del self._done[spot]
-        for spot, metas in segments.items():
-            if spot[0] in self._logics and spot not in self._running and spot not in self._done:
-                self._merge(commit, spot, metas)
+        for stage_shard, (_, merges) in [*self._done.items()]:
+            metas, watermark = segments.get(stage_shard, ()), self._watermarks[stage_shard[0]]
+            if all(merge.apply(metas, watermark) == metas for merge in merges):  # taken, or too late for it
+                del self._done[stage_shard]
+        for stage_shard, metas in segments.items():
+            if stage_shard[0] in self._logics and stage_shard not in self._running and stage_shard not in self._done:
+                self._start_merge(commit, stage_shard, metas)
 
-    def _merge(self, commit: Commit, spot: Spot, metas: tuple[SegmentMeta, ...]) -> None:
+    def _start_merge(self, commit: Commit, stage_shard: StageShard, metas: tuple[SegmentMeta, ...]) -> None:
         if len(metas) < FAN:
             return
-        stage, number = spot
+        stage, number = stage_shard
         shard, watermark = FilesShard(self._place, number, commit.epoch, metas), self._watermarks[stage]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slackwater-merge")
-        self._running[spot] = (commit.epoch, self._thread.submit(merge_segments, self._logics[stage], shard, watermark))
+        self._running[stage_shard] = (
+            commit.epoch,
+            self._thread.submit(merge_segments, self._logics[stage], shard, watermark),
+        )
 
     def close(self) -> None:
         """Wait for what is being merged: it writes to a state that is somebody else's from then on."""

@@ -49,12 +49,12 @@ class JoinSegment:
         return SortedRows(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return self._completed(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
+        return self._complete(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
 
-    def everything(self) -> pl.DataFrame:
-        return self._completed(self.table)
+    def all_rows(self) -> pl.DataFrame:
+        return self._complete(self.table)
 
-    def _completed(self, table: pa.Table) -> pl.DataFrame:
+    def _complete(self, table: pa.Table) -> pl.DataFrame:
         frame = frame_of(table)
         if self.meta.kind != self.side.name:
             return frame
@@ -78,32 +78,32 @@ class FilesBuffers:
                     segments.setdefault(m.kind, []).append(JoinSegment(self.place, m, side))
         return segments
 
-    def _of(self, which: int, suffix: str = "") -> list[JoinSegment]:
+    def _segments_of(self, which: int, suffix: str = "") -> list[JoinSegment]:
         return self._segments.get(self.logic.sides[which].name + suffix, [])
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self.logic.sides[which]
         first, last = low + side.keep_us + 1, high + side.keep_us + 1
         # a file knows when its first and its last row are due, which tells of their times
-        return [s.run for s in self._of(which) if s.meta.first_due <= last and s.meta.dead >= first]
+        return [s.run for s in self._segments_of(which) if s.meta.first_due <= last and s.meta.dead >= first]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        matched: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._listed(which, "+", rows["__id"].to_numpy())
+        matched: NDArray[np.bool_] = rows["__matched"].to_numpy() | self._is_listed(which, "+", rows["__id"].to_numpy())
         return matched
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
-        return self._listed(which, "-", id_)
+        return self._is_listed(which, "-", id_)
 
-    def _listed(self, which: int, suffix: str, ids: Int64s) -> NDArray[np.bool_]:
+    def _is_listed(self, which: int, suffix: str, ids: Int64s) -> NDArray[np.bool_]:
         is_listed = np.zeros(len(ids), dtype=bool)
-        for segment in self._of(which, suffix):
+        for segment in self._segments_of(which, suffix):
             is_listed |= in_sorted(ids, segment.column("__id"))
         return is_listed
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
         side = self.logic.sides[which]
         frames = [pl.DataFrame(schema=side.schema)]
-        for segment in self._of(which):
+        for segment in self._segments_of(which):
             if segment.meta.first_due > watermark or segment.meta.dead <= since:
                 continue
             due = side.due(segment.run.ts)
@@ -113,16 +113,16 @@ class FilesBuffers:
         return pl.concat(frames)
 
     def bound(self, which: int) -> int:
-        return sum(s.meta.most for s in self._of(which))
+        return sum(s.meta.most for s in self._segments_of(which))
 
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
         side, counts = self.logic.sides[which], np.zeros(len(hashes), dtype=np.int64)
-        for segment in self._of(which):
+        for segment in self._segments_of(which):
             run = segment.run
             begin, end = np.searchsorted(run.kh, hashes, "left"), np.searchsorted(run.kh, hashes, "right")
             expired = np.full(len(hashes), watermark - side.keep_us - 1)
             counts += end - bisect_ranges(run.ts, begin, end, expired, True)
-        for segment in self._of(which, "-"):
+        for segment in self._segments_of(which, "-"):
             evicted = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
             places_, hit = np.searchsorted(hashes, evicted), in_sorted(evicted, hashes)
             np.subtract.at(counts, places_[hit], 1)
@@ -131,12 +131,12 @@ class FilesBuffers:
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         side = self.logic.sides[which]
         frames = [pl.DataFrame(schema=side.schema)]
-        frames += [s.everything() for s in self._of(which)]
+        frames += [s.all_rows() for s in self._segments_of(which)]
         return self._alive(which, pl.concat(frames), watermark)
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         frames = [pl.DataFrame(schema=HIDDEN)]
-        frames += [frame_of(s.table.select(list(HIDDEN))) for s in self._of(which)]
+        frames += [frame_of(s.table.select(list(HIDDEN))) for s in self._segments_of(which)]
         return self._alive(which, pl.concat(frames), watermark).select(list(OUTLINE))
 
     def _alive(self, which: int, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -173,7 +173,7 @@ class JoinWriter:
                 segments += live
         after = tuple(segments)
         for merge in self.merges(after, watermark, MOST):
-            after = merge.applied(after, watermark)
+            after = merge.apply(after, watermark)
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
@@ -197,7 +197,7 @@ class JoinWriter:
         count = merge_plan(metas, fan)
         if not count:
             return None
-        frames = [JoinSegment(self.place, m, side).everything() for m in metas[-count:]]
+        frames = [JoinSegment(self.place, m, side).all_rows() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
         frame = frame.sort("__id") if suffix else frame[sort_order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files.arrow import wrong_in
+from slackwater.state.files.arrow import find_damage
 
 BYTES = 20 << 30
 TRIM_EVERY = 64  # files added by a process between two looks at how much there is
@@ -35,16 +35,16 @@ class FileCache:
     @cached_property
     def home(self) -> Path:
         """Made when it is first needed. Raises StateError."""
-        return _home()
+        return _cache_directory()
 
     def path(self, file: str) -> Path:
         return self.home / self._name / file
 
-    def holds(self, file: str, digest: str) -> bool:
+    def has_copy(self, file: str, digest: str) -> bool:
         """Whether there is a copy with this checksum; one that was used is kept longer."""
         path = self.path(file)
         if file not in self._sound:
-            if not path.exists() or wrong_in(path, digest):
+            if not path.exists() or find_damage(path, digest):
                 return False
             self._sound.add(file)
         try:
@@ -60,7 +60,7 @@ class FileCache:
         path = self.path(file)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
         try:
-            _made(path.parent)
+            _make_directory(path.parent)
             temporary.write_bytes(content)
             temporary.replace(path)
         except OSError as error:
@@ -101,7 +101,7 @@ def trim_cache(home: Path) -> None:
         total -= size
 
 
-def _home() -> Path:
+def _cache_directory() -> Path:
     """A directory of this user alone: what lies there is mapped as state. Raises StateError."""
     configured = os.environ.get("SLACKWATER_CACHE_DIR")
     home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
@@ -121,5 +121,5 @@ def _home() -> Path:
     return home
 
 
-def _made(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

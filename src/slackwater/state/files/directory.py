@@ -54,14 +54,14 @@ class LocalStorage:
         path.parent.mkdir(exist_ok=True)
         arrow.write_synced(path, content)
 
-    def held(self, file: FileRef) -> Path:
+    def local_path(self, file: FileRef) -> Path:
         return self.path / file.file
 
     def fetch(self, files: Sequence[FileRef]) -> None:
         return
 
-    def wrong_in(self, file: FileRef) -> str:
-        return arrow.wrong_in(self.path / file.file, file.checksum, file.bytes)
+    def find_damage(self, file: FileRef) -> str:
+        return arrow.find_damage(self.path / file.file, file.checksum, file.bytes)
 
     def check(self, files: Sequence[FileRef]) -> None:
         for file in files:
@@ -127,7 +127,7 @@ class LocalStorage:
     def is_fresh(self) -> bool:
         return not self.path.exists()
 
-    def copy_of(self, origin: Storage, file: str) -> None:
+    def copy_from(self, origin: Storage, file: str) -> None:
         _link(Path(origin.root) / file, self.path / file)
 
     def put_aside(self, name: str) -> str:

@@ -9,7 +9,7 @@ from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED, Storage
 from slackwater.state.fork import forked_commit, name_taken
-from slackwater.state.protocol import Snapshot, not_kept
+from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 ATTEMPTS = 5
 FORKING = "forking"  # a file that is there while a fork is made
@@ -39,7 +39,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
     if existing := copy.epochs():
         raise name_taken(to.name, existing[-1], f"in {to.root}")
     if not store.epochs():
-        raise not_kept(epoch or 0, [], store.place.root)
+        raise epoch_not_kept(epoch or 0, [], store.place.root)
     fresh = to.is_fresh() or to.has(FORKING)
     copy.claim()
     copied: list[str] = []
@@ -52,7 +52,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
             to.delete([FORKING])
         copy.check_begins()
         to.put(FORKING, b"")
-        commit = _copied(store, to, epoch, copied)
+        commit = _copy_files(store, to, epoch, copied)
         if commit is not None:
             commit = forked_commit(commit, to.name, renames=renames)
             copy.create_state(commit)
@@ -68,7 +68,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
         copy.close()
 
 
-def _copied(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
+def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
     """Put the files of a commit there; None while its output waits.
 
     What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.
@@ -84,7 +84,7 @@ def _copied(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]
             try:
                 for name in [*(m.file for m in commit.metas), *commit.lists]:
                     if name not in copied:
-                        to.copy_of(store.place, name)
+                        to.copy_from(store.place, name)
                         copied.append(name)
                 return commit
             except FileNotFoundError as error:

@@ -52,7 +52,7 @@ class Lease:
         self._renewing = threading.Lock()
         self._ended = threading.Event()
         _held.add(self.token)
-        weakref.finalize(self, _end, self._ended, self.token)
+        weakref.finalize(self, _end_lease, self._ended, self.token)
 
     @property
     def shown(self) -> str:
@@ -63,20 +63,20 @@ class Lease:
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
-            current = self._found()
+            current = self._read()
             if current is None:
-                version = self._client.create(self._file, self._body(True))
+                version = self._client.create(self._file, self._encode(True))
             else:
                 content, version = current
                 if version != watched:
                     if watched is not None or _is_alive(content):
-                        raise _taken(content, self.shown)
+                        raise _held_error(content, self.shown)
                     watched, since = version, time.monotonic()
                 lapsed = began - since > LEASE_S + SKEW_S
                 if not (lapsed or _is_over(content)):
                     time.sleep(LOOK_S)
                     continue
-                version = self._client.replace(self._file, self._body(True), version)
+                version = self._client.replace(self._file, self._encode(True), version)
             if version is not None:
                 self._version, self._until = version, began + LEASE_S
                 thread = threading.Thread(target=_renew_on, args=(weakref.ref(self), self._ended), daemon=True)
@@ -84,17 +84,23 @@ class Lease:
                 return
             watched = None  # somebody was faster
 
-    def _found(self) -> tuple[dict[str, Any], str] | None:
+    def _read(self) -> tuple[dict[str, Any], str] | None:
         try:
             stored = self._client.get(self._file)
         except FileNotFoundError:
             return None
         return parse_lease(bytes(stored.content)), stored.version
 
-    def _body(self, held: bool) -> bytes:
+    def _encode(self, held: bool) -> bytes:
         """Never the same twice."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
-        fields = {"token": self.token, "held": held, "holder": _who(), "until_us": until, "turn": uuid.uuid4().hex}
+        fields = {
+            "token": self.token,
+            "held": held,
+            "holder": _process_name(),
+            "until_us": until,
+            "turn": uuid.uuid4().hex,
+        }
         return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
@@ -103,10 +109,10 @@ class Lease:
             if self._lost or self._ended.is_set():
                 return
             began = time.monotonic()
-            version = self._client.rewrite(self._file, self._body(True), self._version)
+            version = self._client.rewrite(self._file, self._encode(True), self._version)
             if version is None:
-                current = self._found()
-                self._lost = _name(current[0]) if current else "somebody removed the lease, or another runner"
+                current = self._read()
+                self._lost = _holder_name(current[0]) if current else "somebody removed the lease, or another runner"
                 return
             self._version, self._until = version, began + LEASE_S
 
@@ -130,10 +136,10 @@ class Lease:
     def _release(self) -> None:
         with self._renewing, suppress(SlackwaterError):
             if self._version and not self._lost:
-                self._client.rewrite(self._file, self._body(False), self._version)
+                self._client.rewrite(self._file, self._encode(False), self._version)
 
 
-def _end(ended: threading.Event, token: str) -> None:
+def _end_lease(ended: threading.Event, token: str) -> None:
     ended.set()
     _held.discard(token)
 
@@ -157,7 +163,7 @@ def lease_holder(client: ObjectClient, file: str) -> str | None:
         content = parse_lease(bytes(client.get(file).content))
     except FileNotFoundError:
         return None
-    return None if _is_over(content) else _name(content)
+    return None if _is_over(content) else _holder_name(content)
 
 
 def parse_lease(content: bytes) -> dict[str, Any]:
@@ -186,9 +192,9 @@ def _is_gone(content: dict[str, Any]) -> bool:
     if not _same_machine(content):
         return False
     pid, began = content.get("pid"), content.get("began")
-    if pid == os.getpid() and began == _began(os.getpid()):
+    if pid == os.getpid() and began == _process_start(os.getpid()):
         return content.get("token") not in _held
-    return not isinstance(pid, int) or _began(pid) != began
+    return not isinstance(pid, int) or _process_start(pid) != began
 
 
 def _is_alive(content: dict[str, Any]) -> bool:
@@ -202,10 +208,10 @@ def _machine() -> dict[str, Any]:
         processes = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         boot = processes = ""
-    return {"boot": boot, "processes": processes, "pid": os.getpid(), "began": _began(os.getpid())}
+    return {"boot": boot, "processes": processes, "pid": os.getpid(), "began": _process_start(os.getpid())}
 
 
-def _began(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """When a process began, as the kernel counts; empty if it is gone, or dead and not buried."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -214,17 +220,17 @@ def _began(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
-def _who() -> str:
+def _process_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _name(content: dict[str, Any]) -> str:
+def _holder_name(content: dict[str, Any]) -> str:
     return str(content.get("holder") or "another process")[:200]
 
 
-def _taken(content: dict[str, Any], shown: str) -> LockHeldError:
+def _held_error(content: dict[str, Any], shown: str) -> LockHeldError:
     until = content.get("until_us")
     when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
     return LockHeldError(
-        f"pipeline is already running: {_name(content)} holds {shown}{when}; stop it first, one runner per pipeline"
+        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop it first, one runner per pipeline"
     )

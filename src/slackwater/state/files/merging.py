@@ -34,7 +34,7 @@ class SegmentMerge:
     inputs: tuple[SegmentMeta, ...]
     outputs: tuple[SegmentMeta, ...]
 
-    def applied(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
+    def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
         """The segments with what was merged in the place of its parts; as they are if somebody else has merged some of these.
 
         Parts that are over at this watermark may have been dropped meanwhile: their rows are over in what was merged as well.

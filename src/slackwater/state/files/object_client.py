@@ -51,9 +51,9 @@ class ObjectClient:
             raise StartError(f"{self.label} {self.url}: {EXTRA}") from None
         self._obs: Any = obstore
         self._errors: Any = obstore.exceptions
-        self._store = self._made()
+        self._store = self._build_store()
 
-    def _made(self) -> Any:
+    def _build_store(self) -> Any:
         settings = {k: v for k, v in self.options.items() if k not in CLIENT}
         client: dict[str, Any] = {"connect_timeout": "5s", "timeout": f"{ANSWER_S:g}s"}
         client |= {k: v for k, v in self.options.items() if k in CLIENT}
@@ -71,7 +71,9 @@ class ObjectClient:
         try:
             return self._obs.store.from_url(self.url, config=settings, client_options=client, retry_config=retry)
         except (self._errors.BaseError, ValueError, TypeError) as error:
-            raise StartError(f"{self.label} {self.url}: {_short(error)}; check the URL, and its options") from None
+            raise StartError(
+                f"{self.label} {self.url}: {_short_reason(error)}; check the URL, and its options"
+            ) from None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -84,9 +86,9 @@ class ObjectClient:
             self._obs.put(self._store, file, content, use_multipart=large, chunk_size=PART, max_concurrency=4)
 
         try:
-            self._repeated(put, _cut_off)
+            self._retry(put, _is_interrupted)
         except Exception as error:
-            raise self._failed(error, f"{file} cannot be written", EpochError) from None
+            raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
 
     def create(self, file: str, content: bytes) -> str | None:
         """Put if there is none; its version, None where there is another one. Raises EpochError."""
@@ -105,7 +107,7 @@ class ObjectClient:
         while True:
             try:
                 done = self.create(file, content) if version is None else self.replace(file, content, version)
-                stored = self._look(file) if done is None and file in self._unanswered else None
+                stored = self._get_or_none(file) if done is None and file in self._unanswered else None
             except SlackwaterError:
                 self._unanswered.setdefault(file, []).append(content)
                 raise
@@ -124,11 +126,11 @@ class ObjectClient:
                 return _version(self._obs.put(self._store, file, content, mode=mode, use_multipart=False))
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError) as error:
                 if _no_bucket(str(error)):
-                    raise self._failed(error, f"{file} cannot be written", EpochError) from None
+                    raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
             except Exception as error:
-                if not _passes(str(error)) or time.monotonic() > ends:
-                    raise self._failed(error, f"whether {file} was written is not known", EpochError) from None
-            stored = self._look(file)
+                if not _is_transient(str(error)) or time.monotonic() > ends:
+                    raise self._wrap_error(error, f"whether {file} was written is not known", EpochError) from None
+            stored = self._get_or_none(file)
             if stored is not None and bytes(stored.content) == content:
                 return stored.version
             untouched = (
@@ -143,7 +145,7 @@ class ObjectClient:
                 )
             time.sleep(0.1)
 
-    def _look(self, file: str) -> StoredObject | None:
+    def _get_or_none(self, file: str) -> StoredObject | None:
         try:
             return self.get(file)
         except FileNotFoundError:
@@ -163,10 +165,10 @@ class ObjectClient:
             return StoredObject(memoryview(response.bytes()), _version(response.meta))
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
-                raise self._failed(error, f"{file} cannot be read", StateError) from None
+                raise self._wrap_error(error, f"{file} cannot be read", StateError) from None
             raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
         except Exception as error:
-            raise self._failed(error, f"{file} cannot be read", StateError) from None
+            raise self._wrap_error(error, f"{file} cannot be read", StateError) from None
 
     def has(self, file: str) -> bool:
         self.requests["get"] += 1
@@ -174,30 +176,30 @@ class ObjectClient:
             self._obs.head(self._store, file)
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
-                raise self._failed(error, f"{file} cannot be looked for", StateError) from None
+                raise self._wrap_error(error, f"{file} cannot be looked for", StateError) from None
             return False
         except Exception as error:
-            raise self._failed(error, f"{file} cannot be looked for", StateError) from None
+            raise self._wrap_error(error, f"{file} cannot be looked for", StateError) from None
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Names within a folder, whatever is deeper left out, and bytes. A request per thousand. Raises StateError."""
+        """Names list_folder a folder, whatever is deeper left out, and bytes. A request per thousand. Raises StateError."""
         prefix = f"{folder}/" if folder else ""
         try:
             objects = self._obs.list(self._store, prefix or None).collect()
         except Exception as error:
-            raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
+            raise self._wrap_error(error, f"{folder or 'it'} cannot be listed", StateError) from None
         self.requests["list"] += 1 + len(objects) // 1000
         return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in objects}
 
-    def within(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """The names of the folders and of the objects within a folder. Raises StateError."""
+    def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
+        """The names of the folders and of the objects list_folder a folder. Raises StateError."""
         self.requests["list"] += 1
         prefix = f"{folder}/" if folder else ""
         try:
             listing = self._obs.list_with_delimiter(self._store, prefix or None)
         except Exception as error:
-            raise self._failed(error, f"{folder or 'it'} cannot be listed", StateError) from None
+            raise self._wrap_error(error, f"{folder or 'it'} cannot be listed", StateError) from None
         paths = listing["common_prefixes"], [o["path"] for o in listing["objects"]]
         folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in some) for some in paths)
         return folders, files
@@ -209,14 +211,14 @@ class ObjectClient:
             some, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
             self.requests["delete"] += 1
             try:
-                self._repeated(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
+                self._retry(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
             except FileNotFoundError as error:  # Azure ends at the first that is gone
                 if _no_bucket(str(error)):
-                    raise self._failed(error, "objects cannot be deleted", StateError) from None
+                    raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
                 for file in some:
                     self._delete(file)
             except Exception as error:
-                raise self._failed(error, "objects cannot be deleted", StateError) from None
+                raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
 
     def _delete(self, file: str) -> None:
         self.requests["delete"] += 1
@@ -225,35 +227,35 @@ class ObjectClient:
         except FileNotFoundError:
             return
         except Exception as error:
-            raise self._failed(error, f"{file} cannot be deleted", StateError) from None
+            raise self._wrap_error(error, f"{file} cannot be deleted", StateError) from None
 
     def copy(self, file: str, to: str) -> None:
         """Within the store. Raises FileNotFoundError, StateError."""
         self.requests["put"] += 1
         try:
-            self._repeated(lambda: self._obs.copy(self._store, file, to))
+            self._retry(lambda: self._obs.copy(self._store, file, to))
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
-                raise self._failed(error, f"{file} cannot be copied", StateError) from None
+                raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
             raise FileNotFoundError(2, "No such object", f"{self.url}/{file}") from None
         except Exception as error:
-            raise self._failed(error, f"{file} cannot be copied", StateError) from None
+            raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
 
-    def _repeated(self, work: Callable[[], object], passes: Callable[[str], bool] | None = None) -> None:
-        """Do what may be done twice, again while it fails with an error that passes; obstore repeats few of these itself."""
-        passes = passes or _passes
+    def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
+        """Do what may be done twice, again while it fails with an error that is_transient; obstore repeats few of these itself."""
+        is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
         while True:
             try:
                 work()
                 return
             except Exception as error:
-                gone = isinstance(error, FileNotFoundError) and passes is _passes
-                if gone or not passes(str(error)) or time.monotonic() > ends:
+                gone = isinstance(error, FileNotFoundError) and is_transient is _is_transient
+                if gone or not is_transient(str(error)) or time.monotonic() > ends:
                     raise
                 time.sleep(0.1)
 
-    def _failed(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
+    def _wrap_error(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
         """One line of what a store said, and what to do."""
         if isinstance(error, SlackwaterError):
             return error
@@ -261,13 +263,13 @@ class ObjectClient:
         bucket = urlsplit(self.url).netloc.partition("@")[0]
         for is_it, said in (
             (_no_bucket, f'there is no bucket "{bucket}"; create it, or correct the path'),
-            (_no_credentials, f"no credentials were found ({_short(error)}); {_CREDENTIALS}"),
+            (_no_credentials, f"no credentials were found ({_short_reason(error)}); {_CREDENTIALS}"),
             (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
         ):
             if is_it(text):
                 return StateError(f"{self.label} {self.url}: {said}")
         return kind(
-            f"{self.label} {self.url}: {problem} ({_short(error)}); what was committed stays: see that the store can be reached, "
+            f"{self.label} {self.url}: {problem} ({_short_reason(error)}); what was committed stays: see that the store can be reached, "
             "and start again"
         )
 
@@ -304,17 +306,17 @@ def _status(text: str) -> str:
     return code[1] if code else "403 Forbidden"
 
 
-def _passes(text: str) -> bool:
+def _is_transient(text: str) -> bool:
     """Whether an error says nothing against the request itself."""
     return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
 
 
-def _cut_off(text: str) -> bool:
+def _is_interrupted(text: str) -> bool:
     """Whether an upload did not arrive as a whole, or its parts are gone since another request has put them together."""
     return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 
-def _short(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     """What an error says, in one line without its inside."""
     text = str(error).partition("\n\nDebug source:")[0]
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)

@@ -52,14 +52,14 @@ class ObjectStorage:
 
     @property
     def client(self) -> ObjectClient:
-        return self._both[0]
+        return self._connection[0]
 
     @property
     def cache(self) -> FileCache:
-        return self._both[1]
+        return self._connection[1]
 
     @property
-    def _both(self) -> tuple[ObjectClient, FileCache]:
+    def _connection(self) -> tuple[ObjectClient, FileCache]:
         """Of this process: what is open does not go along to another."""
         key = (os.getpid(), self.url, self.name, self.options)
         with _making:
@@ -98,8 +98,8 @@ class ObjectStorage:
         self.client.put(file, content)
         self.cache.add(file, content)
 
-    def held(self, file: FileRef) -> Path:
-        if not self.cache.holds(file.file, file.checksum):
+    def local_path(self, file: FileRef) -> Path:
+        if not self.cache.has_copy(file.file, file.checksum):
             self._fetch(file)
         return self.cache.path(file.file)
 
@@ -107,21 +107,21 @@ class ObjectStorage:
         try:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
-            raise self._wrong(file, "is missing") from None
+            raise self._damage_error(file, "is missing") from None
         if wrong := _differs(content, file):
-            raise self._wrong(file, wrong)
+            raise self._damage_error(file, wrong)
         self.cache.add(file.file, content)
 
-    def _wrong(self, file: FileRef, wrong: str) -> StateError:
+    def _damage_error(self, file: FileRef, wrong: str) -> StateError:
         return StateError(
             f"state file {self.shown(file.file)} {wrong}; restore it from a copy of the state; nothing was changed"
         )
 
     def fetch(self, files: Sequence[FileRef]) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(self.held, files))
+            list(pool.map(self.local_path, files))
 
-    def wrong_in(self, file: FileRef) -> str:
+    def find_damage(self, file: FileRef) -> str:
         try:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
@@ -145,9 +145,11 @@ class ObjectStorage:
                     file.file
                 ):  # a list may lag behind what is there; its content is looked at when it is fetched
                     continue
-                raise self._wrong(file, "is missing")
+                raise self._damage_error(file, "is missing")
             if file.bytes is not None and size != file.bytes:
-                raise self._wrong(file, "is truncated" if size < file.bytes else "is longer than what was written")
+                raise self._damage_error(
+                    file, "is truncated" if size < file.bytes else "is longer than what was written"
+                )
 
     # -- files that say what there is ----------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class ObjectStorage:
     def is_fresh(self) -> bool:
         return not self.client.sizes("")
 
-    def copy_of(self, origin: Storage, file: str) -> None:
+    def copy_from(self, origin: Storage, file: str) -> None:
         assert isinstance(origin, ObjectStorage)
         whole = ObjectStorage(self.url, "", self.options)
         whole.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
@@ -210,7 +212,7 @@ class ObjectStorage:
         commits = [f for f in files if f.startswith("manifests/")]
         for some in ([f for f in files if f not in commits], commits):
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(partial(aside.copy_of, self), some))
+                list(pool.map(partial(aside.copy_from, self), some))
         self.client.put(MOVED, aside.root.encode())
         self._clear()
         return aside.root
@@ -233,14 +235,14 @@ def _differs(content: memoryview, file: FileRef) -> str:
 def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:
     """The pipelines that have their state below a URL. Raises StartError."""
     client = ObjectClient(url.rstrip("/"), options)
-    return [name for name in client.within()[0] if _begun(client, name)]
+    return [name for name in client.list_folder()[0] if _has_state(client, name)]
 
 
 def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
     """Whether a pipeline has its state there. Raises StartError."""
-    return _begun(ObjectClient(url, options), name)
+    return _has_state(ObjectClient(url, options), name)
 
 
-def _begun(client: ObjectClient, name: str) -> bool:
-    folders, files = client.within(name)
+def _has_state(client: ObjectClient, name: str) -> bool:
+    folders, files = client.list_folder(name)
     return "manifests" in folders or "lock" in files

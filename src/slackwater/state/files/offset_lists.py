@@ -21,7 +21,7 @@ def write_list(place: Storage, epoch: int, lines: Sequence[str]) -> str:
 def read_list(place: Storage, name: str) -> list[str]:
     """The lines of a list. Raises StateError if it is not as it was written."""
     verify_file(place, list_file(name))
-    return place.held(list_file(name)).read_text().splitlines()
+    return place.local_path(list_file(name)).read_text().splitlines()
 
 
 def list_file(name: str) -> FileRef:

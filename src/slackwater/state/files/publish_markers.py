@@ -31,7 +31,7 @@ class MarkerFile:
     def shown(self) -> str:
         return self.place.shown(self.file)
 
-    def look(self) -> bytes | None:
+    def read(self) -> bytes | None:
         """What it holds now; None for nothing. Raises OSError."""
         try:
             stored = self.place.read(self.file)
@@ -40,20 +40,20 @@ class MarkerFile:
         self._known, self._is_known = stored, True
         return None if stored is None else stored.content
 
-    def held(self) -> bytes | None:
+    def read_cached(self) -> bytes | None:
         """The same, as the runner that holds the lock knows it."""
         if not (self._is_known and self.place.is_remote):
-            return self.look()
+            return self.read()
         return None if self._known is None else self._known.content
 
     def write(self, content: bytes) -> None:
         """Raises EpochError; FencedError if somebody else wrote it meanwhile."""
         if self.place.is_remote and not self._is_known:
-            self.look()
+            self.read()
         version = self.place.replace(self.file, content, None if self._known is None else self._known.version)
         self._known, self._is_known = VersionedContent(content, version), True
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Look again before the next write: another runner may have had the state."""
         self._known, self._is_known = None, False
 
@@ -75,7 +75,7 @@ def epoch_in(marker: MarkerFile, content: bytes | None) -> int:
 def read_marker(marker: MarkerFile, held: bool = False) -> int:
     """The last epoch that was published, -1 for none. `held`: as the runner knows it. Raises StateError."""
     try:
-        content = marker.held() if held else marker.look()
+        content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
             f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
@@ -93,7 +93,7 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
     record = None
     try:
-        content = marker.held() if held else marker.look()
+        content = marker.read_cached() if held else marker.read()
         if content is None:
             return frozenset()
         text, _, sum_ = content.decode(errors="replace").strip().rpartition("\n")
@@ -112,10 +112,10 @@ def note_reached(marker: MarkerFile, epoch: int, target: str) -> None:
     marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
 
 
-def runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
+def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     """The noted runs, oldest first; damaged lines are left out. `held`: as the runner knows it. Raises StateError."""
     try:
-        content = marker.held() if held else marker.look()
+        content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
             f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
@@ -125,4 +125,4 @@ def runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
 
 def note_run(marker: MarkerFile, run: Run) -> None:
     """Add a run to the history, or replace its former note. Raises EpochError, StateError."""
-    marker.write(encode_runs(with_run(runs(marker, held=True), run)).encode())
+    marker.write(encode_runs(with_run(read_runs(marker, held=True), run)).encode())

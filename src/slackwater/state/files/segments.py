@@ -64,7 +64,7 @@ class Segment:
         hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
         return SegmentColumns(*(column.to_numpy() for column in hidden))
 
-    def whole(self) -> pl.DataFrame:
+    def all_rows(self) -> pl.DataFrame:
         return frame_of(self.table)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
@@ -95,7 +95,7 @@ class SegmentReader:
         self.schema, self._place = schema, place
         self.segments = [Segment(place, m) for m in metas if m.rows]
 
-    def typed(self, schema: dict[str, pl.DataType]) -> SegmentReader:
+    def with_schema(self, schema: dict[str, pl.DataType]) -> SegmentReader:
         """The same open files with the columns of a window."""
         reader = SegmentReader(self._place, (), schema)
         reader.segments = self.segments
@@ -112,7 +112,7 @@ class SegmentReader:
             if hit.any():
                 frames.append(segment.rows(expand_ranges(begin[hit], end[hit])))
                 hashes = hashes[~hit]
-        return self._together(frames)
+        return self._concat_visible(frames)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
         """All rows of the units that have a visible row that wants a visit."""
@@ -129,7 +129,7 @@ class SegmentReader:
                 begin, end = begin[newest], end[newest]
             if len(begin):
                 frames.append(segment.rows(expand_ranges(begin, end)))
-        return self._together(frames)
+        return self._concat_visible(frames)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         candidates: list[Int64s] = [np.empty(0, dtype=np.int64)]
@@ -141,7 +141,7 @@ class SegmentReader:
 
     def scan(self) -> pl.DataFrame:
         """Every visible row."""
-        return self._together(newest_units([s.whole() for s in self.segments]))
+        return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
         """The columns of every visible row that say what is due; nothing else of the files is read."""
@@ -151,7 +151,7 @@ class SegmentReader:
             c = segment.columns
             shown = c.kind != TOMBSTONE
             if 4 * len(seen) < len(c.h):  # a few new ones over many old ones
-                shown[expand_ranges(*self._places(segment, seen))] = False
+                shown[expand_ranges(*self._hits(segment, seen))] = False
             elif len(seen):
                 shown &= ~in_sorted(c.h, seen)
             rows = np.flatnonzero(shown)
@@ -164,11 +164,11 @@ class SegmentReader:
         return pl.concat(frames)
 
     @staticmethod
-    def _places(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
+    def _hits(segment: Segment, hashes: Int64s) -> tuple[Int64s, Int64s]:
         begin, end = segment.find(hashes)
         return begin[end > begin], end[end > begin]
 
-    def _together(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
+    def _concat_visible(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
             return empty_frame(self.schema)
         alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
@@ -178,7 +178,7 @@ class SegmentReader:
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
         return with_revision_columns(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
 
-    def opened(self) -> SegmentReader:
+    def open_files(self) -> SegmentReader:
         """This, with every file open."""
         for segment in self.segments:
             _ = segment.table
@@ -211,7 +211,7 @@ class FilesShard:
             metas.append(self._write(logic, rows))
         segments = tuple(metas)
         for merge in self.with_metas(segments).merges(logic, watermark, MOST):
-            segments = merge.applied(segments, watermark)
+            segments = merge.apply(segments, watermark)
         return segments
 
     def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
@@ -219,7 +219,7 @@ class FilesShard:
         count = merge_plan(self.metas, fan)
         if not count:
             return []
-        merged = self._merged(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
+        merged = self._merge(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
         return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
 
     def buffers(self, logic: JoinLogic) -> FilesBuffers:
@@ -249,12 +249,12 @@ class FilesShard:
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merged(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merge(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
         """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
         if oldest:
             return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.place, m) for m in metas]
-        rows = [logic.add_revision_columns(s.whole()) for s in opened]
+        rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
         frames = [f.select(list(logic.state_schema)) for f in rows]
         frame = pl.concat(newest_units(frames))
         return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.commit import CommitLog
 from slackwater.state.files.segments import SegmentReader
 from slackwater.state.files.storage import file_ref, verify_file
-from slackwater.state.protocol import Snapshot, not_kept
+from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 
 class SnapshotReader:
@@ -31,10 +31,10 @@ class SnapshotReader:
         """See `StateStore.peek`."""
         snapshot, epochs = None, self._log.epochs()
         if epoch is not None:
-            snapshot = self._of_epoch(epoch, epochs)
+            snapshot = self._open_kept(epoch, epochs)
         while epochs and snapshot is None:
             try:
-                snapshot = self.opened(epochs[-1])
+                snapshot = self.open_commit(epochs[-1])
             except StateError:
                 former, epochs = epochs, self._log.epochs()
                 if epochs[-1:] == former[-1:]:
@@ -42,21 +42,21 @@ class SnapshotReader:
                 # else a runner went on meanwhile, and removed what the former commit names
         yield snapshot
 
-    def _of_epoch(self, epoch: int, epochs: Sequence[int]) -> Snapshot:
+    def _open_kept(self, epoch: int, epochs: Sequence[int]) -> Snapshot:
         try:
             if epoch in epochs:
-                return self.opened(epoch)
+                return self.open_commit(epoch)
         except StateError:
             if epoch in (epochs := self._log.epochs()):
                 raise
-        raise not_kept(epoch, epochs, self._place.root)
+        raise epoch_not_kept(epoch, epochs, self._place.root)
 
-    def opened(self, epoch: int) -> Snapshot:
+    def open_commit(self, epoch: int) -> Snapshot:
         """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
         commit = self._log.read(epoch)
         self._place.fetch([file_ref(m) for m in commit.metas])
         stages = [
-            [SegmentReader(self._place, metas, {}).opened() for metas in stage.segments] for stage in commit.stages
+            [SegmentReader(self._place, metas, {}).open_files() for metas in stage.segments] for stage in commit.stages
         ]
         named = [m for stage in commit.stages for shard in stage.segments for m in shard]
         for meta in named:
@@ -71,7 +71,7 @@ class SnapshotReader:
         return Snapshot(
             commit,
             publish_markers.read_marker(publish_markers.MarkerFile(self._place, publish_markers.PUBLISHED)),
-            lambda shard, logic, stage: stages[stage][shard].typed(logic.state_schema),
+            lambda shard, logic, stage: stages[stage][shard].with_schema(logic.state_schema),
             partial(offset_lists.read_list, self._place),
             buffers,
             publish_markers.delivered_targets(

@@ -100,7 +100,7 @@ class Storage(Protocol):
         """Raises EpochError."""
         ...
 
-    def held(self, file: FileRef) -> Path:
+    def local_path(self, file: FileRef) -> Path:
         """A file of this machine with these bytes; it stays readable while it is open. Raises StateError."""
         ...
 
@@ -108,7 +108,7 @@ class Storage(Protocol):
         """Get them at once, where that is faster than one by one."""
         ...
 
-    def wrong_in(self, file: FileRef) -> str:
+    def find_damage(self, file: FileRef) -> str:
         """What is wrong with a file, as it lies there: missing, cut, other bytes; empty if nothing is."""
         ...
 
@@ -152,7 +152,7 @@ class Storage(Protocol):
         """Whether there is nothing at all."""
         ...
 
-    def copy_of(self, origin: Storage, file: str) -> None:
+    def copy_from(self, origin: Storage, file: str) -> None:
         """Get a file of another state here. Raises FileNotFoundError, whose `filename` is the one that is gone."""
         ...
 
@@ -167,7 +167,7 @@ class Storage(Protocol):
 
 def open_file(place: Storage, file: FileRef) -> pa.Table:
     """A file of which a commit says that it holds so many rows. Raises StateError if it does not."""
-    table = arrow.open_arrow(place.held(file), place.shown(file.file))
+    table = arrow.open_arrow(place.local_path(file), place.shown(file.file))
     if table.num_rows != file.rows:
         raise StateError(
             f"state file {place.shown(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
@@ -178,4 +178,4 @@ def open_file(place: Storage, file: FileRef) -> pa.Table:
 
 def verify_file(place: Storage, file: FileRef) -> None:
     """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
-    arrow.verify_file(place.held(file), file.checksum, file.bytes, place.shown(file.file))
+    arrow.verify_file(place.local_path(file), file.checksum, file.bytes, place.shown(file.file))

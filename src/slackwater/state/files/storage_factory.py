@@ -10,7 +10,7 @@ from slackwater.state.files.directory import LocalStorage
 from slackwater.state.files.storage import Storage
 
 
-def place_at(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
+def storage_for(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
     """Where a pipeline's state is, below a path or URL. Raises StartError."""
     if isinstance(path, Path) or is_local(path):
         return LocalStorage(str(Path(path).resolve() / pipeline))

@@ -34,7 +34,7 @@ from slackwater.state.files.fork import FORKING, fork_state
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.storage import NAMED, FileRef, Storage, StorageLock, file_ref
-from slackwater.state.files.storage_factory import place_at
+from slackwater.state.files.storage_factory import storage_for
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, StoredRecord
 from slackwater.state.runs import Run
 
@@ -51,7 +51,9 @@ class FilesStore:
     """
 
     def __init__(self, path: str | Path | Storage, pipeline: str, options: Mapping[str, str] | None = None) -> None:
-        self.place = place_at(path, pipeline, options or {}) if isinstance(path, str | Path) else path.sibling(pipeline)
+        self.place = (
+            storage_for(path, pipeline, options or {}) if isinstance(path, str | Path) else path.sibling(pipeline)
+        )
         self.root = self.place.root
         self._lock: StorageLock | None = None
         self._log, self._latest = CommitLog(self.place), -1
@@ -75,7 +77,7 @@ class FilesStore:
     def open(self) -> Commit | None:
         self.claim()
         try:
-            latest = self._found()
+            latest = self._read_latest()
             if latest is not None:
                 self._verify(latest)
         except StateError:
@@ -110,10 +112,10 @@ class FilesStore:
         self.place.prepare()
         self._lock = self.place.lock()
         self._named.clear()
-        for note in (self._published, self._reached, self._runs):
-            note.forget()
+        for marker in (self._published, self._reached, self._runs):
+            marker.invalidate()
 
-    def _found(self) -> Commit | None:
+    def _read_latest(self) -> Commit | None:
         """The latest commit, if it is what the rest of the directory says it is."""
         epochs = self._log.epochs_to_the_last()
         latest = self._log.read(epochs[-1]) if epochs else None
@@ -183,7 +185,7 @@ class FilesStore:
         return self.place.holder()
 
     def runs(self) -> tuple[Run, ...]:
-        return publish_markers.runs(publish_markers.MarkerFile(self.place, publish_markers.RUNS))
+        return publish_markers.read_runs(publish_markers.MarkerFile(self.place, publish_markers.RUNS))
 
     def note_run(self, run: Run) -> None:
         self._confirm("note how this run goes")
@@ -204,16 +206,16 @@ class FilesStore:
         return self._log.written(epochs[-1]) if epochs else None
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
-        self._merger.keeps(stage, logic)
+        self._merger.add_stage(stage, logic)
 
     def forget(self, stages: range) -> None:
         """Files that no commit names go with the next garbage."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.place, shard, epoch, self._merger.taken(stage, shard, metas))
+        return FilesShard(self.place, shard, epoch, self._merger.apply_merges(stage, shard, metas))
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        held = self.place.held(FileRef(meta.file, meta.checksum))
+        held = self.place.local_path(FileRef(meta.file, meta.checksum))
         return read_arrow(held, meta.checksum, self.place.shown(meta.file))
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
@@ -254,7 +256,7 @@ class FilesStore:
         self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = _files_of(commit)
-        self._merger.committed(commit)
+        self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner has the state by now."""

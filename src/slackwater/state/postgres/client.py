@@ -121,7 +121,7 @@ def time_literal(us: int) -> str:
     return f"'{moment.isoformat()}'::timestamptz"
 
 
-def _parsed(url: str) -> dict[str, Any] | None:
+def _parse_url(url: str) -> dict[str, Any] | None:
     """The parts of a URL or connection string; None if it is none, or was taken apart in the wrong place."""
     from psycopg import conninfo
 
@@ -135,15 +135,15 @@ def _parsed(url: str) -> dict[str, Any] | None:
 
 def server_address(url: str) -> str:
     """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
-    parameters = _parsed(url)
+    parameters = _parse_url(url)
     if parameters is None:
         return "an address that is not valid"
     return f"{parameters.get('host', 'localhost')}:{parameters.get('port', 5432)}/{parameters.get('dbname', parameters.get('user', ''))}"
 
 
-def role_and_place(url: str) -> tuple[object, ...]:
+def role_and_database(url: str) -> tuple[object, ...]:
     """Who connects to which database: what must be equal for two URLs to share a transaction."""
-    parameters = _parsed(url) or {}
+    parameters = _parse_url(url) or {}
     return tuple(parameters.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
@@ -175,7 +175,7 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
 
     from slackwater.state.postgres.cursor import Cursor, NamedCursor
 
-    if _parsed(url) is None:
+    if _parse_url(url) is None:
         raise StartError(
             f"{label}: the url is not valid; expected postgresql://user:password@host:5432/database, with characters such as "
             "/ and @ in a password written as %2F and %40"
@@ -242,7 +242,7 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
     kind = "autocommit" if snapshot is None else "snapshot"
     connection = None
     try:
-        connection = _waiting(url, kind, adbc.Error)
+        connection = _take_idle(url, kind, adbc.Error)
         if connection is None:
             connection = adbc.connect(url, autocommit=snapshot is None)
         with connection.cursor() as cursor:
@@ -252,7 +252,7 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
             yield cursor
         if snapshot is not None:
             connection.rollback()
-        connection = _keep(url, kind, connection)
+        connection = _return_idle(url, kind, connection)
     except adbc.Error as error:
         raise ConnectionError(f"Postgres at {server_address(url)}: {error_reason(error)}") from None
     finally:
@@ -265,14 +265,14 @@ def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]
     """A connection as `connect` makes it, that waits for its next use; the caller leaves no transaction open."""
     import psycopg
 
-    connection = _waiting(url, "plain", psycopg.Error) or open_connection(url, label)
+    connection = _take_idle(url, "plain", psycopg.Error) or open_connection(url, label)
     given_back = False
     try:
         yield connection
         given_back = not connection.closed
     finally:
         if given_back:
-            connection = _keep(url, "plain", connection)
+            connection = _return_idle(url, "plain", connection)
         if connection is not None:
             connection.close()
 
@@ -280,22 +280,22 @@ def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]
 # Connections wait in their process for their next use: to connect takes ADBC 50 ms of CPU, a shard connects several times in an
 # epoch, and a driver emits in a thread for each shard. What waited for long is not trusted: a firewall may have dropped it
 # without a word.
-KEPT_S = 20.0
-KEPT = 8  # connections of a process, whatever it connects to
-_kept: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the last to come goes first
+MAX_IDLE_S = 20.0
+MAX_IDLE = 8  # connections of a process, whatever it connects to
+_idle: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the last to come goes first
 _lock = threading.Lock()
 
 
-def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
+def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
     """A connection that waits for this address, if it is still good."""
     with _lock:
         key = (os.getpid(), url, kind)
-        place = next((n for n in reversed(range(len(_kept))) if _kept[n][0] == key), None)
+        place = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
         if place is None:
             return None
-        _, since, connection = _kept.pop(place)
+        _, since, connection = _idle.pop(place)
     try:
-        if clock.monotonic() - since < KEPT_S:
+        if clock.monotonic() - since < MAX_IDLE_S:
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1")
                 cursor.fetchall()
@@ -308,21 +308,21 @@ def _waiting(url: str, kind: str, broken: type[Exception]) -> Any | None:
     return None
 
 
-def _keep(url: str, kind: str, connection: Any) -> Any | None:
+def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
     """Let a connection wait; returns the one that is to be closed for it: where there are too many, the one that waited longest."""
     with _lock:
-        _kept.append(((os.getpid(), url, kind), clock.monotonic(), connection))
+        _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))
         own_process = [
-            n for n, (key, *_) in enumerate(_kept) if key[0] == os.getpid()
+            n for n, (key, *_) in enumerate(_idle) if key[0] == os.getpid()
         ]  # those of a parent stay: they are its own
-        return _kept.pop(own_process[0])[2] if len(own_process) > KEPT else None
+        return _idle.pop(own_process[0])[2] if len(own_process) > MAX_IDLE else None
 
 
 @atexit.register
-def close_kept() -> None:
+def close_idle() -> None:
     """Close the connections of this process that wait."""
     with _lock:
-        connections, _kept[:] = list(_kept), []
+        connections, _idle[:] = list(_idle), []
     for key, _, connection in connections:
         if key[0] == os.getpid():
             connection.close()

@@ -70,7 +70,7 @@ class Transaction:
             self._fence(commit)
             for statement in self.altering:
                 db.execute(statement)
-            done = self._moved(commit) if self.stages else commit
+            done = self._merge_stages(commit) if self.stages else commit
             if publish is not None:
                 publish(db)
             published = publish is not None and not commit.missing(())
@@ -95,7 +95,7 @@ class Transaction:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return done
 
-    def _moved(self, commit: Commit) -> Commit:
+    def _merge_stages(self, commit: Commit) -> Commit:
         """The commit with the figures that remain, after the staged rows of all stages became their state."""
         moved = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
@@ -171,8 +171,8 @@ class RowChange:
     @_run.register
     def _(self, logic: KeyedState, state: StageState) -> Changed:
         t, fresh = self.tables, [m for m in version_merge.staged_segments(state.segments) if m.file not in self.named]
-        version_merge.must_be_there(self.db, t.staged, fresh, self.epoch)
-        if not self.alters and not version_merge.is_time(state.segments):
+        version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
+        if not self.alters and not version_merge.should_merge(state.segments):
             return state.segments, 0
         gained = version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
         if version_merge.staged_segments(state.segments):

@@ -17,7 +17,7 @@ from slackwater.state.fork import forked_commit, name_taken
 from slackwater.state.postgres import client, lock, table_ownership, version_merge
 from slackwater.state.postgres.snapshot import latest_commit, table_exists
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import not_kept
+from slackwater.state.protocol import epoch_not_kept
 
 
 def fork_tables(
@@ -56,7 +56,9 @@ def _fork(
 ) -> Commit | None:
     latest = latest_commit(db, old, place) if table_exists(db, old.pipelines) else None
     if latest is None or epoch not in (None, latest[0].epoch):
-        raise not_kept(epoch or 0, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest")
+        raise epoch_not_kept(
+            epoch or 0, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest"
+        )
     commit, published, version = latest
     _check_free(db, new, place)  # since we looked
     if commit.staged and published < commit.epoch:

@@ -51,7 +51,7 @@ def find_copy(meta: SegmentMeta) -> pa.Table | None:
         return None
     with suppress(SlackwaterError):
         cache = FileCache("postgres")
-        if cache.holds(_file(meta.file), meta.checksum):
+        if cache.has_copy(_file(meta.file), meta.checksum):
             return hold_table(meta.file, open_arrow(cache.path(_file(meta.file))))
     return None
 

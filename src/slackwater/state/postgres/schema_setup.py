@@ -61,14 +61,14 @@ class SchemaSetup:
     begins: bool = False  # though the state goes on
 
     @property
-    def is_there(self) -> bool:
+    def continues(self) -> bool:
         """Whether the table has to be there already."""
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StageLogic) -> list[str]:
         """What the next commit changes about the table, as SQL. Raises StartError, StateError and psycopg's errors."""
         columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
-        if self.is_there:
+        if self.continues:
             self._rename()
         return self._run(logic)
 
@@ -79,7 +79,7 @@ class SchemaSetup:
     @_run.register
     def _(self, logic: KeyedState) -> list[str]:
         t, altering = self.tables, list[str]()
-        if self.is_there:
+        if self.continues:
             self._must_exist()
             if t.complete_state(logic):
                 self.db.execute(t.complete_state(logic))
@@ -100,7 +100,7 @@ class SchemaSetup:
     @_run.register
     def _(self, logic: JoinLogic) -> list[str]:
         table = JoinTable(self.tables, logic)
-        if self.is_there:
+        if self.continues:
             self._must_exist()
             self._add_columns(table)
         else:
@@ -110,7 +110,7 @@ class SchemaSetup:
 
     @_run.register
     def _(self, logic: NoState) -> list[str]:
-        if self.is_there:
+        if self.continues:
             self._must_exist()
         else:
             self._begin([self.tables.create_empty()])

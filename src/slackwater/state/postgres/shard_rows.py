@@ -165,7 +165,7 @@ class PostgresReader:
             return self.logic.empty_state()
         newest, rest = self._recent.units(hashes)
         below = self._fetch([f"unit = ANY({_array(rest)})"], shard_only=False) if len(rest) else None
-        return _together(newest, below)
+        return _concat_sorted(newest, below)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
         if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
@@ -179,21 +179,21 @@ class PostgresReader:
                 conditions.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
         below = self._fetch([f"(({') OR ('.join(conditions)})) AND window_start < {before}"], shard_only=True)
-        return self._over(self._recent.due(when) if self._recent else None, below)
+        return self._overlay(self._recent.due(when) if self._recent else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         return None  # its index finds rows of any span of time
 
     def scan(self) -> pl.DataFrame:
-        return self._over(self._recent.scan() if self._recent else None, self._fetch([], shard_only=True))
+        return self._overlay(self._recent.scan() if self._recent else None, self._fetch([], shard_only=True))
 
     def outline(self) -> pl.DataFrame:
         below = self._fetch([], shard_only=True, only=OUTLINE)
-        return self._over(self._recent.outline() if self._recent else None, below)
+        return self._overlay(self._recent.outline() if self._recent else None, below)
 
-    def _over(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
+    def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
         """The newest rows, over those of the state table."""
-        return below if newest is None else _together(newest, self._recent.uncovered(below))
+        return below if newest is None else _concat_sorted(newest, self._recent.uncovered(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
@@ -214,7 +214,7 @@ class PostgresReader:
             # a unit is read as a whole, though only one of its rows is due
             condition = f"unit IN (SELECT unit FROM {t.state} WHERE {condition})"
         columns, schema = self._columns(only)
-        frame = self._ask(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
+        frame = self._query(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
         return frame.sort("__h", _PLACE).drop(_PLACE)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
@@ -223,7 +223,7 @@ class PostgresReader:
         listed = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
         query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){condition}"
-        frame = self._ask(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
+        frame = self._query(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
         parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
         return {str(token): part for (token,), part in parts.items()}
 
@@ -240,7 +240,7 @@ class PostgresReader:
         named = self.state.tables.columns(self.logic)
         return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
 
-    def _ask(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
+    def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (
             validation.reading(self.state.tables.state),
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
@@ -257,7 +257,7 @@ def _array(hashes: Int64s) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
 
 
-def _together(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
+def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
     """Rows of different units, by unit; those of one stay in their order."""
     frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
     hashes = frame["__h"].to_numpy()

@@ -22,7 +22,7 @@ from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.shard_rows import PostgresReader, PostgresShard
 from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import Snapshot, StoredRecord, not_kept
+from slackwater.state.protocol import Snapshot, StoredRecord, epoch_not_kept
 from slackwater.state.record_fields import RecordError
 from slackwater.windows.state_rows import KeyedState
 
@@ -84,7 +84,9 @@ def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = 
             db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
             latest = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
             if epoch is not None and (latest is None or latest[0].epoch != epoch):
-                raise not_kept(epoch, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest")
+                raise epoch_not_kept(
+                    epoch, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest"
+                )
             if latest is None:
                 yield None
                 return

@@ -58,7 +58,7 @@ class StagedVersions:
         """The newest rows of these units (sorted, unique), and the units of which nothing is here."""
         if not self._metas:
             return self._reader([]).units(hashes), hashes
-        reader = self._of(hashes) if len(hashes) < FEW else self._all()
+        reader = self._reader_for(hashes) if len(hashes) < FEW else self._all()
         return reader.units(hashes), hashes[~_covered(reader, hashes)]
 
     def due(self, when: DueQuery) -> pl.DataFrame:
@@ -75,26 +75,26 @@ class StagedVersions:
         if not self._metas or rows.is_empty():
             return rows
         hashes = rows["__h"].to_numpy()
-        reader = self._of(np.unique(hashes)) if len(hashes) < FEW else self._all()
+        reader = self._reader_for(np.unique(hashes)) if len(hashes) < FEW else self._all()
         gone = _covered(reader, hashes)
         return rows.filter(pl.Series(~gone)) if gone.any() else rows
 
     def _all(self) -> SegmentReader:
         if self._whole is None:
-            tables_by_token = {m.file: self._found(m) for m in self._metas}
+            tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
             missing = [m for m in self._metas if tables_by_token[m.file] is None]
             if missing:
                 fetched = self._fetch(missing, None)
                 for meta in missing:
-                    tables_by_token[meta.file] = self._checked(meta, fetched.get(meta.file))
+                    tables_by_token[meta.file] = self._verified(meta, fetched.get(meta.file))
             self._whole = self._reader([_StagedVersion(m, tables_by_token[m.file]) for m in self._metas])
         return self._whole
 
-    def _of(self, hashes: Int64s) -> SegmentReader:
+    def _reader_for(self, hashes: Int64s) -> SegmentReader:
         """Of few units: the rest of what is not on this machine stays where it is."""
         if self._whole is not None:
             return self._whole
-        tables_by_token = {m.file: self._found(m) for m in self._metas}
+        tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
         missing = [m for m in self._metas if tables_by_token[m.file] is None]
         if not missing:
             return self._all()
@@ -106,10 +106,10 @@ class StagedVersions:
             [_StagedVersion(m, tables_by_token[m.file]) for m in self._metas if tables_by_token[m.file] is not None]
         )
 
-    def _found(self, meta: SegmentMeta) -> pa.Table | None:
+    def _find_copy(self, meta: SegmentMeta) -> pa.Table | None:
         return local_cache.find_copy(meta) if self._is_local else None
 
-    def _checked(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
+    def _verified(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import polars as pl
 import psycopg
@@ -53,7 +53,6 @@ from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, Stor
 from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
-T = TypeVar("T")
 
 PATIENCE_S = 30.0  # how long a lost connection is looked for again
 
@@ -95,8 +94,8 @@ class PostgresStore:
         try:
             self._connect()
             schema_setup.create_shared_tables(self._db, self.tables)
-            latest = self._latest()
-            return latest and version_merge.at_start(self._db, self.tables, latest, self._place)
+            latest = self._read_latest()
+            return latest and version_merge.merge_at_start(self._db, self.tables, latest, self._place)
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
@@ -178,7 +177,7 @@ class PostgresStore:
     def _place(self) -> str:
         return f'in schema "{self._schema}" of {client.server_address(self._url)}'
 
-    def _latest(self) -> Commit | None:
+    def _read_latest(self) -> Commit | None:
         latest = latest_commit(self._db, self.tables, self._place)
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
@@ -254,7 +253,7 @@ class PostgresStore:
 
     def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
-        return isinstance(url, str) and client.role_and_place(url) == client.role_and_place(self._url)
+        return isinstance(url, str) and client.role_and_database(url) == client.role_and_database(self._url)
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         if commit.epoch != self._epoch + 1:
@@ -274,7 +273,7 @@ class PostgresStore:
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
-            done = self._look(commit, publish, commit_id, error)
+            done = self._resolve_lost_commit(commit, publish, commit_id, error)
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
         self._epoch = commit.epoch
@@ -284,14 +283,12 @@ class PostgresStore:
             self._published = commit.epoch
         return done
 
-    def _look(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error) -> Commit:
+    def _resolve_lost_commit(
+        self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
+    ) -> Commit:
         """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
-        log.warning(
-            "%s: connection lost while epoch %d was committed: %s",
-            self._pipeline,
-            commit.epoch,
-            client.error_reason(error),
-        )
+        reason = client.error_reason(error)
+        log.warning("%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, reason)
         self._reconnect(commit.epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)

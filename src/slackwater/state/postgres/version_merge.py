@@ -39,14 +39,14 @@ def staged_segments(segments: Segments) -> list[SegmentMeta]:
     return [m for metas in segments for m in metas if m.file]
 
 
-def is_time(segments: Segments) -> bool:
+def should_merge(segments: Segments) -> bool:
     """Whether what lies in the staged table should become the state now."""
     rows = sum(m.rows for m in staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
 
 
-def must_be_there(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
+def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
     """Raise EpochError if rows that a commit is to name are not there."""
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
@@ -141,7 +141,7 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
     )
 
 
-def at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> Commit:
+def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> Commit:
     """Check the tables, and fold what the latest commit names: a start finds the tables of the state as they are meant.
 
     Raises StateError.
@@ -150,7 +150,7 @@ def at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, pl
     if not any(staged_segments(s.segments) for s in commit.stages):
         return commit
     with db.transaction():
-        done = merged_commit(_fold_stages(db, tables, commit))
+        done = merged_commit(_merge_stages(db, tables, commit))
         row = db.execute(
             f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
             " WHERE pipeline_name = %s AND epoch = %s",
@@ -162,7 +162,7 @@ def at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, pl
     return done
 
 
-def _fold_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
+def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
     """Fold what the stages of a commit name; return the commit with the rows that their tables have then."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
