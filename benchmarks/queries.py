@@ -55,10 +55,10 @@ def million(directory: str, sessions: int) -> None:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
-    ((name, own),) = pipeline.alone.items()
+    ((name, own),) = pipeline.stage_pipelines.items()
     hooks = Callbacks(lambda: clock)
     stage = StageRunner(name, own, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
-    driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, ConsoleTarget()), hooks)
+    driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)
     first = pl.DataFrame(

@@ -131,9 +131,9 @@ class _Run:
         engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()
         hooks = Callbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
-        ((name, own),) = pipeline.alone.items()
+        ((name, own),) = pipeline.stage_pipelines.items()
         stage = StageRunner(name, own, operator, self.store, engine, hooks.faults.in_worker)
-        (target,) = pipeline.by_target
+        (target,) = pipeline.per_target
         self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")
         self.metrics.begun(pipeline)

@@ -67,13 +67,13 @@ class Pipeline:
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
-        ((name, own),) = pipeline.alone.items()
+        ((name, own),) = pipeline.stage_pipelines.items()
         stage = StageRunner(name, own, logic, store, engine, lambda epoch: None, skew_warnings=ClockSkewWarnings(own))
         self.driver = Driver(
             pipeline,
             [stage],
             store,
-            dict.fromkeys(pipeline.by_target, target),
+            dict.fromkeys(pipeline.per_target, target),
             Callbacks(lambda: time.time_ns() // 1000),
         )
         self.driver.start(store.open(), 2, {}, uuid.uuid4().hex)

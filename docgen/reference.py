@@ -118,7 +118,7 @@ _TABLES = {
     "Window": "[transform.window]",
     "Aggregation": "[[transform.window.aggregations]]",
     "Join": "[transform.join]",
-    **{step.__name__: f"[{step.AT}]" for step in Transform.STEPS.values()},
+    **{step.__name__: f"[{step.CONFIG_PATH}]" for step in Transform.STEPS.values()},
     "Stage": "[[stages]]",
     "Target": "[target] and [dead_letter]",
     "StateStore": "[state_store]",

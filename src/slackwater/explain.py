@@ -58,14 +58,14 @@ def build_plan(pipeline: Pipeline) -> Plan:
 
     Neither Spark nor data is needed.
     """
-    last = list(pipeline.alone.values())[-1].transform.step
+    last = list(pipeline.stage_pipelines.values())[-1].transform.step
     bound: int | None = 0 if isinstance(last, StatelessStep) else None
     if isinstance(last, Window):
         bound = state_size.projected_bytes(last)
     stages: list[ExplainedStage] = [_read(pipeline)]
-    for name, stage_pipeline in pipeline.alone.items():
-        read = [s.name for s in stage_pipeline.sources if s.of_stage]
-        stages += [_hand_over(n, pipeline.alone[n], name) for n in read]
+    for name, stage_pipeline in pipeline.stage_pipelines.items():
+        read = [s.name for s in stage_pipeline.sources if s.is_stage_output]
+        stages += [_hand_over(n, pipeline.stage_pipelines[n], name) for n in read]
         if len(read) < len(stage_pipeline.sources):
             stages.append(_event_time(stage_pipeline))
         stages += [_sql(stage_pipeline), *_step_stages(stage_pipeline)]
@@ -75,7 +75,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
         bound,
         (*plan_warnings(pipeline), *late_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
-        tuple(text for stage_pipeline in pipeline.alone.values() for text in _state_texts(stage_pipeline)),
+        tuple(text for stage_pipeline in pipeline.stage_pipelines.values() for text in _state_texts(stage_pipeline)),
     )
 
 
@@ -88,17 +88,17 @@ def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
         return kept_text(step, pipeline)
     if isinstance(step, Window):
         return [(state_size.projected_bytes(step), step.max_groups_per_window or 0)]
-    return [step.told().keeps]
+    return [step.summary().state]
 
 
 def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
     step = pipeline.transform.step
     if isinstance(step, StatelessStep):
-        return (ExplainedStage("emit", "Spark", step.told().does, ("no state but offsets",)),)
+        return (ExplainedStage("emit", "Spark", step.summary().behaviour, ("no state but offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
     if not isinstance(step, Window):
-        return (ExplainedStage("step", "shards", step.told().does, (f"kept: {step.told().keeps}",)),)
+        return (ExplainedStage("step", "shards", step.summary().behaviour, (f"kept: {step.summary().state}",)),)
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
@@ -145,7 +145,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
     lateness = ", ".join(
         f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
-        if not s.of_stage
+        if not s.is_stage_output
     )
     return ExplainedStage(
         "event time",
@@ -175,26 +175,26 @@ def _sql(pipeline: Pipeline) -> ExplainedStage:
         for n, x in _lookups(pipeline).items()
     )
     join = pipeline.transform.join
-    lines = [_path_sql(pipeline, w) for w in pipeline.ways]
+    lines = [_path_sql(pipeline, w) for w in pipeline.input_paths]
     if join is not None:
         inputs = list(zip(SIDES, join.sources, strict=True))
-        sides = [f"{s}: {_path_sql(pipeline, w)}" for s, name in inputs for w in pipeline.ways if w.name == name]
+        sides = [f"{s}: {_path_sql(pipeline, w)}" for s, name in inputs for w in pipeline.input_paths if w.name == name]
         return ExplainedStage("sql", "Spark", sides[0], (*sides[1:], *lookups))
     if len(set(lines)) == 1:
         return ExplainedStage("sql", "Spark", lines[0], lookups)
-    named = [f"{w.key}: {line}" for w, line in zip(pipeline.ways, lines, strict=True)]
+    named = [f"{w.key}: {line}" for w, line in zip(pipeline.input_paths, lines, strict=True)]
     return ExplainedStage("sql", "Spark", named[0], (*named[1:], *lookups))
 
 
 def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
     """Return the lookups of a stage and of the SQL stages before it."""
-    through = [s for w in pipeline.ways for s in w.through]
+    through = [s for w in pipeline.input_paths for s in w.through]
     return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
 
 
 def _path_sql(pipeline: Pipeline, way: InputPath) -> str:
     """Return the SQL texts of an input path in their order."""
-    return ", then ".join(_sql_text(sql) for _, sql in pipeline.texts(way)) or _sql_text(None)
+    return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(way)) or _sql_text(None)
 
 
 def _sql_text(sql: str | None) -> str:
@@ -281,7 +281,7 @@ def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
 def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
     lower, upper = map(duration_text, join.bounds_ms)
     keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
-    late = "dlq, one letter for each" if pipeline.keeps_late else "drop"
+    late = "dlq, one letter for each" if pipeline.keeps_late_rows else "drop"
     if join.late_data == "reopen":
         late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
@@ -315,10 +315,10 @@ def state_text(pipeline: Pipeline) -> str:
 def _publish(pipeline: Pipeline) -> ExplainedStage:
     letters = pipeline.dead_letter
     lines = () if letters is None else (f"dead letters: {_target(letters, pipeline)}",)
-    several = pipeline.by_target
+    several = pipeline.per_target
     if len(several) < 2:
         return ExplainedStage("publish", "driver", _target(pipeline.target, pipeline), lines)
-    staged = len(pipeline.alone) > 1
+    staged = len(pipeline.stage_pipelines) > 1
     each = [
         f"{name}{f', of {target_pipeline.target.from_}' if staged and name != target_pipeline.target.from_ else ''}: {_target(target_pipeline.target, target_pipeline)}"
         for name, target_pipeline in several.items()
@@ -330,14 +330,14 @@ def target_text(pipeline: Pipeline) -> str:
     """Return the location of the results as text; with several targets, each with its name."""
     if len(pipeline.targets) > 1:
         return "; ".join(
-            f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.by_target.items()
+            f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.per_target.items()
         )
     return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     # joined pairs, stateless rows and dead letters have no identity to upsert by
-    adds = pipeline.last.transform.window is None or t is not pipeline.target
+    adds = pipeline.target_stage.transform.window is None or t is not pipeline.target
     within = t is pipeline.target and shares_transaction(pipeline)
     return CONNECTORS[kind_of(t, pipeline)].written(t, adds, within)
 
@@ -362,7 +362,7 @@ def shares_transaction(pipeline: Pipeline) -> bool:
 def delivery_guarantee(pipeline: Pipeline) -> str:
     """Return the guarantee of store and target together; one per target where they differ."""
     if len(pipeline.targets) > 1:
-        each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.by_target.items()}
+        each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:
             return "; ".join(f"{name}: {guarantee}" for name, guarantee in each.items())
         return next(iter(each.values()))
@@ -388,7 +388,7 @@ def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
         f'{location}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
         for location, name, ms in bare_milliseconds(pipeline)
     ]
-    for stage_pipeline in pipeline.alone.values():
+    for stage_pipeline in pipeline.stage_pipelines.values():
         w = stage_pipeline.transform.window
         if w and w.kind == "hopping" and w.duration_ms and w.hop_ms:
             panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)

@@ -116,7 +116,7 @@ class Runner:
             if in_files
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
-        engine = LocalEngine(self.logic, self.sources, self.pipeline.carries_origin, max_future_ms=3 * 10**14)
+        engine = LocalEngine(self.logic, self.sources, self.pipeline.tracks_origin, max_future_ms=3 * 10**14)
         self.driver = driver_of(
             self.pipeline, self.logic, store, self.target, engine, Callbacks(lambda: 4 * 10**15), self.letters
         )

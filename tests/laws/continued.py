@@ -98,7 +98,7 @@ class Start(LocalPipeline):
                     number,
                     skew_warnings=ClockSkewWarnings(own),
                 )
-                for number, (name, own) in enumerate(pipeline.alone.items())
+                for number, (name, own) in enumerate(pipeline.stage_pipelines.items())
             ]
             hooks = Callbacks(lambda: self.now_us, faults=self._faults)
             self._driver = Driver(pipeline, stages, store, self._targets, hooks, found_marks=found_marks)

@@ -198,8 +198,10 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     for stage in state.stages:
         if not stage.clocks.keys() & sources:
             assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"
-    if all(len({s.of_stage for s in own.sources}) == 1 for own in spec.alone.values()):  # else it counts both
-        readers = [n for own in spec.alone.values() for n in every if own.ways_from(n)]
+    if all(
+        len({s.is_stage_output for s in own.sources}) == 1 for own in spec.stage_pipelines.values()
+    ):  # else it counts both
+        readers = [n for own in spec.stage_pipelines.values() for n in every if own.input_paths_from(n)]
         assert found.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
 
 

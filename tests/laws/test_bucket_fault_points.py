@@ -51,7 +51,7 @@ class RestartedPipeline(LocalPipeline):
 
     def _put(self, place: str) -> None:
         super()._put(place)
-        for name, own in self.pipeline.by_target.items():
+        for name, own in self.pipeline.per_target.items():
             columns = tuple(self._steps[str(own.target.from_)].output)
             table = TargetTable("law", columns, None, self._state_id)
             self._targets[name] = FilesTarget(f"{self.url}/out", "parquet", table, self.options)  # type: ignore[assignment]

@@ -30,7 +30,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + CHUNK):
         home = tmp_path / str(seed)
         with midway(seed, str(home)) as test:
-            stages, now = list(test.pipeline.alone), test.now_us
+            stages, now = list(test.pipeline.stage_pipelines), test.now_us
         (watched,) = watched_at(str(home))
         records = [
             json.loads(p.read_text().splitlines()[0]) for p in sorted((home / "law" / "manifests").glob("*.json"))
@@ -168,7 +168,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
 
 def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
     with midway(3, str(tmp_path)) as test:
-        stages, now = list(test.pipeline.alone), test.now_us
+        stages, now = list(test.pipeline.stage_pipelines), test.now_us
     (watched,) = watched_at(str(tmp_path))
     for name in stages:
         past, latest = look_at(watched, now, 0, name), look_at(watched, now, stage=name)

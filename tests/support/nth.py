@@ -29,7 +29,7 @@ class Nth(KeyedStep):
     every: int
     number_column: str | None = None  # says the how manieth a row is
 
-    AT: ClassVar[str] = "transform.nth"
+    CONFIG_PATH: ClassVar[str] = "transform.nth"
     KINDS: ClassVar[Mapping[str, Kind]] = {"every": integer_parser(1), "number_column": parse_text, **KeyedStep.KINDS}
     REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
     TEXTS: ClassVar[Mapping[str, str]] = {
@@ -41,7 +41,7 @@ class Nth(KeyedStep):
     def added(self) -> Mapping[str, str]:
         return {} if self.number_column is None else {self.number_column: "bigint"}
 
-    def told(self) -> StepSummary:
+    def summary(self) -> StepSummary:
         rows = f"each {self.every:,}th row of a key"
         return StepSummary(rows, f"{rows}, in the epoch that reads it", "one number per key, for ever")
 

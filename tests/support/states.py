@@ -29,9 +29,9 @@ def driver_of(
     pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Callbacks, letters: Any = None
 ) -> Driver:
     """A driver of a pipeline whose only stage has this logic."""
-    ((name, own),) = pipeline.alone.items()
+    ((name, own),) = pipeline.stage_pipelines.items()
     stage = StageRunner(name, own, logic, store, engine, hooks.faults.in_worker)
-    return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.by_target, target), hooks, letters)
+    return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, target), hooks, letters)
 
 
 def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
@@ -43,5 +43,5 @@ def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
 
 def target_of(pipeline: Any, logic: Any, state_id: str = "") -> Any:
     """The only target of a pipeline of one stage."""
-    (found,) = targets_of(pipeline, dict.fromkeys(pipeline.alone, logic), state_id).values()
+    (found,) = targets_of(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
     return found

@@ -57,10 +57,10 @@ def _check(file: Path, connect: bool) -> None:
                 "\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in unreachable)
             )
         notes += connecting.find_notes(pipeline)
-    (before, first), *more = pipeline.alone.items()
+    (before, first), *more = pipeline.stage_pipelines.items()
     description = _described(first)
     for name, stage_pipeline in more:
-        read = [w.name for w in stage_pipeline.ways]
+        read = [w.name for w in stage_pipeline.input_paths]
         over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
         counted = plural(len(stage_pipeline.sources), "source")
         description, before = (
@@ -84,7 +84,7 @@ def _described(pipeline: Pipeline) -> str:
     if isinstance(step, Join):
         return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
     if not isinstance(step, Window):
-        return f"{step.told().what} over {plural(len(pipeline.sources), 'source')}"
+        return f"{step.summary().title} over {plural(len(pipeline.sources), 'source')}"
     aggregations = plural(len(step.aggregations), "aggregation")
     return f"{step.kind} window over {plural(len(pipeline.sources), 'source')}, {aggregations}"
 

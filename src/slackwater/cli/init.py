@@ -300,7 +300,7 @@ def _window(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[
 
 def _chosen(content: str) -> list[str]:
     """What the sample does not settle, for people."""
-    window = toml.loads(content, "the config").last.transform.window
+    window = toml.loads(content, "the config").target_stage.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
     length = f"gap {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""

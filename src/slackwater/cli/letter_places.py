@@ -32,7 +32,8 @@ def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -
         return bad_values.describe_undecodable(source, text)
     if letter["reason"] in (NO_TIME, FUTURE):
         stage_pipeline = next(
-            (one for one in pipeline.alone.values() if any(s.name == source.name for s in one.sources)), pipeline
+            (one for one in pipeline.stage_pipelines.values() if any(s.name == source.name for s in one.sources)),
+            pipeline,
         )
         return bad_values.describe_event_time(
             stage_pipeline.transform.step.event_time_column, bad_values.parse_object(text)

@@ -79,14 +79,14 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
     """
     view.check(follow)
     pipeline = toml.load(file)
-    several = list(pipeline.by_target) if target is None and view.is_plain and not follow else []
+    several = list(pipeline.per_target) if target is None and view.is_plain and not follow else []
     if follow:
         _failure(pipeline)
     if len(several) < 2:
         _show(pipeline.one_target(target), file, view, follow)
         _failure(pipeline)
         return
-    for number, (name, target_pipeline) in enumerate(pipeline.by_target.items()):
+    for number, (name, target_pipeline) in enumerate(pipeline.per_target.items()):
         print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(target_pipeline)}", flush=True)
         try:
             _show(target_pipeline, file, view, follow)
@@ -162,7 +162,7 @@ class _Printer:
     """Rows as lines; what follows keeps the columns' widths while it fits."""
 
     def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
-        window = pipeline.last.transform.window
+        window = pipeline.target_stage.transform.window
         self._start = None if window is None else window.window_start_column
         self._view, self._widths = view, list[int]()
         self._names: list[str] = []

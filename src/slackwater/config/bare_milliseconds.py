@@ -12,9 +12,9 @@ from slackwater.config.spec import Spec, with_units
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
     """Durations of steps and sources below a second that have no unit: where, the key that takes one, the milliseconds."""
     specs: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
-    for name, stage_pipeline in pipeline.alone.items():
+    for name, stage_pipeline in pipeline.stage_pipelines.items():
         step = stage_pipeline.transform.step
-        specs.append((f'stage "{name}": {step.table}' if pipeline.stages else step.AT, step))
+        specs.append((f'stage "{name}": {step.table}' if pipeline.stages else step.CONFIG_PATH, step))
     for path, spec in specs:
         for name, key in with_units(type(spec)).items():
             if isinstance(value := getattr(spec, key), BareMilliseconds):

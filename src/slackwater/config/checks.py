@@ -29,7 +29,7 @@ def step_of(values: Values) -> Window | Join | StatelessStep | None:
     transform = values.get("transform")
     if transform is None:
         return None
-    return transform.stateful or (ROWS if transform.is_rows else None)
+    return transform.stateful or (ROWS if transform.is_stateless else None)
 
 
 def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
@@ -153,7 +153,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
             which = f"source {format_value(source.name)}" if source.name else f"sources[{i}]"
             yield (
-                f"{step.AT}.event_time_column",
+                f"{step.CONFIG_PATH}.event_time_column",
                 f"missing; {which} reads {'a table' if table else 'files'}, which "
                 f"{'has no event time of its' if table else 'have no event time of their'} own: name a column or an expression",
             )
@@ -165,7 +165,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         ):
             if is_set:
                 yield (
-                    f"{step.AT}.{key}",
+                    f"{step.CONFIG_PATH}.{key}",
                     'given with time_mode = "processing", where the clock is the event time; remove one of them',
                 )
 
@@ -225,7 +225,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     durable = store is not None and store.kind != "in_memory"
     if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
         yield (
-            f"{step.AT}.crash_recovery",
+            f"{step.CONFIG_PATH}.crash_recovery",
             f'{format_value(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
     targets = [t for _, t in placed_targets(values)]
@@ -234,7 +234,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     topics = [t for t in targets if t.topic is not None] or targets
     if step.crash_recovery == "kafka_eos" and any(t.delivery != "exactly_once" for t in topics):
         yield (
-            f"{step.AT}.crash_recovery",
+            f"{step.CONFIG_PATH}.crash_recovery",
             '"kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"',
         )
 

@@ -25,9 +25,9 @@ class GroupableColumns:
     """`names`: columns by any of which rows may be grouped; none of them: rows are taken one by one, `why` says why."""
 
     names: frozenset[str] = frozenset()
-    why: str = ""
+    reason: str = ""
 
-    def told(self, non_row_wise: set[str]) -> str:
+    def advice_for(self, non_row_wise: set[str]) -> str:
         """What is to be said behind what was found to look beyond the row; nothing where that is all."""
         if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
@@ -36,12 +36,12 @@ class GroupableColumns:
             return (
                 f"; the results of a window may be put together by its bounds: name {shown} in GROUP BY or PARTITION BY"
             )
-        return f"; {self.why}" if self.why else ""
+        return f"; {self.reason}" if self.reason else ""
 
 
 ROW_BY_ROW = GroupableColumns()
 SEVERAL = GroupableColumns(
-    why="it has several inputs and runs over each of them by itself, so no run has all of a group"
+    reason="it has several inputs and runs over each of them by itself, so no run has all of a group"
 )
 
 
@@ -49,15 +49,15 @@ def bounds_of(step: StepSpec) -> GroupableColumns:
     """By what the results of a step may be put together in the epoch that brings them."""
     if isinstance(step, Join):
         return GroupableColumns(
-            why="joined rows come out with the epoch that completes them, so no epoch has all of a group"
+            reason="joined rows come out with the epoch that completes them, so no epoch has all of a group"
         )
     if not isinstance(step, Window):
         return ROW_BY_ROW
     if step.kind == "session":
         return GroupableColumns(
-            why="sessions with the same bounds may come out in two epochs: one that is cut at max_session_duration closes "
+            reason="sessions with the same bounds may come out in two epochs: one that is cut at max_session_duration closes "
             "before one that ends there"
         )
     if step.emit != "final" and (step.emit != "on_close" or step.late_data not in ("drop", "dlq")):
-        return GroupableColumns(why='these windows come out more than once; with emit = "final" each comes once')
+        return GroupableColumns(reason='these windows come out more than once; with emit = "final" each comes once')
     return GroupableColumns(frozenset((step.window_start_column, step.window_end_column)))

@@ -94,10 +94,10 @@ def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
 def _names(window: Window) -> Iterator[tuple[str, str]]:
     """The names that become columns, and where they are written."""
     if not {"group_by", "kind"} & window._wrong:
-        yield from ((f"{window.AT}.group_by", k) for k in window.group_by)
+        yield from ((f"{window.CONFIG_PATH}.group_by", k) for k in window.group_by)
     for n, agg in enumerate(window.aggregations if "aggregations" not in window._wrong else ()):
         if isinstance(agg.as_, str):
-            yield f"{window.AT}.aggregations[{n}].as", agg.as_
+            yield f"{window.CONFIG_PATH}.aggregations[{n}].as", agg.as_
 
 
 def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:

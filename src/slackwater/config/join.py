@@ -117,7 +117,7 @@ class Join(StepSpec):
             crash_recovery: str | None = None,
         ) -> None: ...
 
-    AT: ClassVar[str] = "transform.join"
+    CONFIG_PATH: ClassVar[str] = "transform.join"
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice_parser(*HOW),
         "left_source": parse_text,
@@ -273,13 +273,13 @@ def output_names(
         hidden = {EVENT_TIME, *(injected[i] if (join.left_sql, join.right_sql)[i] is None else ())}
         chosen.append([c for c in columns if c not in hidden] if listed is None else list(listed))
         problems += [
-            f"{Join.AT}.output_{side}_columns: column {format_value(name)} does not come out of the {side} side"
+            f"{Join.CONFIG_PATH}.output_{side}_columns: column {format_value(name)} does not come out of the {side} side"
             f"{suggestion_or_list(name, columns)}"
             for name in listed or ()
             if name not in columns
         ]
     prefixes = (join.left_prefix, join.right_prefix)
-    problems += [f"{Join.AT}.{key}: {line}" for key, line in _collisions(prefixes, chosen)]
+    problems += [f"{Join.CONFIG_PATH}.{key}: {line}" for key, line in _collisions(prefixes, chosen)]
     if problems:
         raise StartError("\n".join(problems))
     left_names, right_names = (

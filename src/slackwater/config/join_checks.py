@@ -35,7 +35,10 @@ def check_join(values: Values) -> Iterator[Problem]:
     undecided = bool(unknown) or len(set(named_sources.values())) < 2 or len(names) < len(sources)
     for key, name in unknown.items():
         if len(names) == len(sources):
-            yield f"{join.AT}.{key}", f"found {format_value(name)}, which is no source{suggestion_or_list(name, names)}"
+            yield (
+                f"{join.CONFIG_PATH}.{key}",
+                f"found {format_value(name)}, which is no source{suggestion_or_list(name, names)}",
+            )
     for i, source in enumerate(sources):
         if not undecided and source.name not in named_sources.values():
             yield (
@@ -51,7 +54,7 @@ def check_only_added(values: Values, path: str = "target") -> Iterator[Problem]:
     if transform is None or transform.window is not None or target is None or target.mode != "merge":
         return
     step = transform.stateful
-    if step is None and not transform.is_rows:
+    if step is None and not transform.is_stateless:
         return
     row_text, stage_text = ("joined rows", "a join") if _join(values) is not None else ("rows of SQL alone", "them")
     if step is not None and step.table != "join":

@@ -17,7 +17,7 @@ class KeyedStep(StepSpec):
 
     KINDS: ClassVar[Mapping[str, Kind]] = {"key": parse_texts, **TIMES, "crash_recovery": RECOVERY}
     REQUIRED: ClassVar[tuple[str, ...]] = ("key",)
-    LASTING: ClassVar[tuple[str, ...]] = ("key",)
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("key",)
     TEXTS: ClassVar[Mapping[str, str]] = {"key": "The columns by which rows belong together."}
     PLACE: ClassVar[str] = "docs/configuration.md#transform"
 

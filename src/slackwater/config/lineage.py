@@ -57,7 +57,7 @@ def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, t
 def executed_stages(stages: Sequence[Stage], shown: Iterable[str]) -> list[Stage]:
     """The stages that run: those with state, and of SQL those whose rows a target gets (`shown`)."""
     needed = set(shown)
-    return [s for s in stages if not s.is_rows or s.name in needed]
+    return [s for s in stages if not s.is_stateless or s.name in needed]
 
 
 def input_paths(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]]) -> tuple[InputPath, ...]:
@@ -66,7 +66,7 @@ def input_paths(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequen
     paths: list[InputPath] = []
     for name in read[stage.name]:
         before = stages_by_name.get(name)
-        if before is None or not before.is_rows:
+        if before is None or not before.is_stateless:
             paths.append(InputPath(name, name))
         else:
             paths += [InputPath(name, w.origin, (*w.through, before)) for w in input_paths(before, stages, read)]

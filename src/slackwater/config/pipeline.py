@@ -67,7 +67,9 @@ class Pipeline(Spec, NotebookRepr):
     spark: Mapping[str, str] = Field(default_factory=dict)
     trigger_interval_ms: int = 0
     idle_pause_ms: int = 500
-    given_ways: Any = Field(default=(), exclude=True, repr=False)  # of `InputPath`, of one stage by itself: see `alone`
+    preset_input_paths: Any = Field(
+        default=(), exclude=True, repr=False
+    )  # of `InputPath`, of one stage by itself: see `stage_pipelines`
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -110,12 +112,12 @@ class Pipeline(Spec, NotebookRepr):
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
 
     @property
-    def steps(self) -> list[Stage]:
-        """The stages that run, see `config.ways`; none where there is one [transform]."""
-        return executed_stages(self.stages, self.shown)
+    def running_stages(self) -> list[Stage]:
+        """The stages that run, see `config.lineage`; none where there is one [transform]."""
+        return executed_stages(self.stages, self.published_stages)
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def published_stages(self) -> tuple[str, ...]:
         """The stages whose results a target gets."""
         if not self.stages:
             return (TRANSFORM,)
@@ -123,58 +125,62 @@ class Pipeline(Spec, NotebookRepr):
         return tuple(dict.fromkeys(t.from_ or last for t in self.targets or (self.target,)))
 
     @property
-    def alone(self) -> dict[str, Pipeline]:
+    def stage_pipelines(self) -> dict[str, Pipeline]:
         """Each stage that runs by itself, in order, by name: a pipeline of this step, whose sources are where its rows come from."""
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
         read = stage_inputs(self.stages, list(sources))
         pipelines = {}
-        for stage in self.steps:
+        for stage in self.running_stages:
             paths = input_paths(stage, self.stages, read)
             origins = dict.fromkeys(w.origin for w in paths)
             sources_of_stage = tuple(
                 sources.get(n) or Source(name=n, dataframe=StageOutputRef(bounds_of(steps[n]))) for n in origins
             )
-            changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "given_ways": paths}
+            changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "preset_input_paths": paths}
             pipelines[stage.name] = self.model_copy(update=changed)
         return pipelines
 
     @property
     def former_names(self) -> dict[str, str | None]:
         """The stages that run, in order, each with what its `formerly` says that it was called."""
-        return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.alone.items()}
+        return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.stage_pipelines.items()}
 
     @property
-    def ways(self) -> tuple[InputPath, ...]:
-        """How rows come to the only step that this is: see `alone`."""
-        return self.given_ways or tuple(InputPath(s.name, s.name) for s in self.sources)
+    def input_paths(self) -> tuple[InputPath, ...]:
+        """How rows come to the only step that this is: see `stage_pipelines`."""
+        return self.preset_input_paths or tuple(InputPath(s.name, s.name) for s in self.sources)
 
-    def ways_from(self, origin: str) -> tuple[InputPath, ...]:
+    def input_paths_from(self, origin: str) -> tuple[InputPath, ...]:
         """Those on which the rows of one source come, or what one stage emits."""
-        return tuple(w for w in self.ways if w.origin == origin)
+        return tuple(w for w in self.input_paths if w.origin == origin)
 
-    def texts(self, way: InputPath) -> list[tuple[str, str]]:
+    def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
         """The SQL that rows on a way go through, in order: where a config has it, and the text."""
-        return [(key, sql) for key, sql, _ in self.texts_with_bounds(way)]
+        return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
-    def texts_with_bounds(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
+    def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
         """The same, each with what it may put rows together by."""
-        upstream = [(f'stage "{s.name}": sql', s.sql, self.bounds(way, s)) for s in way.through]
+        upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
         transform = self.transform
-        every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.bounds(way)))
+        every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
         return [(key, sql, bounds) for key, sql, bounds in every if sql is not None]
 
-    def bounds(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
+    def groupable_columns(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
         """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
 
         By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
         """
         name = None if reader is None else reader.name
-        paths = [w for w in self.ways if w.name == way.name] if reader is None and self.transform.join else self.ways
+        paths = (
+            [w for w in self.input_paths if w.name == way.name]
+            if reader is None and self.transform.join
+            else self.input_paths
+        )
         if len({w.before(name) for w in paths if w.reaches(name)}) > 1:
             return SEVERAL
-        return next(s for s in self.sources if s.name == way.origin).bounds
+        return next(s for s in self.sources if s.name == way.origin).groupable_columns
 
     @property
     def lookups(self) -> dict[str, Lookup]:
@@ -182,17 +188,17 @@ class Pipeline(Spec, NotebookRepr):
         return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
-    def last(self) -> Pipeline:
+    def target_stage(self) -> Pipeline:
         """The stage whose results the target gets (the first of several), by itself."""
-        return self.alone[self.target.from_ or self._final]
+        return self.stage_pipelines[self.target.from_ or self._final]
 
     @property
     def _final(self) -> str:
         return self.stages[-1].name if self.stages else TRANSFORM
 
     @property
-    def by_target(self) -> dict[str, Pipeline]:
-        """Each target by itself, in order, by name: this pipeline as if it had no other. `last` is then the stage it is from."""
+    def per_target(self) -> dict[str, Pipeline]:
+        """Each target by itself, in order, by name: this pipeline as if it had no other. `target_stage` is then the stage it is from."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
@@ -206,7 +212,7 @@ class Pipeline(Spec, NotebookRepr):
 
     def one_target(self, name: str | None = None) -> Pipeline:
         """This pipeline with that target alone; without a name its only one. Raises StartError."""
-        pipelines = self.by_target
+        pipelines = self.per_target
         if name is None and len(pipelines) == 1:
             return next(iter(pipelines.values()))
         if name is None:
@@ -230,7 +236,7 @@ class Pipeline(Spec, NotebookRepr):
     @property
     def writer(self) -> str:
         """The name of the marker that the target keeps (the first of several)."""
-        return self.writer_of(next(iter(self.by_target)))
+        return self.writer_of(next(iter(self.per_target)))
 
     @property
     def writers(self) -> tuple[str, ...]:
@@ -244,20 +250,20 @@ class Pipeline(Spec, NotebookRepr):
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def implied(self) -> Values:
-        transform = {"transform": self.steps[0]} if self.stages else {}
+        transform = {"transform": self.running_stages[0]} if self.stages else {}
         return {**transform, "target": self.targets[0]} if self.targets else transform
 
     @property
-    def keeps_late(self) -> bool:
+    def keeps_late_rows(self) -> bool:
         """Whether rows that are late for good become dead letters."""
         policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
     @property
-    def carries_origin(self) -> bool:
+    def tracks_origin(self) -> bool:
         """Whether rows that come out of the SQL may still become dead letters."""
         brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
-        return self.keeps_late or (brings_gap and self.transform.on_error == "dlq")
+        return self.keeps_late_rows or (brings_gap and self.transform.on_error == "dlq")
 
     @classmethod
     def label(cls, data: Values) -> str:

@@ -14,14 +14,14 @@ EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "
 
 def late_refusal(pipeline: Pipeline) -> str | None:
     """Why `dlq replay` cannot apply late rows of this pipeline, and what would let it; None if it can."""
-    if len(pipeline.alone) > 1:
+    if len(pipeline.stage_pipelines) > 1:
         return "the stages read each other's results, which are not taken back; expected a pipeline of one stage"
     step = pipeline.transform.step
     if pipeline.transform.join is not None:
         return "the rows of a join are final; expected a window"
     if not isinstance(step, Window):
         return None
-    targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.by_target.values()]
+    targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.per_target.values()]
     adds = [one for one in targets if not one[0].upserts(one[1], step)]
     readable = [one for one in targets if one not in adds and one[1] in READABLE]
     is_marked = step.emit_metadata and len(targets) > 1  # what is written again says so where rows are only added
@@ -34,7 +34,7 @@ def late_refusal(pipeline: Pipeline) -> str | None:
 
 def late_notes(pipeline: Pipeline) -> Iterator[str]:
     """What to know of `late_data = "dlq"` before the first late row."""
-    if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.alone.values()):
+    if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
         why = late_refusal(pipeline)
         if why is not None:
             yield f'late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: {why}'

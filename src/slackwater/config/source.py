@@ -99,7 +99,7 @@ def declared_columns(ddl: str) -> list[str]:
 class StageOutputRef:
     """In the place of a DataFrame: the source is what a stage emits, whose rows may be put together by `bounds`."""
 
-    bounds: GroupableColumns
+    groupable_columns: GroupableColumns
 
 
 class Source(Spec):
@@ -199,12 +199,12 @@ class Source(Spec):
         return values, wrong
 
     @property
-    def bounds(self) -> GroupableColumns:
+    def groupable_columns(self) -> GroupableColumns:
         """By what its rows may be put together, though each epoch sees only its own."""
-        return self.dataframe.bounds if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
+        return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
-    def of_stage(self) -> bool:
+    def is_stage_output(self) -> bool:
         """Whether it stands for what a stage emits."""
         return isinstance(self.dataframe, StageOutputRef)
 

@@ -63,11 +63,11 @@ def stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, st
 def _judge(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
     """What each stage emits, by name; what is wrong is added to `checked`."""
     columns = {s.name: sources.get(s.name) or _columns(pipeline, i, s, checked) for i, s in enumerate(pipeline.sources)}
-    stage_keys = {s.name: f"{Stage.AT}[{n}]" for n, s in enumerate(pipeline.stages)}
-    for name, stage_pipeline in pipeline.alone.items():
+    stage_keys = {s.name: f"{Stage.CONFIG_PATH}[{n}]" for n, s in enumerate(pipeline.stages)}
+    for name, stage_pipeline in pipeline.stage_pipelines.items():
         key = stage_keys.get(name, "transform")
         columns[name] = _StepCheck(stage_pipeline, key, checked, stage_keys, pipeline.lookups).check(columns)
-    return {name: columns[name] for name in pipeline.alone}
+    return {name: columns[name] for name in pipeline.stage_pipelines}
 
 
 def check_draft(pipeline: Pipeline) -> CheckResult:
@@ -78,7 +78,7 @@ def check_draft(pipeline: Pipeline) -> CheckResult:
         return CheckResult()  # the SQL of joins and of several stages when their parts are right
     window = transform.window
     if window is None:
-        sound = transform.is_rows and not any(s._wrong for s in pipeline.sources)
+        sound = transform.is_stateless and not any(s._wrong for s in pipeline.sources)
         return check_sql(pipeline) if sound else CheckResult()
     wrong = set(window._wrong)
     if {"event_time_column", "time_mode", "event_time_unit"} & wrong:
@@ -166,21 +166,21 @@ class _StepCheck:
             declared = _declared(lookup)
             tables[name] = UNKNOWN if declared is None else KnownColumns(declared, True)
         for name in self.pipeline.transform.lookups:
-            if not tables[name].closed and any(self.pipeline.texts(w) for w in self.pipeline.ways):
+            if not tables[name].closed and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
                 self.found.skip(
                     f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
                 )
         for source in self.pipeline.sources:
-            if not source.of_stage or all(s.of_stage for s in self.pipeline.sources):
+            if not source.is_stage_output or all(s.is_stage_output for s in self.pipeline.sources):
                 self._event_time(source.name, inputs[source.name])
         outputs, sides = dict[str, KnownColumns](), dict[str, KnownColumns]()
-        for way in self.pipeline.ways:
-            groupable_names = next(s for s in self.pipeline.sources if s.name == way.origin).bounds.names
+        for way in self.pipeline.input_paths:
+            groupable_names = next(s for s in self.pipeline.sources if s.name == way.origin).groupable_columns.names
             columns = replace(inputs[way.origin], bounds=frozenset(map(str.casefold, groupable_names)))
             for stage in way.through:
-                bounds, key = self.pipeline.bounds(way, stage), f"{self.stages[stage.name]}.sql"
+                bounds, key = self.pipeline.groupable_columns(way, stage), f"{self.stages[stage.name]}.sql"
                 columns = self._sql(way.origin, columns, tables, stage.sql, key, bounds)
-            sql, bounds = self.pipeline.transform.sql_of(way.name), self.pipeline.bounds(way)
+            sql, bounds = self.pipeline.transform.sql_of(way.name), self.pipeline.groupable_columns(way)
             outputs[way.key] = self._sql(way.origin, columns, tables, sql, self._sql_key(way.name), bounds)
             sides[way.name] = outputs[way.key]
         if isinstance(step, Join):
@@ -250,9 +250,9 @@ class _StepCheck:
         bounds: GroupableColumns,
     ) -> KnownColumns:
         """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
-        carried = self.pipeline.carries_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
+        carried = self.pipeline.tracks_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
-        untimed = transform.is_rows and EVENT_TIME not in columns.types
+        untimed = transform.is_stateless and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
         timed = KnownColumns(
             {**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset()
@@ -277,14 +277,14 @@ class _StepCheck:
             self.found.add(
                 key,
                 f"must be row-wise, it uses {', '.join(sorted(findings.beyond))}; filter, project and join lookups there{advice}"
-                + bounds.told(findings.beyond),
+                + bounds.advice_for(findings.beyond),
             )
         out = KnownColumns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
             out.closed,
             out.bounds,
         )
-        if transform.is_rows:
+        if transform.is_stateless:
             return out
         if EVENT_TIME not in out.types:
             if out.closed:
@@ -379,7 +379,7 @@ class _StepCheck:
             chosen = output_names(join, list(sides[0].types), list(sides[1].types), (hidden[0], hidden[1]))
         except StartError as error:
             for line in str(error).splitlines():
-                key, _, fact = line.removeprefix(Join.AT).partition(": ")
+                key, _, fact = line.removeprefix(Join.CONFIG_PATH).partition(": ")
                 self.found.add(f"{join_key}{key}", fact)
             return UNKNOWN
         types = {
@@ -388,7 +388,7 @@ class _StepCheck:
         return KnownColumns({**types, EVENT_TIME: "timestamp"}, True)
 
     def _injected(self, name: str) -> Sequence[str]:
-        origin = next((w.origin for w in self.pipeline.ways if w.name == name and not w.through), None)
+        origin = next((w.origin for w in self.pipeline.input_paths if w.name == name and not w.through), None)
         spec = next((s for s in self.pipeline.sources if s.name == origin), None)
         if spec is None:
             return ()

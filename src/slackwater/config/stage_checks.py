@@ -63,9 +63,9 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     yield from _unread(stages, sources, read, shown_stages(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
-        if stage.name in readers and not stage.is_rows:
+        if stage.name in readers and not stage.is_stateless:
             yield from _settled(stage, number)
-        if not stage.is_rows and stage.step.late_data == "dlq":
+        if not stage.is_stateless and stage.step.late_data == "dlq":
             behind = [w.origin for w in input_paths(stage, stages, read) if w.origin not in sources]
             if behind:
                 yield (

@@ -18,9 +18,9 @@ class StatelessStep(StepSpec):
     kind: str = "rows"
     max_future_ms: int = _FOREVER_MS
 
-    AT: ClassVar[str] = "transform.sql"
+    CONFIG_PATH: ClassVar[str] = "transform.sql"
 
-    def told(self) -> StepSummary:
+    def summary(self) -> StepSummary:
         return StepSummary("SQL", "what the SQL selects, in the epoch that reads it", "none but offsets")
 
 

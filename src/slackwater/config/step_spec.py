@@ -54,9 +54,9 @@ RECOVERY = choice_parser("at_least_once", "persisted", "kafka_eos")
 class StepSummary(NamedTuple):
     """A step in a few words, for people, which stand in sentences."""
 
-    what: str  # it is: "every 3rd row of 1 key"
-    does: str  # with a row: "each 3rd row of a key, in the epoch that reads it"
-    keeps: str  # in the state: "one number per key, for ever"
+    title: str  # it is: "every 3rd row of 1 key"
+    behaviour: str  # with a row: "each 3rd row of a key, in the epoch that reads it"
+    state: str  # in the state: "one number per key, for ever"
 
 
 class StepSpec(Spec):
@@ -77,17 +77,17 @@ class StepSpec(Spec):
     on_state_cap: str = "fail"
     crash_recovery: str | None = None
 
-    AT: ClassVar[str]  # where a config describes it
-    LASTING: ClassVar[tuple[str, ...]] = ()  # keys that what is kept depends on: with others a state cannot go on
+    CONFIG_PATH: ClassVar[str]  # where a config describes it
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that what is kept depends on: with others a state cannot go on
 
-    def told(self) -> StepSummary:
+    def summary(self) -> StepSummary:
         """What `check` and `explain` say of it."""
         raise NotImplementedError
 
     @property
     def table(self) -> str:
         """The table of a transform or stage that is it: "window", "join"."""
-        return self.AT.rpartition(".")[2]
+        return self.CONFIG_PATH.rpartition(".")[2]
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

@@ -164,7 +164,7 @@ def to_toml(pipeline: Pipeline) -> str:
         raise ConfigError(
             [f"{pipeline.name}: a source over a DataFrame cannot be written as TOML; it exists in Python only"]
         )
-    window = pipeline.last.transform.window
+    window = pipeline.target_stage.transform.window
     class_aggregations = [a.as_ for a in window.aggregations if not isinstance(a.agg, str)] if window else []
     if class_aggregations:
         raise ConfigError(

@@ -87,7 +87,7 @@ class Transform(Spec):
         "formerly": parse_text,
     }
 
-    AT: ClassVar[str] = "transform"  # where a config describes it
+    CONFIG_PATH: ClassVar[str] = "transform"  # where a config describes it
     STEPS: ClassVar[Mapping[str, type[StepSpec]]] = STEPS
 
     @property
@@ -101,7 +101,7 @@ class Transform(Spec):
         return self.stateful or ROWS
 
     @property
-    def is_rows(self) -> bool:
+    def is_stateless(self) -> bool:
         """Whether the SQL is all there is, also of a draft: a stage without state."""
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
@@ -115,17 +115,23 @@ class Transform(Spec):
         """The key of a config that holds it."""
         if self.join is None:
             return "transform.sql"
-        return f"{Join.AT}.{'left' if source == self.join.left_source else 'right'}_sql"
+        return f"{Join.CONFIG_PATH}.{'left' if source == self.join.left_source else 'right'}_sql"
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         present = [key for key in cls.STEPS if key in values or key in wrong]
         if not present and not ("sql" in values or "sql" in wrong):
-            yield "window", f"missing; {STEP.replace('transform', cls.AT)}"
+            yield "window", f"missing; {STEP.replace('transform', cls.CONFIG_PATH)}"
         if present[1:]:
-            yield present[1], f"given beside [{cls.AT}.{present[0]}]; a stage is one or the other: remove one of them"
+            yield (
+                present[1],
+                f"given beside [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
+            )
         elif "join" in present and "sql" in values:
-            yield "sql", f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.AT}]"
+            yield (
+                "sql",
+                f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.CONFIG_PATH}]",
+            )
 
 
 class Stage(Transform):
@@ -153,7 +159,7 @@ class Stage(Transform):
             formerly: str | None = None,
         ) -> None: ...
 
-    AT: ClassVar[str] = "stages"
+    CONFIG_PATH: ClassVar[str] = "stages"
     KINDS: ClassVar[Mapping[str, Kind]] = {"name": parse_text, "from": parse_names, **Transform.KINDS}
     FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)

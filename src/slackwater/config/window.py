@@ -119,7 +119,7 @@ class Window(StepSpec):
             crash_recovery: str | None = None,
         ) -> None: ...
 
-    AT: ClassVar[str] = "transform.window"
+    CONFIG_PATH: ClassVar[str] = "transform.window"
     KINDS: ClassVar[Mapping[str, Kind]] = {
         "kind": choice_parser(*KINDS_OF_WINDOW),
         "duration_ms": duration_parser(1),

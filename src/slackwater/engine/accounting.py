@@ -82,7 +82,7 @@ def log_late_results(
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    step, of_rows = pipeline.transform.step, pipeline.transform.is_rows
+    step, of_rows = pipeline.transform.step, pipeline.transform.is_stateless
     for name, stats in outcome.sources.items():
         clock = before.clocks[name]
         rows, usable = clock.rows + stats.rows, clock.usable + stats.usable
@@ -145,7 +145,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
     late = sum(r.late + r.partly_late for r in outcome.reports)
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
-    if pipeline.keeps_late and late != letters:
+    if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input was not the same when it "
             "was read again; nothing of this epoch was committed, the next start repeats it"
@@ -178,7 +178,7 @@ def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
 
 def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     late, partly = sum(r.late for r in outcome.reports), sum(r.partly_late for r in outcome.reports)
-    keeps_late = pipeline.keeps_late
+    keeps_late = pipeline.keeps_late_rows
     if late or (partly and keeps_late):
         sample = [s for r in outcome.reports for s in r.late_sample][:3]
         log.warning(

@@ -53,7 +53,7 @@ def bind_targets(
 ) -> dict[str, TargetBinding]:
     """The targets of a pipeline, by name, with what each gets."""
     bindings = {}
-    for name, sub_pipeline in pipeline.by_target.items():
+    for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
         place, writer = destinations.place_of(sub_pipeline.target), sub_pipeline.writer
         bindings[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)

@@ -311,14 +311,14 @@ class StageRunner:
     def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
         """The work of an epoch; `clocks`: of the inputs, quiet times that are not committed among them."""
         # rows are tagged with their source's place; those of idle partitions come after all sources (see spark.engine)
-        count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.of_stage}
+        count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.is_stage_output}
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
         ]
         overtaken = (i for i, c in source_clocks if c.was_overtaken(state.watermark_us))
         idle = (*overtaken, *range(count, 2 * count))
         committed, late = next_commit.input_clocks(self.pipeline, state), None
-        if self.pipeline.keeps_late:
+        if self.pipeline.keeps_late_rows:
             late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.late_cause(state))
         cap = self.operator.group_limit
         return [

@@ -51,10 +51,10 @@ def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
 def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
     """The targets that rows of a source come to whose new columns are taken."""
     adding = {s.name for s in pipeline.sources if s.schema_changes == ADD}
-    for name, sub_pipeline in pipeline.alone.items():
+    for name, sub_pipeline in pipeline.stage_pipelines.items():
         if adding & {s.name for s in sub_pipeline.sources}:
             adding.add(name)
-    return {name for name, sub_pipeline in pipeline.by_target.items() if sub_pipeline.target.from_ in adding}
+    return {name for name, sub_pipeline in pipeline.per_target.items() if sub_pipeline.target.from_ in adding}
 
 
 def added_target_columns(
@@ -75,7 +75,7 @@ def added_target_columns(
 def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
     """The same, in words."""
     for name, new in added_target_columns(pipeline, commit, results).items():
-        label = "target" if len(pipeline.by_target) == 1 else f'target "{name}"'
+        label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
         how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"
         yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, place="the result")

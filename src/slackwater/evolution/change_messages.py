@@ -83,7 +83,7 @@ BY_KEY: Mapping[str, Text] = {
 
 def columns_text(pipeline: Pipeline) -> list[str]:
     """The names of the output columns of a window."""
-    w = pipeline.last.transform.step
+    w = pipeline.target_stage.transform.step
     if not isinstance(w, Window):
         return []
     bounds, values = [w.window_start_column, w.window_end_column], [a.as_ for a in w.aggregations]

@@ -38,8 +38,8 @@ def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Hashes of the SQL of one stage, by where the config has it; "" for none."""
     transform = pipeline.transform
-    hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.ways}
-    return hashes | {key: _hash(sql) for w in pipeline.ways for key, sql in pipeline.texts(w)}
+    hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.input_paths}
+    return hashes | {key: _hash(sql) for w in pipeline.input_paths for key, sql in pipeline.sql_chain(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:

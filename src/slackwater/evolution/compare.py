@@ -31,7 +31,7 @@ def compare_config(
 
     Raises ConfigError for a description in the state that cannot be read.
     """
-    sub_pipelines = list(pipeline.alone.values())
+    sub_pipelines = list(pipeline.stage_pipelines.values())
     kind = kind_name(commit.stages[0].fingerprint.get("kind")).removesuffix(" without state")
     pairs = match_stages(pipeline.former_names, commit)
     changes = list(_compare_stages(pipeline, commit, pairs))
@@ -45,7 +45,8 @@ def compare_config(
     changes += _compare_surroundings(pipeline, commit, shards)
     if steps is not None:
         results = {
-            name: {f.name: f.type for f in step.output} for name, step in zip(pipeline.alone, steps, strict=True)
+            name: {f.name: f.type for f in step.output}
+            for name, step in zip(pipeline.stage_pipelines, steps, strict=True)
         }
         changes += added_columns.target_changes(pipeline, commit, results)
     return ConfigComparison(
@@ -60,8 +61,10 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
     """Stages that begin, that are renamed, and that are gone."""
     moved = _reorder_problem(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
-    for number, ((name, sub_pipeline), state) in enumerate(zip(pipeline.alone.items(), pairs.matched, strict=True)):
-        kind = "stage without state" if sub_pipeline.transform.is_rows else sub_pipeline.transform.step.kind
+    for number, ((name, sub_pipeline), state) in enumerate(
+        zip(pipeline.stage_pipelines.items(), pairs.matched, strict=True)
+    ):
+        kind = "stage without state" if sub_pipeline.transform.is_stateless else sub_pipeline.transform.step.kind
         if name in pairs.problems:
             yield KeyChange(f'stage "{name}"', ", ".join(before), kind, REBUILD, pairs.problems[name])
         elif state is None:
@@ -76,7 +79,7 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
             )
         elif moved and before.index(name) != number:
             yield KeyChange(f'stage "{name}"', f"place {before.index(name) + 1}", f"place {number + 1}", REBUILD, moved)
-    for name in pairs.problems.keys() - pipeline.alone.keys():  # the [transform] of the state
+    for name in pairs.problems.keys() - pipeline.stage_pipelines.keys():  # the [transform] of the state
         yield KeyChange(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
     for state in pairs.removed:
         if state.name in pairs.problems:

@@ -229,13 +229,13 @@ class StageComparison:
             if before == after:
                 continue
             changed_keys.add(key)
-            if key in new.LASTING:
+            if key in new.STATE_KEYS:
                 yield self.change(key, before, after, REBUILD, f"{rows} cannot be read as any of the new one")
             else:
                 how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it holds from the next start on"
                 yield self.change(key, before, after, COMPATIBLE, how)
         now = {} if self.operator is None else self.operator.fingerprint
-        for key in now if not changed_keys & {*new.LASTING} else ():
+        for key in now if not changed_keys & {*new.STATE_KEYS} else ():
             if now[key] != self.state.fingerprint.get(key):
                 why = f"{rows} cannot be read as any of the new one"
                 yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)

@@ -31,8 +31,12 @@ def name_of(place: Place | None) -> str | None:
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
     """The targets of a config as far as it tells without the columns of its sources."""
     targets = {}
-    for name, sub_pipeline in pipeline.by_target.items():
-        columns = tuple(columns_text(sub_pipeline)) if isinstance(sub_pipeline.last.transform.window, Window) else None
+    for name, sub_pipeline in pipeline.per_target.items():
+        columns = (
+            tuple(columns_text(sub_pipeline))
+            if isinstance(sub_pipeline.target_stage.transform.window, Window)
+            else None
+        )
         targets[name] = TargetDestination(
             stage=str(sub_pipeline.target.from_),
             place=place_of(sub_pipeline.target),

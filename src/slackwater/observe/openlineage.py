@@ -228,7 +228,7 @@ class OpenLineage(Observer):
                 self._columns.output.get(name, ()),
                 None if commits is None else written.get(name, 0),
             )
-            for name, target_pipeline in self._pipeline.by_target.items()
+            for name, target_pipeline in self._pipeline.per_target.items()
         ]
         places.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
         for target, fields, rows in places:

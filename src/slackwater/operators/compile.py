@@ -132,7 +132,7 @@ def bind_keyed(
     """The keys of a step by key, and all columns that come out but the event time. Raises StartError, one line per misfit."""
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
-    where, problems = f"{pipeline.name}: {step.AT}", list[str]()
+    where, problems = f"{pipeline.name}: {step.CONFIG_PATH}", list[str]()
     for name in step.key:
         if name not in first:
             problems.append(
@@ -165,7 +165,7 @@ def bind_keyed(
 
 def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
     """The columns that the SQL selects, in order, as they come out. Raises StartError, one line per misfit."""
-    where, seen = f"{pipeline.name}: {pipeline.transform.AT}.sql", dict[str, str]()
+    where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
         if field.name.casefold() in ROW_COLUMNS:
@@ -191,7 +191,7 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
         for s in pipeline.sources
     }
-    direct = {w.name: w.origin for w in pipeline.ways if not w.through}  # SQL selects what comes out
+    direct = {w.name: w.origin for w in pipeline.input_paths if not w.through}  # SQL selects what comes out
     left, right = (
         metadata_columns(c.kind if (c := connections.get(direct.get(name, ""))) else None)
         for name in pipeline.transform.join.sources

@@ -51,7 +51,7 @@ class KafkaResults:
     def latest(self, limit: int) -> pl.DataFrame | None:
         if not self._open_consumer(max(limit, TAIL)):
             return None
-        window = self.pipeline.last.transform.window
+        window = self.pipeline.target_stage.transform.window
         latest: dict[Any, bytes | None] = {}
         records = self._read_to_end()
         if window is None or not self.pipeline.target.upserts(self.connection.kind, window):

@@ -58,7 +58,7 @@ def history_of(
         limit: The largest number of late rows, and of results per target.
     """
     late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
-    targets = (single for single in pipeline.by_target.values() if single.target.from_ in (stage, None))
+    targets = (single for single in pipeline.per_target.values() if single.target.from_ in (stage, None))
     return KeyHistory(late, more, problem, tuple(_published_results(single, keys, key, limit) for single in targets))
 
 
@@ -77,7 +77,7 @@ def _key_frames(
     """Return the operator and the key as one row, for each stage with such keys. Raises StartError if there is none."""
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
-        alone = pipeline.alone.get(stage.name, pipeline)
+        alone = pipeline.stage_pipelines.get(stage.name, pipeline)
         operator = inspect.operator_of(alone, commit_of(commit, number))
         if isinstance(operator, WindowOperator):
             try:
@@ -106,8 +106,8 @@ def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
     """Return the newest late rows, whether more exist, and the reason if they cannot be read."""
-    stage_pipeline = pipeline.alone.get(stage, pipeline)
-    if all(s.of_stage for s in stage_pipeline.sources):
+    stage_pipeline = pipeline.stage_pipelines.get(stage, pipeline)
+    if all(s.is_stage_output for s in stage_pipeline.sources):
         return (), False, None  # the results of a stage are never late for its readers
     late_data = getattr(stage_pipeline.transform.step, "late_data", "drop")
     if late_data != "dlq" or pipeline.dead_letter is None:
@@ -151,7 +151,7 @@ def _to_micros(time: dt.datetime | None) -> int | None:
 def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFrame, limit: int) -> PublishedResults:
     """Return the newest published rows of a key in the first target of a pipeline."""
     name = pipeline.target.name or pipeline.name
-    window = pipeline.last.transform.window
+    window = pipeline.target_stage.transform.window
     start = None if window is None else window.window_start_column
     try:
         reader = result_reader(pipeline)

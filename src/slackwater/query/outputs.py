@@ -94,7 +94,7 @@ def _read_state(where: str) -> ResultOutput:
 
 
 def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
-    target, window = pipeline.target, pipeline.last.transform.window
+    target, window = pipeline.target, pipeline.target_stage.transform.window
     connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
     assert connection is not None, "the config was checked"

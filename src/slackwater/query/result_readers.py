@@ -72,7 +72,7 @@ class ResultReader(Protocol):
 
 
 def result_reader(pipeline: Pipeline) -> ResultReader:
-    """Return a reader for the target of a pipeline, or for the first of several (see `by_target`).
+    """Return a reader for the target of a pipeline, or for the first of several (see `Pipeline.per_target`).
 
     Raises StartError for a target that stores nothing.
     """
@@ -86,7 +86,7 @@ def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
 
     Raises StartError for a target that stores nothing.
     """
-    window = pipeline.last.transform.window
+    window = pipeline.target_stage.transform.window
     results = result_reader(pipeline.one_target(target))
     try:
         rows = results.latest(MOST)
@@ -121,7 +121,7 @@ def _(connection: IcebergConnection, pipeline: Pipeline) -> ResultReader:
 
 @_reader_for.register
 def _(connection: PostgresConnection, pipeline: Pipeline) -> ResultReader:
-    target, window = pipeline.target, pipeline.last.transform.window
+    target, window = pipeline.target, pipeline.target_stage.transform.window
     order = None if window is None else window.window_start_column
     return PostgresResults(str(connection.url), target.table or "", order)
 

@@ -75,7 +75,7 @@ class StageInspector:
         self.state: StageState = self.snapshot.commit.stages[0]
         self.name, self.read = self.state.name, read
         self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)
-        source_names = [s.name for s in pipeline.sources if not s.of_stage]
+        source_names = [s.name for s in pipeline.sources if not s.is_stage_output]
         input_clocks = next_commit.input_clocks(pipeline, self.state)
         self.clocks: Mapping[str, SourceClock] = {n: input_clocks[n] for n in source_names}
 

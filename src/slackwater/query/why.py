@@ -102,11 +102,13 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     commit = snapshot.commit
     compare.compare_config(pipeline, commit).check()
     names, inspectors = [s.name for s in commit.stages], dict[str, StageInspector]()
-    alone = pipeline.alone
+    alone = pipeline.stage_pipelines
     matched = match_stages(pipeline.former_names, commit).matched
     for (name, stage_pipeline), state in zip(alone.items(), matched, strict=True):
         if state is not None:
-            read = {s.name: inspectors[s.name] for s in stage_pipeline.sources if s.of_stage and s.name in inspectors}
+            read = {
+                s.name: inspectors[s.name] for s in stage_pipeline.sources if s.is_stage_output and s.name in inspectors
+            }
             inspectors[name] = StageInspector(stage_pipeline, snapshot, names.index(state.name), read)
     return list(inspectors.values())
 

@@ -178,7 +178,7 @@ def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _
 
 def _keeps_late_rows(driver: Driver) -> bool:
     """Whether a row that is late leaves something behind: a letter, or a result of its own."""
-    return driver.pipeline.keeps_late or driver.pipeline.transform.step.late_data == "standalone"
+    return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
@@ -204,7 +204,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
 def check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied: before anything is."""
     _all_late_together(driver.stage.operator)
-    if not driver.pipeline.keeps_late:
+    if not driver.pipeline.keeps_late_rows:
         raise StartError(
             f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'

@@ -176,8 +176,8 @@ class _Planner:
         """Return the columns that are sent to the shards."""
         from slackwater.spark import analysis
 
-        (way,) = self.rows.pipeline.ways_from(name)
-        if self.rows.pipeline.texts(way):
+        (way,) = self.rows.pipeline.input_paths_from(name)
+        if self.rows.pipeline.sql_chain(way):
             usable = usable.drop("__bad", CORRUPT)
         out = analysis.run_sql(self.rows.session, self.rows.pipeline, way, usable)
         rows = out.selectExpr(*self.rows.columns(way, tag, None))

@@ -45,7 +45,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
         attempt(partial(_check_target, pipeline, place, target))
     of_results = [
         resolve_connection(target_pipeline.target.connection, pipeline.connections)
-        for target_pipeline in pipeline.by_target.values()
+        for target_pipeline in pipeline.per_target.values()
     ]
     if not problems and any(isinstance(c, PostgresConnection) for c in of_results):
         attempt(lambda: problems.extend(_table_problems(pipeline)))
@@ -91,7 +91,7 @@ def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
     """Return the targets and the target of dead letters, by the key of the config that describes them."""
     places = {
         f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
-        for n, target_pipeline in pipeline.by_target.items()
+        for n, target_pipeline in pipeline.per_target.items()
     }
     return places if pipeline.dead_letter is None else {**places, "dead_letter": pipeline.dead_letter}
 

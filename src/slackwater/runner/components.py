@@ -84,7 +84,7 @@ def targets_of(
     new = added_columns.added_target_columns(
         pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
     )
-    for name, target_pipeline in pipeline.by_target.items():
+    for name, target_pipeline in pipeline.per_target.items():
         logic = operators[str(target_pipeline.target.from_)]
         table = TargetTable(
             target_pipeline.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ()))
@@ -95,7 +95,7 @@ def targets_of(
 
 def create_targets(pipeline: Pipeline) -> None:
     """Create the targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
-    for target_pipeline in pipeline.by_target.values():
+    for target_pipeline in pipeline.per_target.values():
         _system(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
         _system(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)

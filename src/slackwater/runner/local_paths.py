@@ -79,7 +79,7 @@ def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Pat
     signs = {
         "state_store.path": f"{pipeline.name}/manifests",
         "target.path": f"_slackwater/{pipeline.writer}.json",
-        **{f"targets[{i}].path": f"_slackwater/{o.writer}.json" for i, o in enumerate(pipeline.by_target.values())},
+        **{f"targets[{i}].path": f"_slackwater/{o.writer}.json" for i, o in enumerate(pipeline.per_target.values())},
         "dead_letter.path": f"_slackwater/{pipeline.name}-letters.json",
     }
     for key, path in local_directories(pipeline):

@@ -84,7 +84,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """Yield each pipeline with a state in the same store that writes to a target of this pipeline, and that target."""
-    places = {destinations.place_of(target_pipeline.target) for target_pipeline in pipeline.by_target.values()}
+    places = {destinations.place_of(target_pipeline.target) for target_pipeline in pipeline.per_target.values()}
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
@@ -102,10 +102,10 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str
 
     For targets that only add rows see `previous_output`.
     """
-    for target_pipeline in pipeline.by_target.values():
+    for target_pipeline in pipeline.per_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         if connection is None or not target_pipeline.target.upserts(
-            connection.kind, target_pipeline.last.transform.window
+            connection.kind, target_pipeline.target_stage.transform.window
         ):
             continue
         target = system_of(connection).marking_target(
@@ -123,7 +123,7 @@ def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
 
     Targets that cannot be reached are left out; the start opens them and fails then.
     """
-    for target_pipeline in pipeline.by_target.values():
+    for target_pipeline in pipeline.per_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         target = None
         if connection is not None:

@@ -24,7 +24,7 @@ def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
     places: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # targets that it wrote to before it was renamed
         places += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
-    for name, target_pipeline in pipeline.by_target.items():
+    for name, target_pipeline in pipeline.per_target.items():
         label = f'target "{name}"' if pipeline.targets else "target"
         if (
             place := _existing_target(target_pipeline, target_pipeline.target, target_pipeline.writer, True)
@@ -39,7 +39,7 @@ def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
 def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> HasPreviousOutput | None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     kind = connection.kind if connection is not None else ""
-    if results and spec.upserts(kind, pipeline.last.transform.window):
+    if results and spec.upserts(kind, pipeline.target_stage.transform.window):
         return None  # an upsert replaces rows
     return None if connection is None else system_of(connection).existing_target(spec, TargetTable(writer, (), None))
 

@@ -49,7 +49,7 @@ def replay_dead_letters(
         )
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
-        if len(pipeline.alone) > 1:
+        if len(pipeline.stage_pipelines) > 1:
             raise StartError(
                 f"{pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
                 "first stage emits is read by the next one; read late letters with: slackwater dlq list"

@@ -81,7 +81,9 @@ def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
     """Return the cap of sessions as text. `stage`: its name; None for the last stage."""
     if pipeline is None:
         return "max_session_duration"
-    stage_pipeline: Any = pipeline.last if stage is None else pipeline.alone.get(stage, pipeline.last)
+    stage_pipeline: Any = (
+        pipeline.target_stage if stage is None else pipeline.stage_pipelines.get(stage, pipeline.target_stage)
+    )
     window = stage_pipeline.transform.window
     cap = None if window is None else window.max_session_duration_ms
     return "max_session_duration" if cap is None else format_duration(cap)

@@ -151,7 +151,7 @@ class Runner:
         engines = {name: step.engine(private_session, lookups.refresh) for name, step in steps.items()}
         stages = stages_of(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
-        output = {n: operators[str(one.target.from_)].output for n, one in pipeline.by_target.items()}
+        output = {n: operators[str(one.target.from_)].output for n, one in pipeline.per_target.items()}
         self.reporter.observers.described(RunSchema({s.name: _columns(s.schema) for s in sources}, output))
         letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         away = self._open_targets(targets, letters)
@@ -199,13 +199,13 @@ class Runner:
         for name, schema in schemas.items():
             for line in commit_from_config.check_schema(name, stored_columns.get(name), schema):
                 self.reporter.notice("warning", line)
-        for stage_pipeline in self.pipeline.alone.values():
+        for stage_pipeline in self.pipeline.stage_pipelines.values():
             for line in state_size.size_warnings(stage_pipeline.transform.step):
                 self.reporter.notice("warning", line)
 
 
 def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
-    windows = [stage.transform.window for stage in pipeline.alone.values()]
+    windows = [stage.transform.window for stage in pipeline.stage_pipelines.values()]
     try:
         warm_up(spark, shards, loops=any(w is not None and w.kind == "session" for w in windows))
     except Exception as error:

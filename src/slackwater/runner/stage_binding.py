@@ -51,7 +51,7 @@ class BoundStage(NamedTuple):
 
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """Return the engine that runs the stage on Spark. `refresh`: re-reads lookups. Raises StartError."""
-        carried = _origin_sql(self, session) if self.pipeline.carries_origin else {}
+        carried = _origin_sql(self, session) if self.pipeline.tracks_origin else {}
         rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end(session))
         return SparkEngine(rows, refresh)
 
@@ -63,7 +63,9 @@ class BoundStage(NamedTuple):
         window = self.pipeline.transform.window
         if window is None or not isinstance(window.gap_ms, str):
             return None
-        every = [analysis.end_expression(self.pipeline, session, w, self.frames[w.origin]) for w in self.pipeline.ways]
+        every = [
+            analysis.end_expression(self.pipeline, session, w, self.frames[w.origin]) for w in self.pipeline.input_paths
+        ]
         return every[0]
 
 
@@ -78,10 +80,11 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
     outputs = {
-        way.key: analysis.check_sql(session, stage_pipeline, way, frames[way.origin]) for way in stage_pipeline.ways
+        way.key: analysis.check_sql(session, stage_pipeline, way, frames[way.origin])
+        for way in stage_pipeline.input_paths
     }
     inputs: dict[str, dict[str, Field]] = {}
-    for way in stage_pipeline.ways:
+    for way in stage_pipeline.input_paths:
         inputs.setdefault(way.name, outputs[way.key])
     operator = compile_step(stage_pipeline, inputs)
     for together in _paths_to_one_input(stage_pipeline):
@@ -104,7 +107,7 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
     """Bind all stages and return them by name, in the order in which rows pass them. Raises StartError."""
     frames, stages = frames_of(session, sources), dict[str, BoundStage]()
-    for name, stage_pipeline in pipeline.alone.items():
+    for name, stage_pipeline in pipeline.stage_pipelines.items():
         stages[name] = bind_stage(stage_pipeline, session, frames)
         fields = stages[name].operator.row_columns
         frames[name] = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields))
@@ -133,13 +136,13 @@ def stages_of(
 def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
     """Return groups of input paths that must have the same columns: all paths to a window, or to one side of a join."""
     if stage_pipeline.transform.join is None:
-        return [list(stage_pipeline.ways)]
-    return [[w for w in stage_pipeline.ways if w.name == side] for side in stage_pipeline.transform.join.sources]
+        return [list(stage_pipeline.input_paths)]
+    return [[w for w in stage_pipeline.input_paths if w.name == side] for side in stage_pipeline.transform.join.sources]
 
 
 def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
     """Return the event time of a source's rows as SQL. Results of a stage have `_event_ts`."""
-    if source.of_stage and not all(s.of_stage for s in stage_pipeline.sources):
+    if source.is_stage_output and not all(s.is_stage_output for s in stage_pipeline.sources):
         return quote_column("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
     has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
@@ -149,7 +152,8 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
     """Return for each input path the SQL for `late_data = "dlq"`, which keeps the column `_origin`."""
     sql_texts = {
-        w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin]) for w in stage.pipeline.ways
+        w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin])
+        for w in stage.pipeline.input_paths
     }
     return {key: texts for key, texts in sql_texts.items() if texts is not None}
 

@@ -103,7 +103,9 @@ def _downstream_changes(
     was, is_ = sql_check.stage_columns(pipeline, previous_columns), sql_check.stage_columns(pipeline, now)
     changes, unsure, new = list[KeyChange](), list[str](), dict[str, Types]()
     matched_stages = match_stages(pipeline.former_names, commit).matched
-    for n, ((name, stage_pipeline), state) in enumerate(zip(pipeline.alone.items(), matched_stages, strict=True)):
+    for n, ((name, stage_pipeline), state) in enumerate(
+        zip(pipeline.stage_pipelines.items(), matched_stages, strict=True)
+    ):
         before, after = was[name], is_[name]
         if stage_pipeline.transform.window is not None:
             continue  # aggregations name the columns of its results

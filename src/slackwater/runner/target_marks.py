@@ -84,7 +84,7 @@ def marked_targets(
         missing: names of targets that may not have the output of the commit.
         exact: False if a target does not get every epoch, as in a backfill.
     """
-    current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
+    current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     now_called = dict(zip(commit.targets, current.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _places(pipeline):
@@ -112,9 +112,9 @@ def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipelin
             f'target "{name}"' if pipeline.targets else "the target",
             target_pipeline.target,
             target_pipeline.writer,
-            target_pipeline.last,
+            target_pipeline.target_stage,
         )
-        for name, target_pipeline in pipeline.by_target.items()
+        for name, target_pipeline in pipeline.per_target.items()
     ]
     if pipeline.dead_letter is not None:
         places.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
@@ -138,7 +138,7 @@ def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, Target
     current = (
         None
         if commit is None
-        else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.by_target))
+        else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     )
     marks: dict[str, TargetMark | None] = {}
     for name, _, spec, writer, _ in _places(pipeline):

@@ -55,7 +55,7 @@ def time_expression(
     if step.time_mode == "processing":
         return CLOCK
     text = step.event_time_column
-    if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_rows):
+    if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_stateless):
         return CLOCK
     expression = quote_column(text) if text in columns else text
     try:
@@ -68,7 +68,7 @@ def time_expression(
     if text not in columns:
         _check_row_wise(session, empty_frame(session, frame), text, f'{where}: event_time_column "{text}"')
     type_ = Field("t", field.dataType.simpleString())
-    if pipeline.transform.is_rows and type_.type not in TIMES:
+    if pipeline.transform.is_stateless and type_.type not in TIMES:
         raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
@@ -86,7 +86,7 @@ def run_sql(
 
     `texts` are run in the place of the config's own: they carry `_origin`.
     """
-    for sql in [sql for _, sql in pipeline.texts(way)] if texts is None else texts:
+    for sql in [sql for _, sql in pipeline.sql_chain(way)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
     return rows
 
@@ -108,7 +108,7 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
 def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
     view = rows = _source_view(session, pipeline, way, frame)
-    for location, sql, bounds in pipeline.texts_with_bounds(way):
+    for location, sql, bounds in pipeline.sql_chain_with_groupable(way):
         where = f'{pipeline.name}: source "{way.origin}": {location}'
         try:
             statement = _statement(session, rows, sql)
@@ -129,7 +129,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
             raise StartError(
                 f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}; filter, project and join lookups there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
-                + bounds.told(forbidden)
+                + bounds.advice_for(forbidden)
             )
         _check_columns(pipeline, way, out, where)
         rows = out
@@ -159,7 +159,7 @@ def _check_row_wise(
 
 def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
     """What a text selects has what is read on. Raises StartError."""
-    if pipeline.transform.is_rows:  # what it selects is what comes out
+    if pipeline.transform.is_stateless:  # what it selects is what comes out
         twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if twice:
             raise StartError(
@@ -194,7 +194,7 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
         raise StartError(
             f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); there are: {', '.join(out.columns)}"
         ) from None
-    bounds = [bounds for _, _, bounds in pipeline.texts_with_bounds(way)]
+    bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(way)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
@@ -211,7 +211,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, fram
         )
     rows, plain = _empty_view(session, pipeline, frame, with_origin=True), _source_view(session, pipeline, way, frame)
     carrying = []
-    for location, sql in pipeline.texts(way):
+    for location, sql in pipeline.sql_chain(way):
         plain = _run_query(session, plain, sql)
         carrying.append(_sql_with_origin(session, rows, sql, plain, f"{where}: {location}"))
         rows = _run_query(session, rows, carrying[-1])
@@ -253,7 +253,7 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
 
 
 def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
-    return pipeline.carries_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.texts(way))
+    return pipeline.tracks_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.sql_chain(way))
 
 
 def _selected_origin(pipeline: Pipeline, way: InputPath) -> str | None:
@@ -268,7 +268,7 @@ def _source_view(session: SparkSession, pipeline: Pipeline, way: InputPath, fram
 
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
     """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
-    timed = "_event_ts" in frame.columns or not pipeline.transform.is_rows
+    timed = "_event_ts" in frame.columns or not pipeline.transform.is_stateless
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
     rows = empty_frame(session, frame).drop(CORRUPT, "_event_ts")
@@ -279,7 +279,7 @@ def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Fi
     """With several sources, the columns that are used must have one type everywhere; without a window all are."""
     (first, expected), *others = outputs.items()
     for name, columns in others:
-        for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_rows else ())):
+        for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_stateless else ())):
             a, b = expected.get(column), columns.get(column)
             if a and b and a.type == b.type:
                 continue

@@ -140,7 +140,7 @@ class SparkEngine:
         pending: dict[str, PendingStatistics] = {}
         parts: list[DataFrame] = []
         # where rows are folded, their letters are found by reading once more: see `RejectedRowHandler`
-        keeps_late_origin = self.pipeline.carries_origin and not self.logic.is_preaggregated
+        keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
         for name, timed in read.timed.items():
@@ -226,7 +226,7 @@ class SparkEngine:
             rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
-            for way in self.pipeline.ways_from(name):
+            for way in self.pipeline.input_paths_from(name):
                 out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.sql_with_origin(way, frame))
                 why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")

@@ -45,7 +45,7 @@ class RejectedRowHandler:
         if self.rows.pipeline.transform.on_error == "dlq":
             staged += [letters for n in bad for letters in self._write_bad(n, read.timed[n], tasks[0].state)]
         some_late = any(r.late or r.partly_late for r in outcome.reports)
-        if self.rows.pipeline.keeps_late and self.rows.logic.is_preaggregated and some_late:
+        if self.rows.pipeline.keeps_late_rows and self.rows.logic.is_preaggregated and some_late:
             staged += self._write_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
         unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])

@@ -69,7 +69,7 @@ class RowPlan:
 
     def is_stage_output(self, name: str) -> bool:
         """Whether rows of this name are results of a stage, which the limits of a source do not judge."""
-        return any(s.of_stage for s in self.pipeline.sources if s.name == name)
+        return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
@@ -110,12 +110,12 @@ class RowPlan:
         """What comes out of the SQL for one source's usable rows, on each way from it, with its tag (see `_by_idleness`; None:
         needs none). `observed`: the same rows, that count what passes: on the first way."""
         names = [s.name for s in self.pipeline.sources]
-        for number, way in enumerate(self.pipeline.ways_from(name)):
+        for number, way in enumerate(self.pipeline.input_paths_from(name)):
             rows = self._with_origin(timed if number or observed is None else observed, name)
             for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
-                if self.pipeline.texts(way):
+                if self.pipeline.sql_chain(way):
                     some = some.drop("__bad", CORRUPT)
-                if self.pipeline.transform.is_rows and self.times[name] == analysis.CLOCK:
+                if self.pipeline.transform.is_stateless and self.times[name] == analysis.CLOCK:
                     some = some.drop("_event_ts")  # the source did not bring it
                 out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
                 yield way, tag if read.tagged else None, out
@@ -123,7 +123,7 @@ class RowPlan:
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
         """The usable rows, with where they came from, where that may be asked for behind the SQL."""
         rows = timed.where("__bad IS NULL")
-        if not self.pipeline.carries_origin:
+        if not self.pipeline.tracks_origin:
             return rows.drop(FILE, MARK)
         plain = [c for c in rows.columns if c not in (FILE, MARK)]
         bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, MARK, CORRUPT)}
@@ -141,7 +141,7 @@ class RowPlan:
 
     def sql_with_origin(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
-        if way.key in self.sql or not self.pipeline.texts(way):
+        if way.key in self.sql or not self.pipeline.sql_chain(way):
             return self.sql.get(way.key)
         plain = frame.drop(FILE, MARK, LETTER_NUMBER)
         return analysis.check_origin(self.session, self.pipeline, way, analysis.empty_frame(self.session, plain))

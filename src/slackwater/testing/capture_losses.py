@@ -31,7 +31,7 @@ _T = TypeVar("_T", Transform, Stage)
 def _listening(stage: _T) -> _T:
     """What reads sources: no row of it is dropped unheard."""
     update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
-    if not stage.is_rows and stage.step.late_data == "drop":
+    if not stage.is_stateless and stage.step.late_data == "drop":
         step = stage.step.model_copy(update={"late_data": "dlq"})
         update[step.table] = step
     return stage.model_copy(update=update)
@@ -40,7 +40,9 @@ def _listening(stage: _T) -> _T:
 def with_captured_losses(pipeline: Pipeline) -> Pipeline:
     """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
     first = [
-        name for name, stage_pipeline in pipeline.alone.items() if not any(s.of_stage for s in stage_pipeline.sources)
+        name
+        for name, stage_pipeline in pipeline.stage_pipelines.items()
+        if not any(s.is_stage_output for s in stage_pipeline.sources)
     ]
     stages = tuple(_listening(s) if s.name in first else s for s in pipeline.stages)
     reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
@@ -54,7 +56,11 @@ def with_captured_losses(pipeline: Pipeline) -> Pipeline:
 
 def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
-    unwatched = [n for n in dict.fromkeys(stages) if n not in pipeline.shown and n in {s.name for s in pipeline.steps}]
+    unwatched = [
+        n
+        for n in dict.fromkeys(stages)
+        if n not in pipeline.published_stages and n in {s.name for s in pipeline.running_stages}
+    ]
     if not unwatched:
         return pipeline
     more = [
@@ -62,7 +68,7 @@ def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
         for n in unwatched
     ]
     return pipeline.model_copy(
-        update={"targets": (*(target_pipeline.target for target_pipeline in pipeline.by_target.values()), *more)}
+        update={"targets": (*(target_pipeline.target for target_pipeline in pipeline.per_target.values()), *more)}
     )
 
 

@@ -110,7 +110,7 @@ class CaseTest:
         changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
         if changed:
             return  # the last config tells which there are; what is not is told at the end
-        targets, stages = list(self.pipeline.by_target), [s.name for s in self.pipeline.steps]
+        targets, stages = list(self.pipeline.per_target), [s.name for s in self.pipeline.running_stages]
         location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
@@ -198,7 +198,7 @@ class CaseTest:
         expect, differences = self.case.expect, dict[str, Difference]()
         first = next(iter(result.tables))
         for name, rows in expect.rows.items():
-            target = test.pipeline.by_target.get(name or first)
+            target = test.pipeline.per_target.get(name or first)
             if target is None:
                 raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
             held = result.tables[name or first]

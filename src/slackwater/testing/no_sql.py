@@ -22,14 +22,16 @@ _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
     """The SQL of a pipeline that only Spark can run: the key, and its text in one line."""
     texts = []
-    for stage_pipeline in pipeline.alone.values():
+    for stage_pipeline in pipeline.stage_pipelines.values():
         step = stage_pipeline.transform.step
-        texts += [f"{key} = {_line(sql)}" for way in stage_pipeline.ways for key, sql in stage_pipeline.texts(way)]
+        texts += [
+            f"{key} = {_line(sql)}" for way in stage_pipeline.input_paths for key, sql in stage_pipeline.sql_chain(way)
+        ]
         for source in stage_pipeline.sources:
             source_fields = columns.get(source.name)
             time = step.event_time_column
             plain = ("_event_ts", "ts", *(source_fields or ()))  # as given rows have it
-            if step.time_mode == "event" and time not in plain and not source.of_stage:
+            if step.time_mode == "event" and time not in plain and not source.is_stage_output:
                 texts.append(f"event_time_column = {_line(time)}")
             gap = getattr(step, "gap_ms", None)
             if isinstance(gap, str) and source_fields is not None and gap not in source_fields:
@@ -71,7 +73,9 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     if "ts" not in declared:
         return
     stage_pipeline = next(
-        stage_pipeline for stage_pipeline in pipeline.alone.values() if stage_pipeline.ways_from(source)
+        stage_pipeline
+        for stage_pipeline in pipeline.stage_pipelines.values()
+        if stage_pipeline.input_paths_from(source)
     )
     step, window = stage_pipeline.transform.step, stage_pipeline.transform.window
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))

@@ -162,7 +162,7 @@ class LocalPipeline:
         """What Spark makes of given rows, of all at once where one step reads them: for `pipe_prepared`, in this order."""
         from slackwater.testing.engine_with_sql import LazyRows
 
-        readers = {s.name: n for n, p in reversed(self.pipeline.alone.items()) for s in p.sources}
+        readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
         fronts = {readers[one.source] for one in given_rows}
         if len(fronts) == 1 and len(self._read_by) == 1:
             return list(self._sql_stages[fronts.pop()].prepare(given_rows, self._offsets))
@@ -177,7 +177,7 @@ class LocalPipeline:
     @property
     def _read_by(self) -> list[str]:
         """The steps that read sources."""
-        return [n for n, p in self.pipeline.alone.items() if not all(s.of_stage for s in p.sources)]
+        return [n for n, p in self.pipeline.stage_pipelines.items() if not all(s.is_stage_output for s in p.sources)]
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
         """The same for rows that `front` has prepared, as all those of a test at once."""
@@ -241,7 +241,7 @@ class LocalPipeline:
         outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._aside.rows
         outcome.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
         outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
-        by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.by_target.items())}
+        by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}
         outcome.stages = {stage: target.held for stage, target in by_stage.items()}
         outcome.counters, outcome.watermark_us = next_commit.total_counters(state), state.watermark_us
         ended = state.stages[-1]
@@ -261,7 +261,7 @@ class LocalPipeline:
     @property
     def identity(self) -> tuple[str, ...] | None:
         """The columns that tell results apart; None for a join, whose rows are a multiset."""
-        first = next(iter(self.pipeline.by_target.values()))
+        first = next(iter(self.pipeline.per_target.values()))
         return self.identity_of(str(first.target.from_)) or None
 
     def identity_of(self, stage: str) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ class LocalPipeline:
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
         self._capacities = value_limits(pipeline, self._steps) if self._listen else {}
         held = dict.fromkeys(self._sql_stages, ANYTHING)
-        for name, target_pipeline in pipeline.by_target.items():
+        for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in held:
                 held[stage] &= self._capacities.get(name, ANYTHING)
         for name, capacity in held.items():  # what a target cannot hold is found before its results are made
@@ -313,10 +313,11 @@ class LocalPipeline:
     def _put(self, place: str) -> None:
         """The targets of the config, in a place that tests name: what they hold outlives a process."""
         self._place, self._targets = place, dict[str, MemoryTarget]()
-        for name, target_pipeline in self.pipeline.by_target.items():
+        for name, target_pipeline in self.pipeline.per_target.items():
             spec, operator = target_pipeline.target, self._steps[str(target_pipeline.target.from_)]
             connection = resolve_connection(spec.connection, target_pipeline.connections)
-            upserts = connection is not None and spec.upserts(connection.kind, target_pipeline.last.transform.window)
+            window = target_pipeline.target_stage.transform.window
+            upserts = connection is not None and spec.upserts(connection.kind, window)
             # the only one is the same, whatever its stage is called
             key = (name if self.pipeline.targets else "", place)
             if key in self._places:
@@ -348,7 +349,7 @@ class LocalPipeline:
                 number,
                 skew_warnings=ClockSkewWarnings(stage_pipeline),
             )
-            for number, (name, stage_pipeline) in enumerate(pipeline.alone.items())
+            for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
         ]
         self._driver = Driver(pipeline, stages, held, self._targets, hooks, self._aside)
         try:

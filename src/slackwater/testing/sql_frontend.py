@@ -82,10 +82,12 @@ class SqlFrontend:
         reals: Any = self.sources
         one = stage_binding.bind_stage(self.pipeline, self.session, stage_binding.frames_of(self.session, reals))
         self.logic = one.operator
-        self._clocked = [n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_rows]
+        self._clocked = [
+            n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_stateless
+        ]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
         self.engine = SparkEngine(RowPlan(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session)))
-        self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.ways}
+        self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carrying(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
         """SQL that lets the number of a row come out with it; None: none does."""
@@ -157,7 +159,7 @@ class SqlFrontend:
         row_facts = row_facts.sort(NUMBER).with_columns(
             pl.Series(_BATCH, [owners[n] for n in sorted(row_facts[NUMBER])], dtype=pl.Int64)
         )
-        ways = self.pipeline.ways_from(source.name)
+        ways = self.pipeline.input_paths_from(source.name)
         apart = any(self._carried[w.key] is None for w in ways)
         runs = row_facts.partition_by(_BATCH, "partition") if apart else [row_facts]
         out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])

@@ -39,20 +39,23 @@ class BoundSteps:
         if session is None:
             no_sql.refuse_sql(pipeline, self._columns)
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
-        for name, stage_pipeline in pipeline.alone.items():
+        for name, stage_pipeline in pipeline.stage_pipelines.items():
             self.operators[name] = self._bound(name, stage_pipeline, timed)
 
     def _bound(self, name: str, stage_pipeline: Pipeline, given_columns: Mapping[str, Sequence[Field]]) -> Operator:
-        results = {s.name: self.operators[s.name].row_columns for s in stage_pipeline.sources if s.of_stage}
+        results = {s.name: self.operators[s.name].row_columns for s in stage_pipeline.sources if s.is_stage_output}
         step = stage_pipeline.transform.step
-        sql = any(stage_pipeline.texts(w) for w in stage_pipeline.ways) or step.event_time_column != "_event_ts"
+        sql = (
+            any(stage_pipeline.sql_chain(w) for w in stage_pipeline.input_paths)
+            or step.event_time_column != "_event_ts"
+        )
         if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
             from slackwater.testing.sql_frontend import bind_frontend
 
             self.fronts[name] = bind_frontend(self._session, stage_pipeline, {**given_columns, **results})
             return self.fronts[name].logic
         columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
-        return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.ways})
+        return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})
 
     @property
     def front(self) -> SqlFrontend | None:
@@ -66,11 +69,11 @@ class BoundSteps:
 
             return GivenEngine(self.fronts[name], self.operators[name])
         inputs = {
-            s.name: list(dict.fromkeys(w.name for w in stage_pipeline.ways_from(s.name)))
+            s.name: list(dict.fromkeys(w.name for w in stage_pipeline.input_paths_from(s.name)))
             for s in stage_pipeline.sources
         }
         future_ms = stage_pipeline.transform.step.max_future_ms
-        return LocalEngine(self.operators[name], list(inputs), stage_pipeline.carries_origin, future_ms, inputs)
+        return LocalEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
         """Rows of a source, without Spark."""
@@ -79,7 +82,9 @@ class BoundSteps:
                 f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
             )
         readers = (
-            stage_pipeline for stage_pipeline in self._pipeline.alone.values() if stage_pipeline.ways_from(source)
+            stage_pipeline
+            for stage_pipeline in self._pipeline.stage_pipelines.values()
+            if stage_pipeline.input_paths_from(source)
         )
         return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 

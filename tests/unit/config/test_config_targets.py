@@ -70,36 +70,41 @@ def test_targets_are_called_as_their_stages_and_get_what_these_emit() -> None:
             TABLE.replace('"visits"', '"more"', 1),
         )
     )
-    found = pipeline.by_target
+    found = pipeline.per_target
     assert {n: own.target.from_ for n, own in found.items()} == {
         "hours": "hours",
         "visits": "visits",
         "topic": "visits",
         "visits-2": "visits",
     }
-    assert [own.last.transform.step.kind for own in found.values()] == ["tumbling", "session", "session", "session"]
+    assert [own.target_stage.transform.step.kind for own in found.values()] == [
+        "tumbling",
+        "session",
+        "session",
+        "session",
+    ]
     assert [own.writer for own in found.values()] == ["p~hours", "p~visits", "p~topic", "p~visits-2"]
     assert toml.loads(sw.to_toml(pipeline)) == pipeline
     assert pipeline.one_target("topic").target.topic == "t"
-    assert found["topic"].by_target == {"topic": found["topic"]}
+    assert found["topic"].per_target == {"topic": found["topic"]}
 
 
 def test_the_only_one_in_target_keeps_the_marker_of_the_pipeline() -> None:
     pipeline = toml.loads(made(more="[target]\n" + LAKE))
-    assert [(n, own.writer) for n, own in pipeline.by_target.items()] == [("hours", "p")]
-    assert pipeline.one_target() == pipeline.by_target["hours"]
+    assert [(n, own.writer) for n, own in pipeline.per_target.items()] == [("hours", "p")]
+    assert pipeline.one_target() == pipeline.per_target["hours"]
     assert sw.to_toml(pipeline).count("[target]") == 1
 
 
 def test_a_stage_may_be_called_what_no_file_is() -> None:
     text = made(LAKE, TABLE).replace('"visits"', '"a/../b"')
-    names = [own.writer for own in toml.loads(text).by_target.values()]
+    names = [own.writer for own in toml.loads(text).per_target.values()]
     assert names[0] == "p~hours" and "/" not in names[1] and names[1].startswith("p~")
-    long = toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).by_target["visits"].writer
+    long = toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["visits"].writer
     assert (
         len(long) <= 200
         and long
-        != toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).by_target["hours"].writer
+        != toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["hours"].writer
     )
 
 

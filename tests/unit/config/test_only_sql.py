@@ -74,7 +74,7 @@ def problems(text: str) -> list[str]:
 
 def test_sql_alone_is_a_pipeline() -> None:
     pipeline = toml.loads(config())
-    assert pipeline.transform.is_rows
+    assert pipeline.transform.is_stateless
     assert pipeline.transform.step is ROWS
     assert toml.loads(sw.to_toml(pipeline)) == pipeline
     assert problems(config()) == []
@@ -99,7 +99,7 @@ def test_a_window_and_a_join_are_no_sql_alone() -> None:
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=9, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )
-    assert not sw.Transform(sql="SELECT * FROM source", window=window).is_rows
+    assert not sw.Transform(sql="SELECT * FROM source", window=window).is_stateless
     with pytest.raises(ConfigError, match=r"window: missing; describe the window .* or only sql in \[transform\]"):
         sw.Transform(on_error="drop")
 
@@ -204,10 +204,10 @@ def test_the_bounds_of_windows_that_come_once() -> None:
     for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
         found = bounds_of(window(**again))
         assert not found.names
-        assert "come out more than once" in found.why
+        assert "come out more than once" in found.reason
     session = bounds_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
     assert not session.names
-    assert "cut at max_session_duration" in session.why
+    assert "cut at max_session_duration" in session.reason
     assert bounds_of(ROWS) == ROW_BY_ROW
 
 

@@ -120,8 +120,8 @@ def test_toml_and_python_build_the_same() -> None:
     )
     assert same == made
     assert made.transform == made.stages[0]
-    assert [s.name for s in made.last.sources] == ["paid"]
-    assert made.last.transform.window is not None
+    assert [s.name for s in made.target_stage.sources] == ["paid"]
+    assert made.target_stage.transform.window is not None
 
 
 @pytest.mark.parametrize(

@@ -103,5 +103,9 @@ class Connector(Generic[C]):
 
 def zone_of(pipeline: Pipeline, spec: Source) -> str:
     """Return the time zone of local times of a source: `event_time_zone` of the first stage that reads it, else UTC."""
-    readers = (stage_pipeline for stage_pipeline in pipeline.alone.values() if stage_pipeline.ways_from(spec.name))
+    readers = (
+        stage_pipeline
+        for stage_pipeline in pipeline.stage_pipelines.values()
+        if stage_pipeline.input_paths_from(spec.name)
+    )
     return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC

@@ -34,7 +34,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
 
         Dead letters and joined pairs have no window start, so their tables are not partitioned.
         """
-        window = pipeline.last.transform.window
+        window = pipeline.target_stage.transform.window
         start = None if window is None else window.window_start_column
         day_of = start if (start, "timestamp") in {(f.name, f.type) for f in table.fields} else None
         return self._target(spec, "append" if table.identity is None else spec.mode or "merge", table, day_of)

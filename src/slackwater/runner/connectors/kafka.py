@@ -57,9 +57,9 @@ class KafkaConnector(Connector[KafkaConnection]):
             zone=zone_of(pipeline, spec),
         )
         used = pipeline.dead_letter is not None or any(
-            not (texts := stage_pipeline.texts(way)) or any("_headers" in sql for _, sql in texts)
-            for stage_pipeline in pipeline.alone.values()
-            for way in stage_pipeline.ways_from(spec.name)
+            not (texts := stage_pipeline.sql_chain(way)) or any("_headers" in sql for _, sql in texts)
+            for stage_pipeline in pipeline.stage_pipelines.values()
+            for way in stage_pipeline.input_paths_from(spec.name)
         )
         source = PlannedKafkaSource(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
         source.check_connector(session)
@@ -99,8 +99,8 @@ class KafkaConnector(Connector[KafkaConnection]):
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget
 
-        window = None if spec is pipeline.dead_letter else pipeline.last.transform.window
-        upserts = spec.upserts("kafka", pipeline.last.transform.window)
+        window = None if spec is pipeline.dead_letter else pipeline.target_stage.transform.window
+        upserts = spec.upserts("kafka", pipeline.target_stage.transform.window)
         return KafkaTarget(
             self._settings,
             spec.topic or "",
