@@ -1,0 +1,182 @@
+"""Random graphs with stages that keep no state, and with corrections of what targets hold; by seed, on Spark.
+
+a ─▶ filter ─┬▶ window ─▶ filter ─▶ window ─▶ target (merge: late rows correct what it holds)
+b ─▶ filter ─┴▶ join ───▶ filter ───────────▶ target (append)
+
+Rows come late, runs die at kill points, shards change. Each stage that no late row can reach has to give the batch answer over what its
+inputs emitted. A window whose allowed lateness covers every late row has to hold the batch answer in its target after its corrections.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tests.laws import stage_graphs
+from tests.laws.graph import _us
+from tests.laws.stage_graphs import COUNTED, MS, Row
+from tests.support.effort import some
+
+import slackwater as sw
+from slackwater.config.lineage import stage_inputs
+from slackwater.engine.kill_points import KILL_POINTS
+from slackwater.testing.pipeline import LocalPipeline
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = {"k": "string", "v": "bigint"}
+SOURCES = ("a", "b")
+FOREVER_MS = 1_000_000
+FILTERS: dict[str, Callable[[int | None], list[int | None]]] = {  # NULL comes from joins without a partner
+    "SELECT k, v * 2 AS v, _event_ts FROM source WHERE v % 3 <> 1": lambda v: (
+        [] if v is None or v % 3 == 1 else [v * 2]
+    ),
+    "SELECT k, v + 1 AS v, _event_ts FROM source": lambda v: [None if v is None else v + 1],
+    "SELECT k, explode(array(v, 10 + v)) AS v, _event_ts FROM source": lambda v: [v, None if v is None else 10 + v],
+}
+
+
+def window(draw: random.Random, is_read: bool, lateness_ms: int) -> sw.Window:
+    """A window that emits once for its readers, or one that corrects its target for ever."""
+    shape: dict[str, Any] = draw.choice(
+        [
+            {"kind": "tumbling", "duration_ms": draw.choice([5, 20, 200]), "max_groups_per_window": 1000},
+            {"kind": "hopping", "duration_ms": 40, "hop_ms": 20, "max_groups_per_window": 1000},
+            {"kind": "session", "gap_ms": 15, "max_session_duration_ms": draw.choice([20, 33, 120])},
+        ]
+    )
+    corrects = {"late_data": "reopen", "allowed_lateness_ms": FOREVER_MS, "emit": draw.choice(["on_close", "updates"])}
+    return sw.Window(
+        **shape,
+        **({} if is_read else corrects),
+        group_by=["k"],
+        aggregations=COUNTED,
+        lateness_ms=lateness_ms,
+        source_idleness_ms=FOREVER_MS,
+    )
+
+
+def graph(draw: random.Random, lateness_ms: int) -> list[sw.Stage]:
+    """Three to six stages; at least one is stateless. Each reads what stands before it, and the last one reads a stage."""
+    count = draw.randrange(3, 7)
+    kinds = ["filter", *(draw.choice(["filter", "window", "join"]) for _ in range(count - 1))]
+    draw.shuffle(kinds)
+    inputs: list[tuple[str, ...]] = []
+    for number, kind in enumerate(kinds):
+        names = [f"s{n}" for n in range(number)] or list(SOURCES)
+        names = names if number == count - 1 or draw.random() < 0.6 else [*SOURCES]
+        inputs.append(
+            tuple(draw.sample(names, min(len(names), {"join": 2, "filter": 1}.get(kind, draw.choice([1, 2])))))
+        )
+    read = {name for some_inputs in inputs for name in some_inputs}
+    stages = []
+    for number, (kind, names) in enumerate(zip(kinds, inputs, strict=True)):
+        name = f"s{number}"
+        if kind == "join" and len(names) == 2:
+            stages.append(sw.Stage(name=name, join=stage_graphs.join(draw, *names, lateness_ms)))
+        elif kind == "filter":
+            stages.append(sw.Stage(name=name, from_=names[0], sql=draw.choice(list(FILTERS))))
+        else:
+            stages.append(sw.Stage(name=name, from_=list(names), window=window(draw, name in read, lateness_ms)))
+    return stages
+
+
+def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
+    read = {name for names in stage_inputs(stages, SOURCES).values() for name in names}
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name=name, dataframe=object()) for name in SOURCES if name in read],
+        connections={"t": sw.DeltaConnection()},
+        stages=stages,
+        targets=[
+            sw.Target(
+                name=f"of-{s.name}", from_=s.name, connection="t", path=s.name, mode="append" if s.window is None else "merge"
+            )
+            for s in stages
+            if s.name not in read
+        ],
+        state_store=sw.StateStore(kind="files", path="state"),
+    )  # fmt: skip
+
+
+def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequence[str]) -> list[Row]:
+    """Return what a stage makes of all rows of its inputs at once."""
+    if stage.sql is None or stage.window is not None:
+        return stage_graphs.answer(stage, inputs, names)
+    rows = inputs[names[0]]
+    return [{"k": r["k"], "v": v, "ts": r["ts"]} for r in rows for v in FILTERS[stage.sql](r["v"])]
+
+
+def emitted(stage: sw.Stage, frame: Any) -> list[Row]:
+    """Return the rows of a stage's result, with the event time that they have for the next one."""
+    if stage.window is not None or stage.join is not None:
+        return stage_graphs.emitted(stage, frame)
+    return [{"k": r["k"], "v": r["v"], "ts": _us(r["_event_ts"])} for r in frame.to_dicts()]
+
+
+def content(stage: sw.Stage, rows: Sequence[Row]) -> list[str]:
+    if stage.window is not None or stage.join is not None:
+        return stage_graphs.content(stage, rows)
+    return sorted(repr([r["k"], r["v"], r["ts"]]) for r in rows)
+
+
+def reaches_late_rows(stage: str, stages: Mapping[str, sw.Stage], inputs: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether rows of a source come to a stage without a stateful stage between them."""
+    for name in inputs[stage]:
+        above = stages.get(name)
+        if above is None or (above.window is None and above.join is None and reaches_late_rows(name, stages, inputs)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", some(range(24), keep=2))
+def test_stages_give_the_batch_answer_over_their_inputs(spark: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    is_late = draw.random() < 0.6
+    stages = graph(draw, draw.choice([0, 10]) if is_late else 0)
+    spec, now, sent = pipeline(stages), 0, {name: list[Row]() for name in SOURCES}
+    sources = [s.name for s in spec.sources]
+    watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
+    with LocalPipeline(spec, SCHEMA, session=spark, shards=draw.choice([1, 2]), listen=False, watch=watched) as test:
+        for _ in range(draw.randrange(3, 6)):
+            rows: dict[str, list[Row]] = {name: [] for name in sources}
+            for name in sources:
+                for _ in range(draw.choice([0, 2, 6, 12])):
+                    now += draw.choice([0, 1, 4, 8, 11, 40])
+                    ts = (now - (draw.choice([0, 0, 30, 90]) if is_late else 0) + 1000) * MS
+                    rows[name].append({"k": draw.choice(["x", "y"]), "v": draw.randrange(9), "ts": ts})
+                sent[name] += rows[name]
+            if draw.random() < 0.4:
+                test.crash(draw.choice(KILL_POINTS), shards=draw.choice([None, 3]))
+            test.pipe(
+                {
+                    name: [{"k": r["k"], "v": r["v"], "_event_ts": iso(r["ts"])} for r in some_rows]
+                    for name, some_rows in rows.items()
+                }
+            )
+        test.flush()
+        outcome, state = test.result(), test._driver.state
+    read, by_name, inputs = stage_inputs(stages, SOURCES), {s.name: s for s in stages}, dict(sent)
+    for stage in stages:
+        if stage.name in outcome.stages:
+            inputs[stage.name] = emitted(stage, outcome.stages[stage.name])
+        else:  # its SQL is a part of the stages that read it
+            inputs[stage.name] = batch_answer(stage, inputs, read[stage.name])
+    late = {s.name: s.counters.get("late") for s in state.stages}
+    for stage in stages:
+        corrects = stage.window is not None and stage.window.late_data == "reopen"
+        stateless = stage.window is None and stage.join is None
+        exposed = reaches_late_rows(stage.name, by_name, read)
+        if not exposed or corrects:
+            assert not late.get(stage.name), f"{stage.name}: rows are late: {late[stage.name]}"
+        if stateless or corrects or not exposed or not is_late:
+            expected = content(stage, batch_answer(stage, inputs, read[stage.name]))
+            assert content(stage, inputs[stage.name]) == expected, f"{stage.name} of {[s.name for s in stages]}"
+    assert outcome.counters.late_between_stages == 0
+
+
+def iso(us: int) -> str:
+    return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)).isoformat()
