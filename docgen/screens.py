@@ -25,7 +25,7 @@ from tests.support.browser import CHROMIUM, Browser, until
 from tests.support.ui_states import config, drawn, ran, watched
 
 from docgen.sources import ROOT
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.server import serve_pages
 
@@ -97,7 +97,7 @@ def paid_orders(home: Path) -> PageSource:
     file.write_text(JOIN)
     command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--available-now"]
     subprocess.run(command, cwd=home, check=True, timeout=600)
-    (found,) = watched_at(str(file))
+    (found,) = load_page_sources(str(file))
     return found
 
 

@@ -10,7 +10,7 @@ from tests.support import several_stages
 from tests.support.browsing import Tags, get
 from tests.support.why import NOON, at
 
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.pipeline import LocalPipeline
@@ -41,7 +41,7 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
         test.pipe({"orders": orders, "clicks": at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
         test.quiet("45s")
         test.pipe({"clicks": at("u1", "10:21")})
-    (here,), (there,) = watched_at(str(tmp_path / "state")), watched_at(url)
+    (here,), (there,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)
     (whole, each), (other, others) = look_at_all(here, NOON), look_at_all(there, NOON)
     assert told(whole) == told(other)
     assert [told(s) for s in each] == [told(s) for s in others]

@@ -11,7 +11,7 @@ from tests.support.browser import Browser, until
 from tests.support.effort import long
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.testing.script import RowsInput
 from slackwater.ui.server import UiServer, serve_pages
 
@@ -137,7 +137,7 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
 def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
-    running = serve_pages(watched_at(str(home)), 0)
+    running = serve_pages(load_page_sources(str(home)), 0)
     try:
         browser.open(f"http://127.0.0.1:{running.port}/")
         assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .bar').length") >= 2

@@ -20,7 +20,7 @@ from tests.support.effort import long
 from tests.support.real_data import split
 from tests.support.topics import Topic
 
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.state.files.store import FilesStore
 from slackwater.ui.server import serve_pages
@@ -189,7 +189,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     browser.is_clean(run.home)
     browser.open("about:blank")
     run.dies()
-    dead = serve_pages(watched_at(str(file)), 0)
+    dead = serve_pages(load_page_sources(str(file)), 0)
     try:
         home = f"http://127.0.0.1:{dead.port}"
         comes(2)
@@ -231,7 +231,7 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser.open("about:blank")
     run.dies()
     made.send(*({"user": "u9", "amount": n} for n in range(7)), at=800, partition=1)
-    dead = serve_pages(watched_at(str(file)), 0)
+    dead = serve_pages(load_page_sources(str(file)), 0)
     try:
         browser.open(f"http://127.0.0.1:{dead.port}/")
         assert "7 records" in text(browser, "#pace table")

@@ -180,9 +180,9 @@ class Story:
 
     def planned(self) -> str | None:
         """Why `plan` says that a start would be refused."""
-        found = plan._compared(self.pipeline)
+        found = plan._compare_with_state(self.pipeline)
         if found is None:
-            return plan._question(self.pipeline)
+            return plan._refusal(self.pipeline)
         return found.waits or "; ".join(c.line for c in found.of(REBUILD)) or None
 
     def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:

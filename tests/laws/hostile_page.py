@@ -19,7 +19,7 @@ from tests.support import several_stages
 from tests.support.ui_letters import with_letters
 from tests.support.ui_states import watched
 
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.state.runs import Run
 from slackwater.ui.pages import BLOCKS
 from slackwater.ui.server import serve_pages
@@ -40,7 +40,9 @@ def port() -> int:
     letters.store.open()
     letters.store.note_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
     letters.store.close()
-    (stages,) = watched_at(str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"'))))
+    (stages,) = load_page_sources(
+        str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"')))
+    )
     file = home / "new" / "p.toml"
     file.write_text((home / "letters" / "p.toml").read_text().replace('"law"', '"new"').replace("/letters/", "/new/"))
     return serve_pages([letters, stages, watched(file)], 0).port

@@ -12,7 +12,7 @@ from tests.laws import seeds
 from tests.laws.midway import midway
 from tests.support.effort import some
 
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.evolution.operator_from_state import logic_in
 from slackwater.query import inspect
 from slackwater.ui import pages
@@ -31,7 +31,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
         home = tmp_path / str(seed)
         with midway(seed, str(home)) as test:
             stages, now = list(test.pipeline.stage_pipelines), test.now_us
-        (watched,) = watched_at(str(home))
+        (watched,) = load_page_sources(str(home))
         records = [
             json.loads(p.read_text().splitlines()[0]) for p in sorted((home / "law" / "manifests").glob("*.json"))
         ]
@@ -169,7 +169,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
 def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
     with midway(3, str(tmp_path)) as test:
         stages, now = list(test.pipeline.stage_pipelines), test.now_us
-    (watched,) = watched_at(str(tmp_path))
+    (watched,) = load_page_sources(str(tmp_path))
     for name in stages:
         past, latest = look_at(watched, now, 0, name), look_at(watched, now, stage=name)
         assert (past.top.epoch, past.stage) == (0, name)

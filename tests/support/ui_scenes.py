@@ -22,7 +22,7 @@ from tests.support import several_stages
 from tests.support.ui_letters import with_letters
 from tests.support.ui_states import DAY, S, config, drawn, joined_and_counted, ran, watched
 
-from slackwater.cli.ui import save_page, watched_at
+from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.state.runs import Run
 from slackwater.testing.script import RowsInput
 from slackwater.ui.page_model import PageSource
@@ -128,7 +128,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
             f"/stage/sessions{bins}",
         )
         joined_and_counted(home / "join", kind="left")
-        add("join", watched_at(str(home / "join"))[0], "/")
+        add("join", load_page_sources(str(home / "join"))[0], "/")
         for name, run in (("finished", a_run(11)), ("died", failed_run(11)), ("crashed", a_run(11, outcome=None))):
             one = session(home / name, rows=40)
             note(one, a_run(9), a_run(10, outcome="stopped", ended_us=STARTED, last_epoch=1), run)

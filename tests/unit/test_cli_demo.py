@@ -19,7 +19,7 @@ import pytest
 from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
-from slackwater.cli.demo import activity
+from slackwater.cli.demo import activity_plot
 from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate
 from slackwater.cli.format import program
 from slackwater.cli.main import main
@@ -85,7 +85,7 @@ def test_nobody_makes_most_of_the_clicks_and_noon_is_busier_than_the_morning(day
 def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
     counts = [0] * 144
     counts[0], counts[72] = 4, 2
-    title, *plot, axis = activity(counts, 200)
+    title, *plot, axis = activity_plot(counts, 200)
     assert title == "Clicks per 5 minutes, 06:00 to 18:00, at most 4:"
     assert plot == ["█", "█", "█" + " " * 71 + "█", "█" + " " * 71 + "█"]
     assert axis.split() == ["06:00", "09:00", "12:00", "15:00"]
@@ -94,14 +94,14 @@ def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
 
 @pytest.mark.parametrize(("width", "minutes"), [(144, 5), (143, 10), (80, 10), (60, 15), (12, 60)])
 def test_the_plot_fits_the_terminal(width: int, minutes: int) -> None:
-    lines = activity([3] * 144, width)
+    lines = activity_plot([3] * 144, width)
     assert lines[0].startswith(f"Clicks per {minutes} minutes, ")
     assert all(len(text) <= width for text in lines[1:-1])
     assert max(len(text) for text in lines[1:-1]) == 12 * 60 // minutes
 
 
 def test_a_day_without_clicks_is_an_empty_plot() -> None:
-    assert activity([0] * 144, 80)[1:-1] == ["", "", "", ""]
+    assert activity_plot([0] * 144, 80)[1:-1] == ["", "", "", ""]
 
 
 class FakeEngine:
@@ -160,7 +160,7 @@ def test_what_demo_kafka_keeps_stays_until_it_is_stopped(monkeypatch: pytest.Mon
 
     stopper = threading.Thread(target=stop)
     stopper.start()
-    demo_kafka._until_stopped()
+    demo_kafka._wait_until_stopped()
     stopper.join()
     assert signal.getsignal(signal.SIGTERM) is before
 

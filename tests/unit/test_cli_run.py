@@ -23,7 +23,7 @@ from tests.support.statuses import COUNTERS, STATUS
 
 from slackwater.cli.format import describe_source, format_age, format_time, summary
 from slackwater.cli.progress import LogProgress, render_status
-from slackwater.cli.runner import _signals, run_file
+from slackwater.cli.runner import run_file, stop_on_signals
 from slackwater.engine.status import Counters, Status
 from slackwater.runner.run_log import status_line
 
@@ -334,7 +334,7 @@ def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
             said.append(line)
 
     stop, view = threading.Event(), View()
-    with _signals(stop, view):
+    with stop_on_signals(stop, view):
         with stop._cond:  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGTERM)
         assert stop.wait(10)
@@ -345,7 +345,7 @@ def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
 def test_signals_are_handled_as_before_after_the_run() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     view = LogProgress()
-    with _signals(threading.Event(), view):
+    with stop_on_signals(threading.Event(), view):
         assert signal.getsignal(signal.SIGTERM) is not before[1]
     view.close()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slackwater.cli.state_maintenance import MOST_SHARDS, _sizes
+from slackwater.cli.state_maintenance import MOST_SHARDS, _size_lines
 from slackwater.maintenance.sizes import ShardSize, Sizes, find_hot_shards
 
 
@@ -13,7 +13,7 @@ def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
 
 
 def told(found: list[ShardSize]) -> str:
-    return "\n".join(_sizes(Sizes("p", 7, shards=found, kept=[7], hot_shards=find_hot_shards(found))))
+    return "\n".join(_size_lines(Sizes("p", 7, shards=found, kept=[7], hot_shards=find_hot_shards(found))))
 
 
 def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:

@@ -12,7 +12,7 @@ from tests.support.several_stages import TEXT, ran
 from tests.support.ui_states import watched
 from tests.support.why import NOON, us
 
-from slackwater.cli.ui import save_page, watched_at
+from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.ui import pages
 from slackwater.ui.page_model import look_at
 from slackwater.ui.pages import PageLocation
@@ -26,7 +26,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["config", "state alone"])
 def page(request: pytest.FixtureRequest, file: Path) -> Iterator[UiServer]:
-    of = [watched(file)] if request.param == "config" else watched_at(str(file.parent / "state"))
+    of = [watched(file)] if request.param == "config" else load_page_sources(str(file.parent / "state"))
     running = serve_pages(of, 0)
     yield running
     running.stop()

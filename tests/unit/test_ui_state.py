@@ -16,7 +16,7 @@ from tests.support.ui_states import CLOCK, config, drawn, ran, watched
 from tests.support.why import JOIN
 
 from slackwater.cli.main import main
-from slackwater.cli.ui import watched_at
+from slackwater.cli.ui import load_page_sources
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.offsets import FileOffsets
@@ -34,7 +34,7 @@ from slackwater.ui.server import serve_pages
 def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: str) -> None:
     file = config(shape, tmp_path)
     ran(file, drawn(3))
-    (alone,) = watched_at(str(tmp_path / "state"))
+    (alone,) = load_page_sources(str(tmp_path / "state"))
     assert alone.is_described
     seen, known = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
@@ -61,7 +61,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
     )
     inner = join.model_copy(update={"kind": "inner"})
     run_local(inner, [rows, rows], types, sources, flush=False, state_dir=str(tmp_path), downstream=after)
-    (alone,) = watched_at(str(tmp_path / "law"))
+    (alone,) = load_page_sources(str(tmp_path / "law"))
     seen = look_at(alone, 0)
     assert [s.kind for s in seen.stages] == ["join", "tumbling"]
     assert seen.stages[0].reads == sources
@@ -88,7 +88,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
 
             line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
             commit.write_text(f"{line}\n{file_checksum(line.encode())}\n")
-    found = watched_at(str(tmp_path / "state"))
+    found = load_page_sources(str(tmp_path / "state"))
     assert [w.pipeline.name for w in found] == ["one", "two"]
     running = serve_pages(found, 0)
     try:
@@ -98,7 +98,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
     finally:
         running.stop()
     with pytest.raises(StartError, match="no pipeline has its state there"):
-        watched_at(str(tmp_path / "one"))
+        load_page_sources(str(tmp_path / "one"))
 
 
 def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import slackwater as sw
-from slackwater.cli.state_show import _words
+from slackwater.cli.state_show import _value_text
 from slackwater.config import state_size
 from slackwater.config.message_format import suggestion
 from slackwater.config.source import Source
@@ -120,7 +120,7 @@ def test_types_are_those_of_sql() -> None:
 
 
 def test_a_fingerprint_is_not_shown_as_python() -> None:
-    said = _words({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
+    said = _value_text({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
     assert said == "keys: user string, aggs: n: count *, m: a, 1"
 
 

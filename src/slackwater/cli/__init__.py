@@ -1,1 +1,1 @@
-"""The command line: one file per group of commands; knows what to print, and nothing of how it is found."""
+"""The command line: one module per command or group of commands. It only formats and prints what other rooms return."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-MOST_ROWS = 1_000_000_000  # that an option may ask for
+MOST_ROWS = 1_000_000_000  # the largest number that an option accepts
 MOST_EPOCHS = 10**18 - 1  # the highest epoch of a state
 
 AllowHost = Annotated[
@@ -23,12 +23,12 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML
 
 
 def parse_amount(text: str | float) -> float:
-    """A number from 0 to MOST_ROWS, as an option takes it. Raises BadParameter, which names the option, for any other text."""
+    """Parse a number from 0 to MOST_ROWS. Raises BadParameter, which names the option, for any other text."""
     try:
         value = float(text)
     except (ValueError, OverflowError):
         value = math.nan
-    if not 0 <= value <= MOST_ROWS:  # nan is not, either
+    if not 0 <= value <= MOST_ROWS:  # also refuses NaN
         shown = str(text)[:40]
         raise typer.BadParameter(f"found {shown}, expected a number from 0 to {MOST_ROWS:,}")
     return value

@@ -1,4 +1,4 @@
-"""`backfill`: a pipeline over bounded history, and what became of it."""
+"""`backfill`: runs a pipeline over bounded history and prints a summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slackwater.cli import progress as views
 from slackwater.cli.format import format_time, plural
-from slackwater.cli.runner import _signals
+from slackwater.cli.runner import stop_on_signals
 from slackwater.config import toml
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
@@ -23,20 +23,20 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def backfill_file(
     file: Path, since: str, until: str, partial: bool, into: str | None, slack: str | None, target: str | None = None
 ) -> None:
-    """Load, run, print. A signal ends it after the epoch in progress. Raises SlackwaterError."""
+    """Run a backfill and print its summary. A signal stops it after the epoch in progress. Raises SlackwaterError."""
     pipeline = toml.load(file).one_target(target)
-    since_us, until_us = time_us(since, "--from"), time_us(until, "--to")
+    since_us, until_us = parse_time_us(since, "--from"), parse_time_us(until, "--to")
     where = target_text(backfill_pipeline(pipeline, since_us, until_us, into))
     view, stop = views.choose_view(1.0), threading.Event()
     try:
-        with _signals(stop, view):
+        with stop_on_signals(stop, view):
             outcome = run_backfill(
                 pipeline,
                 since_us,
                 until_us,
                 partial=partial,
                 into=into,
-                slack_ms=None if slack is None else _duration(slack),
+                slack_ms=None if slack is None else _parse_duration_ms(slack),
                 on_status=view.status,
                 on_notice=view.notice,
                 stop=stop,
@@ -47,8 +47,8 @@ def backfill_file(
     print("\n".join(summary_lines(outcome, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
 
 
-def time_us(text: str, option: str) -> int:
-    """A time in ISO 8601 (UTC where it has no offset) in µs. Raises StartError."""
+def parse_time_us(text: str, option: str) -> int:
+    """Parse a time in ISO 8601 (UTC without an offset) into microseconds. Raises StartError."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -58,7 +58,7 @@ def time_us(text: str, option: str) -> int:
     return (time.replace(tzinfo=time.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 
-def _duration(text: str) -> int:
+def _parse_duration_ms(text: str) -> int:
     try:
         ms = duration_ms(int(text) if text.isdecimal() else text)
         if ms >= 0:
@@ -69,7 +69,7 @@ def _duration(text: str) -> int:
 
 
 def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
-    """What a backfill did, in lines."""
+    """Yield the lines of a backfill's summary."""
     written, status = outcome.written, outcome.status
     if status is None:
         yield f"{outcome.pipeline}: stopped before the first epoch"

@@ -1,4 +1,4 @@
-"""`check` and `explain`: what a config says, without Spark."""
+"""`check` and `explain`: validate and describe a config without Spark."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slackwater.spark import filesystems
 
 
 def check_file(file: Path, connect: bool = False) -> None:
-    """Check a config; what is wrong comes with the places that document its keys. See `_check`."""
+    """Check a config. Problems come with the pages that document the keys. See `_check_config`."""
     try:
-        _check(file, connect)
+        _check_config(file, connect)
     except ConfigError as error:
         places = dict.fromkeys(
-            _place(line.removeprefix(f"{file}: ")) for line in error.problems if _names_key(file, line)
+            _key_page(line.removeprefix(f"{file}: ")) for line in error.problems if _names_key(file, line)
         )
         if places:
             error.further = (f"the keys are documented in {', '.join(places)}",)
@@ -34,12 +34,15 @@ def _names_key(file: Path, line: str) -> bool:
     return re.match(r"[\w\"-][^ ]*: ", line.removeprefix(f"{file}: ")) is not None
 
 
-def _place(line: str) -> str:
+def _key_page(line: str) -> str:
     return key_docs.find_place(line.partition(": ")[0])
 
 
-def _check(file: Path, connect: bool) -> None:
-    """Print one line for a good config; raise ConfigError for any other, or StartError for what `connect` does not find."""
+def _check_config(file: Path, connect: bool) -> None:
+    """Print one line and notes for a valid config.
+
+    Raises ConfigError for an invalid one, and with `connect` StartError for systems and tables that do not fit.
+    """
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft(pipeline) if problems else sql_check.check_sql(pipeline)
     paths = () if problems else local_paths.unwritable_directories(pipeline)
@@ -58,13 +61,13 @@ def _check(file: Path, connect: bool) -> None:
             )
         notes += connecting.find_notes(pipeline)
     (before, first), *more = pipeline.stage_pipelines.items()
-    description = _described(first)
+    description = _describe_step(first)
     for name, stage_pipeline in more:
         read = [w.name for w in stage_pipeline.input_paths]
         over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
         counted = plural(len(stage_pipeline.sources), "source")
         description, before = (
-            f"{description}, then {_described(stage_pipeline).replace(f'over {counted}', f'over {over}')}",
+            f"{description}, then {_describe_step(stage_pipeline).replace(f'over {counted}', f'over {over}')}",
             name,
         )
     print(mask_secrets(f"{file}: ok — {description}, {explain.state_text(pipeline)}"))
@@ -79,7 +82,7 @@ def _check(file: Path, connect: bool) -> None:
         print(mask_secrets(f"{file}: not checked: {line}"))
 
 
-def _described(pipeline: Pipeline) -> str:
+def _describe_step(pipeline: Pipeline) -> str:
     step = pipeline.transform.step
     if isinstance(step, Join):
         return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
@@ -90,5 +93,5 @@ def _described(pipeline: Pipeline) -> str:
 
 
 def explain_file(file: Path) -> None:
-    """Print the stages a row passes, the guarantee and the projected state size."""
+    """Print the stages that a row passes, the delivery guarantee, and the projected size of the state."""
     print(explain.build_plan(toml.load(file)))

@@ -1,4 +1,4 @@
-"""`demo`: a day of clicks, sessions and five-minute counts, and what to try next."""
+"""`demo`: computes sessions and five-minute counts over a day of generated clicks, and suggests next steps."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ path = "{home}/state"
 
 
 def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
-    """Generate, run, show; and serve the page if a port is given. A signal ends it after the epoch in progress, with exit code 130."""
+    """Generate clicks, run both pipelines and show their results. With a port, serve the page.
+
+    A signal stops it after the epoch in progress, with exit code 130.
+    """
     console = Console()
     began = time.monotonic()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -134,8 +137,8 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         if stop.is_set():
             raise typer.Exit(130)
         console.print(summary(status, f"demo-{name}", str(home / "out" / name)), highlight=False, soft_wrap=True)
-    console.print(_sessions(_read(home, "sessions")))
-    for line in activity(_clicks_per_bin(_read(home, "counts")), console.width):
+    console.print(_session_table(_read_results(home, "sessions")))
+    for line in activity_plot(_clicks_per_bin(_read_results(home, "counts")), console.width):
         console.print(line, highlight=False, soft_wrap=True)
     call = program()
     console.print(
@@ -158,10 +161,10 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
 
 
 def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
-    view: views.ProgressView = views.LiveProgress() if console.is_terminal else _Lines(console)
+    view: views.ProgressView = views.LiveProgress() if console.is_terminal else _PlainProgress(console)
     log = logging.getLogger("slackwater")
     before = log.level
-    log.setLevel(logging.ERROR)  # late rows are part of the show: they are counted in the summary
+    log.setLevel(logging.ERROR)  # late rows are expected and counted in the summary
     try:
         return run_pipeline(toml.load(file), view, available_now=True, flush=True, stop=stop)
     finally:
@@ -169,33 +172,33 @@ def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
         log.setLevel(before)
 
 
-class _Lines:
-    """Progress where there is no terminal."""
+class _PlainProgress:
+    """Progress view for output that is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def status(self, status: Status) -> None:
-        self._say(f"  {status.pipeline}: {status.files_done} of {status.files_total} files")
+        self._print(f"  {status.pipeline}: {status.files_done} of {status.files_total} files")
 
     def notice(self, level: str, line: str) -> None:
-        self._say(f"  {level}: {line}")
+        self._print(f"  {level}: {line}")
 
     def close(self) -> None:
         return
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)
 
 
-def _read(home: Path, name: str) -> Any:
+def _read_results(home: Path, name: str) -> Any:
     import polars as pl
 
     return pl.concat([pl.read_parquet(p) for p in sorted((home / "out" / name).glob("*.parquet"))])
 
 
-def _sessions(frame: Any) -> Table:
-    """The busiest sessions as a table."""
+def _session_table(frame: Any) -> Table:
+    """Return a table of the sessions with the most clicks."""
     table = Table(
         "user", "from", "to", "clicks", "pages", "left at", title="The busiest sessions", title_justify="left"
     )
@@ -208,7 +211,7 @@ def _sessions(frame: Any) -> Table:
 
 
 def _clicks_per_bin(frame: Any) -> list[int]:
-    """Clicks of each five minutes of the day; 0 where no window came out."""
+    """Return the clicks of each five minutes of the day; 0 if there is no window."""
     counts = [0] * (HOURS * 3600 // int(BIN.total_seconds()))
     for start, clicks in frame.select("window_start", "clicks").iter_rows():
         index = (start.replace(tzinfo=None) - MORNING) // BIN
@@ -217,8 +220,8 @@ def _clicks_per_bin(frame: Any) -> list[int]:
     return counts
 
 
-def activity(counts: list[int], width: int) -> list[str]:
-    """A plot of block characters, `width` columns at most, with the hours below; one column is one or several bins."""
+def activity_plot(counts: list[int], width: int) -> list[str]:
+    """Return the lines of a plot of block characters, at most `width` columns wide. A column is one or several bins."""
     step = next(s for s in (1, 2, 3, 4, 6, 12, len(counts)) if s >= len(counts) / max(width, 1) or s == len(counts))
     columns = [sum(counts[i : i + step]) for i in range(0, len(counts), step)]
     top = max(*columns, 1)

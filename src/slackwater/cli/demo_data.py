@@ -1,4 +1,4 @@
-"""The click stream of the demo: seeded, so that every run shows the same day."""
+"""Generates the click stream of the demo. It is seeded, so that every run has the same day."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ MORNING = dt.datetime(2024, 3, 1, 6)
 HOURS = 12
 FILES = 4
 USERS = 2000
-DISORDER = 20.0  # seconds that a click may be overtaken by
-OFFLINE = 8  # phones per file that deliver their clicks a file too late
+DISORDER = 20.0  # seconds by which later clicks may overtake a click
+OFFLINE = 8  # clicks per file that arrive two files later
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/offers", "/item/17", "/item/23", "/item/42")
 Click = tuple[float, int, str]  # second of the day, user, page
 
 
 def generate(home: Path, rows: int) -> int:
-    """Write `web/*.jsonl` and `app/*.jsonl`, `rows` clicks in all; returns how many.
+    """Write `web/*.jsonl` and `app/*.jsonl` with `rows` clicks in total. Return their number.
 
-    A file is a slice of the day, in order of arrival: daily rhythm, visits of a few minutes, disorder within 20 s and a
-    few clicks that come hours too late. The app falls silent after a third of the day.
+    Each file is a slice of the day in the order of arrival. Clicks follow a daily rhythm, in visits of a few minutes, out of
+    order by up to 20 s. A few clicks arrive hours too late. The app falls silent after a third of the day.
     """
     rng = random.Random(17)
     clicks = sorted(_clicks(rng, rows), key=lambda c: c[0] + rng.uniform(0, DISORDER))
     slices: dict[str, list[list[Click]]] = {s: [[] for _ in range(FILES)] for s in ("web", "app")}
     for click in clicks:
-        slices[_source(click)][min(int(click[0] / _slice()), FILES - 1)].append(click)
+        slices[_source(click)][min(int(click[0] / _slice_seconds()), FILES - 1)].append(click)
     web = slices["web"]
     for n in range(FILES - 2):
         for _ in range(min(OFFLINE, len(web[n]))):
@@ -39,12 +39,12 @@ def generate(home: Path, rows: int) -> int:
         (home / source).mkdir()
         for n, part in enumerate(p for p in parts if p):
             path = home / source / f"{n}.jsonl"
-            path.write_text("".join(_line(c) for c in part))
-            os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # files are read in the order of these
+            path.write_text("".join(_json_line(c) for c in part))
+            os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # the order in which files are read
     return len(clicks)
 
 
-def _slice() -> float:
+def _slice_seconds() -> float:
     return HOURS * 3600 / FILES
 
 
@@ -53,7 +53,7 @@ def _source(click: Click) -> str:
 
 
 def _clicks(rng: random.Random, rows: int) -> Iterator[Click]:
-    """Visits at random: most around noon, more again in the evening; some users come often, most seldom."""
+    """Yield the clicks of random visits: most around noon, some in the evening. A few users visit often, most rarely."""
     count, end = 0, HOURS * 3600
     while count < rows:
         second = rng.uniform(0, end)
@@ -69,7 +69,7 @@ def _clicks(rng: random.Random, rows: int) -> Iterator[Click]:
             second += rng.expovariate(1 / 45)
 
 
-def _line(click: Click) -> str:
+def _json_line(click: Click) -> str:
     second, user, page = click
     time = (MORNING + dt.timedelta(seconds=second)).isoformat(timespec="milliseconds") + "Z"
     return json.dumps({"user_id": f"u{user:04}", "page": page, "ts": time}) + "\n"

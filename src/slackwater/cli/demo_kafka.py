@@ -1,6 +1,6 @@
-"""`demo-kafka`: Kafka to Postgres on this machine, with a runner that is killed on the way, and nothing lost.
+"""`demo-kafka`: sessions from Kafka to Postgres on this machine. The runner is killed twice, and no click is lost.
 
-clicks ─▶ Kafka, 4 partitions ─▶ runner ─▶ Postgres: table sessions, and the state beside it
+clicks ─▶ Kafka, 4 partitions ─▶ runner ─▶ Postgres: table sessions, and the state next to it
                                  ✖ kill -9, started again
 """
 
@@ -71,12 +71,12 @@ url = "${{WAREHOUSE_URL}}"
 """
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/item/17", "/item/23")
 QUIET_SECONDS = 10
-STALLED_SECONDS = 300  # without any news of the runner, which is a failure on the slowest machine, too
+STALLED_SECONDS = 300  # without progress; longer than any pause on the slowest machine
 COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
 class _Producer(threading.Thread):
-    """Clicks of visits that come and go, at about `rate` per second, until there are `total`."""
+    """Produces `total` clicks of overlapping visits, about `rate` per second."""
 
     def __init__(self, address: str, total: int, rate: int) -> None:
         super().__init__(daemon=True)
@@ -102,9 +102,9 @@ class _Producer(threading.Thread):
 
 
 def run_demo(rows: int, keep: bool = False) -> None:
-    """Start the services, run, kill, run again, compare; `keep`: leave them up until Ctrl-C.
+    """Start the services, run the pipeline, kill it, run it again, and compare the results.
 
-    Raises EpochError if a click was lost or doubled.
+    `keep`: leave the services up until Ctrl-C. Raises EpochError if a click was lost or counted twice.
     """
     import psycopg
 
@@ -145,41 +145,41 @@ def run_demo(rows: int, keep: bool = False) -> None:
 
 
 def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
-    """Run the pipeline, kill it twice on the way unless it has read all by then, and run it to the end."""
+    """Run the pipeline, kill it twice unless it has read everything by then, and run it to the end."""
     rows = producer.total
     again = "kill -9: the runner is dead in the middle of its work; starting it again"
     for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):
         runner = _start(file, home, environment)
         try:
             _watch(say, url, runner, producer, home, until)
-            if _all_read(url, rows):
+            if _has_read_all(url, rows):
                 say("the topic has been read to its end, so there is nothing left to kill the runner in")
                 _stop(say, runner, home)
                 break
             say(line)
         finally:
-            runner.kill()  # nothing to a runner that has ended
+            runner.kill()  # no effect on a runner that has ended
             runner.wait()
     producer.join()
     say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
     runner = _start(file, home, environment, "--available-now", "--flush")
     try:
-        _ended(say, runner, home)
+        _wait_for_end(say, runner, home)
     finally:
         runner.kill()
         runner.wait()
 
 
 def _compare(say: Any, console: Console, url: str, rows: int) -> None:
-    """Show what is in the table. Raises EpochError if a click was lost or doubled."""
+    """Show what the table holds. Raises EpochError if a click was lost or counted twice."""
     import psycopg
 
-    sessions, clicks = _counted(url)
+    sessions, clicks = _count_results(url)
     say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
     if clicks != rows:
         raise EpochError(f"demo-kafka: {rows:,} clicks were produced and {clicks:,} are in the table; this is a bug")
     with psycopg.connect(url, autocommit=True) as db:
-        console.print(_longest(db))
+        console.print(_longest_sessions(db))
     console.print(
         "Nothing lost, nothing doubled: state, offsets and results are one transaction in Postgres.",
         highlight=False,
@@ -188,14 +188,14 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
 
 
 def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
-    """Leave the services up until somebody stops the demo."""
+    """Leave the services up until the demo is stopped."""
     console.print(look(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
-    _until_stopped()
+    _wait_until_stopped()
     console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
 
 
 def look(file: Path, kafka: str, postgres: str) -> str:
-    """How to look at what the demo left up, from another terminal."""
+    """Return instructions for inspecting the services from another terminal."""
     call = program()
     return (
         "\nKafka and Postgres stay up until Ctrl-C. From another terminal:\n"
@@ -207,12 +207,12 @@ def look(file: Path, kafka: str, postgres: str) -> str:
     )
 
 
-def _until_stopped() -> None:
-    """Wait for Ctrl-C, or for whoever ends this process kindly."""
+def _wait_until_stopped() -> None:
+    """Wait for SIGINT or SIGTERM."""
     stopped = threading.Event()
     former = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while not stopped.wait(0.5):  # with an end, so that the handler gets its turn
+        while not stopped.wait(0.5):  # a timeout, so that the handler can run
             pass
     finally:
         for number, handler in former.items():
@@ -226,30 +226,31 @@ def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> 
 
 
 def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
-    """Show the table filling until it holds so many clicks, or all that are in the topic were read.
+    """Report progress until the table holds `until` clicks, or until all clicks of the topic were read.
 
-    Any news is progress: a click that was produced or came out, and a line of the runner's log.
+    Progress is a click that was produced or emitted, or a line in the log of the runner. Raises EpochError if there is
+    none for STALLED_SECONDS.
     """
-    shown, quiet, news, last_progress = -1, _Quiet(say, home), (0, 0, 0), time.monotonic()
+    shown, quiet, news, last_progress = -1, _QuietNotice(say, home), (0, 0, 0), time.monotonic()
     while time.monotonic() - last_progress < STALLED_SECONDS:
         if runner.poll() is not None:
-            _ended(say, runner, home)
-        sessions, clicks = _counted(url)
+            _wait_for_end(say, runner, home)
+        sessions, clicks = _count_results(url)
         if clicks != shown and clicks:
             say(f"{producer.sent:>7,} clicks produced, {clicks:>7,} in {sessions:>6,} closed sessions")
-            shown, quiet = clicks, _Quiet(say, home)
-        quiet.look()
-        if clicks >= until or (not producer.is_alive() and _all_read(url, producer.total)):
+            shown, quiet = clicks, _QuietNotice(say, home)
+        quiet.notify()
+        if clicks >= until or (not producer.is_alive() and _has_read_all(url, producer.total)):
             return
         seen = (producer.sent, clicks, _log_bytes(home))
         if seen != news:
             news, last_progress = seen, time.monotonic()
         time.sleep(0.5)
-    raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_tail(home)}")
+    raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_log_tail(home)}")
 
 
-def _counted(url: str) -> tuple[int, int]:
-    """How many sessions there are in the table, and how many clicks in them."""
+def _count_results(url: str) -> tuple[int, int]:
+    """Return the number of sessions in the table, and of the clicks in them."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as db:
@@ -262,8 +263,8 @@ def _log_bytes(home: Path) -> int:
     return (home / "log").stat().st_size
 
 
-def _all_read(url: str, rows: int) -> bool:
-    """Whether the latest commit holds all clicks: what is left are sessions that no later click can close."""
+def _has_read_all(url: str, rows: int) -> bool:
+    """Return whether the latest commit has read all clicks. No later click can then close the open sessions."""
     from slackwater.query.locate_state import names_at, store_at
 
     if "demo-kafka" not in names_at(url):
@@ -272,13 +273,13 @@ def _all_read(url: str, rows: int) -> bool:
         return snapshot is not None and sum(s.counters.get("rows_in", 0) for s in snapshot.commit.stages) >= rows
 
 
-class _Quiet:
-    """After every ten seconds without news: what the runner said last."""
+class _QuietNotice:
+    """Prints the last log line of the runner after every ten seconds without progress."""
 
     def __init__(self, say: Any, home: Path) -> None:
         self._say, self._home, self._since = say, home, time.monotonic()
 
-    def look(self) -> None:
+    def notify(self) -> None:
         if time.monotonic() - self._since < QUIET_SECONDS:
             return
         self._since = time.monotonic()
@@ -287,36 +288,36 @@ class _Quiet:
         self._say(f"the runner: {last if len(last) <= 100 else last[:99] + '…'}")
 
 
-def _ended(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    """Wait for a runner's own end. Raises EpochError if it failed, or says nothing any more."""
-    quiet, logged, last_progress = _Quiet(say, home), 0, time.monotonic()
+def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
+    """Wait until a runner ends. Raises EpochError if it fails, or if its log stalls."""
+    quiet, logged, last_progress = _QuietNotice(say, home), 0, time.monotonic()
     while runner.poll() is None and time.monotonic() - last_progress < STALLED_SECONDS:
-        quiet.look()
+        quiet.notify()
         if (size := _log_bytes(home)) != logged:
             logged, last_progress = size, time.monotonic()
         time.sleep(0.2)
     code = runner.poll()
     if code is None:
-        raise EpochError(f"demo-kafka: the runner said nothing for {STALLED_SECONDS} s: {_tail(home)}")
+        raise EpochError(f"demo-kafka: the runner said nothing for {STALLED_SECONDS} s: {_log_tail(home)}")
     if code != 0:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        raise EpochError(f"demo-kafka: the runner {how}: {_tail(home)}")
+        raise EpochError(f"demo-kafka: the runner {how}: {_log_tail(home)}")
 
 
 def _stop(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None:
-    """End a runner as Ctrl-C does: it finishes its epoch."""
+    """Stop a runner with SIGINT, so that it finishes its epoch."""
     runner.send_signal(signal.SIGINT)
-    quiet, end = _Quiet(say, home), time.monotonic() + STALLED_SECONDS
+    quiet, end = _QuietNotice(say, home), time.monotonic() + STALLED_SECONDS
     while runner.poll() is None and time.monotonic() < end:
-        quiet.look()
+        quiet.notify()
         time.sleep(0.2)
 
 
-def _tail(home: Path) -> str:
+def _log_tail(home: Path) -> str:
     return " | ".join((home / "log").read_text(errors="replace").splitlines()[-3:])
 
 
-def _longest(db: Any) -> Table:
+def _longest_sessions(db: Any) -> Table:
     table = Table(
         "user_id", "from", "to", "clicks", "pages", title="SELECT … FROM sessions ORDER BY clicks DESC LIMIT 5"
     )

@@ -1,4 +1,4 @@
-"""`diff`: two outputs compared, for people and as JSON."""
+"""`diff`: compares two outputs and prints the differences for people or as JSON."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from slackwater.query.text import format_value
 def diff_outputs(
     a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
 ) -> None:
-    """Compare and print; raises typer.Exit with 1 if they differ, and 2 if they cannot be compared."""
+    """Compare two outputs and print the result. Raises typer.Exit: 1 if they differ, 2 if they cannot be compared."""
     try:
         sides = output_at(a), output_at(b)
-        comparison = compare_outputs(*sides, _listed(by), _listed(ignore), tolerance, examples)
+        comparison = compare_outputs(*sides, _split_names(by), _split_names(ignore), tolerance, examples)
     except SlackwaterError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     print(
-        json.dumps(_data(sides, comparison), default=format_value, ensure_ascii=False)
+        json.dumps(_to_json(sides, comparison), default=format_value, ensure_ascii=False)
         if as_json
-        else "\n".join(_lines(sides, comparison))
+        else "\n".join(_comparison_lines(sides, comparison))
     )
     if not comparison.same:
         raise typer.Exit(1)
 
 
-def _listed(names: str | None) -> list[str]:
+def _split_names(names: str | None) -> list[str]:
     return [n.strip() for n in (names or "").split(",") if n.strip()]
 
 
-def _lines(sides: Sequence[ResultOutput], comparison: ResultComparison) -> Iterator[str]:
+def _comparison_lines(sides: Sequence[ResultOutput], comparison: ResultComparison) -> Iterator[str]:
     for letter, side, rows in zip("AB", sides, comparison.rows, strict=True):
         yield f"{letter}  {side.label}, {plural(rows, 'row')}"
     yield f"by {', '.join(comparison.by)}"
@@ -66,9 +66,10 @@ def _lines(sides: Sequence[ResultOutput], comparison: ResultComparison) -> Itera
         yield "different (A | B)"
         for row in comparison.different_examples.iter_rows(named=True):
             values = (
-                f"{c}: {format_value(row[c])} | {format_value(row[f'{c}__b'])}" for c in _differing(row, comparison)
+                f"{c}: {format_value(row[c])} | {format_value(row[f'{c}__b'])}"
+                for c in _differing_columns(row, comparison)
             )
-            yield f"  {_named(row, comparison.by)}  {'  '.join(values)}"
+            yield f"  {_format_columns(row, comparison.by)}  {'  '.join(values)}"
 
 
 def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str]:
@@ -76,23 +77,23 @@ def _examples(title: str, rows: pl.DataFrame, by: Sequence[str]) -> Iterator[str
         yield ""
         yield title
         for row in rows.iter_rows(named=True):
-            yield f"  {_named(row, by)}  {_named(row, [c for c in rows.columns if c not in by])}".rstrip()
+            yield f"  {_format_columns(row, by)}  {_format_columns(row, [c for c in rows.columns if c not in by])}".rstrip()
 
 
-def _named(row: dict[str, Any], columns: Sequence[str]) -> str:
+def _format_columns(row: dict[str, Any], columns: Sequence[str]) -> str:
     return " ".join(f"{c}={format_value(row[c])}" for c in columns)
 
 
-def _differing(row: dict[str, Any], comparison: ResultComparison) -> list[str]:
+def _differing_columns(row: dict[str, Any], comparison: ResultComparison) -> list[str]:
     return [c for c in comparison.columns if row[f"{c}__differs"]]
 
 
-def _data(sides: Sequence[ResultOutput], comparison: ResultComparison) -> dict[str, Any]:
+def _to_json(sides: Sequence[ResultOutput], comparison: ResultComparison) -> dict[str, Any]:
     different = [
         {
             **{c: row[c] for c in comparison.by},
-            "a": {c: row[c] for c in _differing(row, comparison)},
-            "b": {c: row[f"{c}__b"] for c in _differing(row, comparison)},
+            "a": {c: row[c] for c in _differing_columns(row, comparison)},
+            "b": {c: row[f"{c}__b"] for c in _differing_columns(row, comparison)},
         }
         for row in comparison.different_examples.iter_rows(named=True)
     ]

@@ -1,4 +1,4 @@
-"""`dlq list` and `dlq show`: what is in the dead letters of a config, without Spark."""
+"""`dlq list` and `dlq show`: count and print the dead letters of a config, without Spark."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slackwater.cli.letter_places import locate_letters
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
 
-SHOWN_BYTES = 64  # of a value that is no text
+SHOWN_BYTES = 64  # of a value that is not text
 
 
 def list_file(file: Path) -> None:
-    """Print how many letters there are by reason and source, and how many of them are open or were applied."""
+    """Print the number of dead letters by reason and source, and how many of them are open or applied."""
     from slackwater.runner.dead_letter_reader import letter_summary
 
     pipeline = toml.load(file)
@@ -34,8 +34,8 @@ def list_file(file: Path) -> None:
             r["reason"] or "-",
             r["source"] or "-",
             *(f"{r[c]:,}" for c in counts),
-            _moment(r["first"]),
-            _moment(r["last"]),
+            _format_time(r["first"]),
+            _format_time(r["last"]),
         )
         for r in counts_frame.to_dicts()
     ]
@@ -49,7 +49,7 @@ def list_file(file: Path) -> None:
 
 
 def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
-    """Print the newest letters, with what is known about them and their content as text."""
+    """Print the newest dead letters with their details and their content as text."""
     from slackwater.query.key_history import group_keys
     from slackwater.query.locate_state import store_at
     from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
@@ -71,12 +71,15 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
 
 
 def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
-    """A letter as lines of text. `line`: of its file; `why`: the value to blame, where its text tells."""
+    """Yield the lines that describe a dead letter.
+
+    `line`: its line in the file. `why`: the value that caused it, if its text shows that.
+    """
     place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
-    yield escape_controls(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_moment(letter['event_time'])}")
+    yield escape_controls(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_format_time(letter['event_time'])}")
     if why:
         yield escape_controls(f"  because  {why}")
     if letter.get("__applied"):
@@ -87,7 +90,7 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
         held = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""
         yield escape_controls(
-            f"  late     by {format_age(letter['late_us'])}: watermark {_moment(letter['watermark'])}{held}{idle}"
+            f"  late     by {format_age(letter['late_us'])}: watermark {_format_time(letter['watermark'])}{held}{idle}"
         )
         starts = ", ".join(json.loads(letter["windows"] or "[]"))
         yield escape_controls(
@@ -104,7 +107,7 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
 
 
 def readable_content(value: bytes | None) -> list[str]:
-    """Bytes for people: JSON with indents, other text as it is, anything else in hexadecimal."""
+    """Return bytes as lines for people: JSON with indentation, other text as it is, anything else in hexadecimal."""
     if value is None:
         return ["NULL"]
     try:
@@ -122,9 +125,9 @@ def readable_content(value: bytes | None) -> list[str]:
 
 
 def escape_controls(text: str) -> str:
-    """Text that does nothing to a terminal: what cannot be printed is escaped."""
+    """Escape all characters that are not printable, so that a terminal does not interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _moment(time: dt.datetime | None) -> str:
+def _format_time(time: dt.datetime | None) -> str:
     return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"

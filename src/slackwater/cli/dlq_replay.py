@@ -1,4 +1,4 @@
-"""`dlq replay`: dead letters once more through the pipeline, and what became of them."""
+"""`dlq replay`: processes dead letters again and prints a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
-    """Load, replay, and print what was applied and what was left, with the reasons."""
+    """Replay dead letters and print which were applied and which were left, with the reasons."""
     import polars as pl
 
     from slackwater.runner.replay import replay_dead_letters
@@ -41,7 +41,7 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
 
 
 def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
-    """`A..B` as (A, B), both inclusive; None for an open end. Raises StartError."""
+    """Parse `A..B` into (A, B), both inclusive; None for an open end. Raises StartError."""
     if text is None:
         return None, None
     if match := re.fullmatch(r"(\d+)", text):
@@ -56,7 +56,7 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
-    """What a replay did, in lines."""
+    """Yield the lines of a replay's summary."""
     written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
     gone = outcome.reasons["supersede"]
     would = "would be applied" if dry else "applied"

@@ -1,4 +1,4 @@
-"""What the command line says about a run, as text."""
+"""Formats sizes, times and the status of a run for the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.runner.run_log import late_between
 
 
 def program() -> str:
-    """How to call this command: by its name where the shell knows it, else by its path."""
+    """Return how to call this program: by its name if it is in PATH, otherwise by its path."""
     script = Path(sys.executable).parent / "slackwater"
     if shutil.which("slackwater") is not None or not script.exists():
         return "slackwater"
@@ -24,7 +24,7 @@ def program() -> str:
 
 
 def format_size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -33,7 +33,7 @@ def format_size(count: float) -> str:
 
 
 def format_time(us: int | None) -> str:
-    """A time in microseconds UTC for people; `none yet` for None."""
+    """Format a time (µs, UTC) to the second; `none yet` for None."""
     if us is None:
         return "none yet"
     try:
@@ -44,7 +44,7 @@ def format_time(us: int | None) -> str:
 
 
 def format_age(us: int) -> str:
-    """A distance in time, in its largest sensible unit."""
+    """Format a duration (µs) in its largest sensible unit."""
     seconds = us / 1e6
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if abs(seconds) >= 2 * length:
@@ -53,7 +53,7 @@ def format_age(us: int) -> str:
 
 
 def describe_source(source: SourceStatus, status: Status) -> str:
-    """One source: its watermark, how far that is behind the clock, and whether it is idle."""
+    """Describe a source: its watermark, how far that is behind the clock, and whether it is idle."""
     if source.watermark_us is None:
         behind = "no event yet"
     else:
@@ -62,14 +62,14 @@ def describe_source(source: SourceStatus, status: Status) -> str:
 
 
 def describe_state(status: Status) -> tuple[str, str]:
-    """What is in the state: what it is called, and how much of it."""
+    """Return what the state holds: a label and an amount."""
     if status.buffered:
         return "buffered", " + ".join(f"{held.rows:,}" for held in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"
 
 
 def summary(status: Status | None, pipeline: str, where: str) -> str:
-    """What a finished run says."""
+    """Return the summary of a finished run."""
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"
     c = status.counters
@@ -100,7 +100,7 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows in aligned columns."""
+    """Yield rows with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

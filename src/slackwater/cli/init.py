@@ -1,4 +1,4 @@
-"""`slackwater init`: a first config, from flags or questions and a sample of the data. It passes `check` as it is written."""
+"""`slackwater init`: writes a first config from options or prompts and a sample of the data. The config passes `check`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 from slackwater.scaffold.times import OutOfOrderness, TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
-_TRIES = 8  # keys that are tried, the likeliest first
+_MOST_KEYS = 8  # the number of keys to try
 
 
 @dataclass(frozen=True)
 class InitOptions:
-    """What the flags say; None where they say nothing."""
+    """The options of the command; None for those that were not given."""
 
     file: Path
     source: str | None = None
@@ -37,11 +37,11 @@ class InitOptions:
     brokers: str = "localhost:9092"
     name: str | None = None
     force: bool = False
-    test: bool = True  # whether a test is written beside it, where there is a sample
+    test: bool = True  # whether to write a test next to it, if there is a sample
 
 
 def init_file(options: InitOptions) -> None:
-    """Write the config and say what was found; raise StartError, one line, for what cannot be done."""
+    """Write the config and print what the sample showed. Raises StartError."""
     file = options.file
     if not file.parent.is_dir():
         raise StartError(f"{file}: its folder is not there; make it first")
@@ -49,10 +49,10 @@ def init_file(options: InitOptions) -> None:
         raise StartError(f"{file}: is a directory; expected the name of a file to write")
     if file.exists() and not options.force:
         raise StartError(f"{file}: is there already; name another file, or overwrite it with --force")
-    options = _questions(options) if sys.stdin is not None and sys.stdin.isatty() else options
+    options = _prompt_options(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
-        _of("--source", options.source or "files", _SOURCES),
-        _of("--kind", options.kind or "session", render_config.KINDS),
+        _check_choice("--source", options.source or "files", _SOURCES),
+        _check_choice("--kind", options.kind or "session", render_config.KINDS),
     )
     samples = [read_sample(path) for path in options.samples]
     sample_count = 2 if kind == "join" else 1
@@ -66,7 +66,7 @@ def init_file(options: InitOptions) -> None:
                     f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
                 )
     options = replace(options, source=source, kind=kind)
-    content, notes = _join(options, samples) if kind == "join" else _window(options, samples)
+    content, notes = _join_config(options, samples) if kind == "join" else _window_config(options, samples)
     try:
         with file.open("w" if options.force else "x", encoding="utf-8") as out:
             out.write(content)
@@ -91,14 +91,14 @@ def init_file(options: InitOptions) -> None:
     )
 
 
-def _of(flag: str, choice: str, choices: Sequence[str]) -> str:
+def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
     if choice not in choices:
         raise StartError(f"{flag}: found {format_value(choice)}{suggestion_or_list(choice, choices)}")
     return choice
 
 
-def _questions(options: InitOptions) -> InitOptions:
-    """What the flags leave open, from a person. An empty answer takes what is in brackets."""
+def _prompt_options(options: InitOptions) -> InitOptions:
+    """Prompt for the options that were not given. An empty answer selects the default."""
     import typer
 
     if options.source is None:
@@ -123,7 +123,7 @@ def _questions(options: InitOptions) -> InitOptions:
     return options
 
 
-def _name(options: InitOptions) -> str:
+def _pipeline_name(options: InitOptions) -> str:
     stem = options.name or re.sub(r"[^A-Za-z0-9._-]+", "-", options.file.stem).strip("-._") or "pipeline"
     return stem if options.name else stem[:LONGEST_NAME]
 
@@ -132,15 +132,15 @@ def _label(sample: Sample, number: int) -> str:
     return sample.path.name.split(".")[0] or f"source-{number}"
 
 
-def _time(options: InitOptions, sample: Sample) -> TimeColumn | None:
-    """The event time of a sample: the one that was named, else the likeliest."""
+def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
+    """Return the event time of a sample: the named column, or the likeliest one. Raises StartError if there is none."""
     columns = propose.time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
         raise StartError(
             f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])})"
-            f"{_no_time(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
+            f"{_wrong_time_text(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
         )
     named = next((t for t in columns if t.name == options.time or t.name == f"CAST({options.time} AS TIMESTAMP)"), None)
     if named is not None:
@@ -150,13 +150,13 @@ def _time(options: InitOptions, sample: Sample) -> TimeColumn | None:
             f"--time: {format_value(options.time)} is no column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
         )
     raise StartError(
-        f"--time: {format_value(options.time)} of {sample.path} holds no times{_no_time(sample, options.time)}; "
+        f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
         "expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
     )
 
 
-def _no_time(sample: Sample, name: str | None = None) -> str:
-    """A value of a column that is no time, and where it is."""
+def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
+    """Describe a value that is not a time and its location, for the column that is closest to a time column."""
     example = propose.closest_time_column(sample, name)
     if example is None:
         return ""
@@ -164,8 +164,8 @@ def _no_time(sample: Sample, name: str | None = None) -> str:
     return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.place(row)}"
 
 
-def _found(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
-    """What a sample told, for people."""
+def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
+    """Return lines about what a sample showed."""
     lines = [
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
     ]
@@ -193,7 +193,7 @@ def _found(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | N
 
 
 def _first_missing(sample: Sample, time: TimeColumn) -> str:
-    """The first row without a usable time: what it has instead, and where."""
+    """Describe the first row without a usable time: its value and its location."""
     if time.first_bad is None:
         return ""
     row, location = sample.rows[time.first_bad], sample.place(time.first_bad)
@@ -201,7 +201,7 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
-    """Keys to try, the likeliest first."""
+    """Return the keys to try, the likeliest first. Raises StartError for an option that is not a column."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
@@ -209,11 +209,11 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
             )
     if options.keys:
         return [list(options.keys)]
-    return [[key.name] for key in propose.key_columns(sample, time)[:_TRIES]]
+    return [[key.name] for key in propose.key_columns(sample, time)[:_MOST_KEYS]]
 
 
-def _passing(contents: Sequence[str]) -> str:
-    """The first of these configs that `check` accepts. Raises what it says of the first one."""
+def _first_valid(contents: Sequence[str]) -> str:
+    """Return the first config that `check` accepts. Raises StartError with the first problem if there is none."""
     first: list[str] = []
     for content in contents:
         try:
@@ -227,13 +227,13 @@ def _passing(contents: Sequence[str]) -> str:
     raise StartError(f"no config came of it: {first[0].removeprefix('the config: ')}")
 
 
-def _drops(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
+def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
     bad = sum(sample.bad + (0 if time is None else time.missing) for sample, time in sides)
     return f"{plural(bad, 'row')} of the sample {'is' if bad == 1 else 'are'} bad" if bad else ""
 
 
-def _window(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
-    kafka, kind, name = options.source == "kafka", options.kind or "session", _name(options)
+def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, kind, name = options.source == "kafka", options.kind or "session", _pipeline_name(options)
     topic = (options.topics or ("events",))[0] if kafka else None
     home = options.file.parent
     if not samples:
@@ -258,9 +258,9 @@ def _window(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[
         draft = render_config.ConfigDraft(
             name, kind, kafka, options.brokers, 10_000, render_config.lateness_note(None), measure="amount"
         )
-        return _passing([render_config.render_config(draft, [side])]), []
+        return _first_valid([render_config.render_config(draft, [side])]), []
     (sample,) = samples
-    time = _time(options, sample)
+    time = _event_time(options, sample)
     sample = propose.with_time(sample, time)
     disorder = measure_disorder(time.times_us) if time is not None else None
     key_names = [key.name for key in propose.key_columns(sample, time)]
@@ -287,19 +287,19 @@ def _window(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[
             length_ms=length,
             measure=measure,
             other_keys=tuple(k for k in key_names if k not in keys)[:3],
-            drops_bad=_drops([(sample, time)]),
+            drops_bad=_bad_rows_text([(sample, time)]),
         )
         contents.append(
             render_config.render_config(
                 draft, [render_config.side_of(sample, home, _label(sample, 1), time, keys, topic)]
             )
         )
-    content = _passing(contents)
-    return content, [*_found(sample, time, disorder), *_chosen(content)]
+    content = _first_valid(contents)
+    return content, [*_sample_lines(sample, time, disorder), *_choice_lines(content)]
 
 
-def _chosen(content: str) -> list[str]:
-    """What the sample does not settle, for people."""
+def _choice_lines(content: str) -> list[str]:
+    """Return lines about the choices that the sample does not determine."""
     window = toml.loads(content, "the config").target_stage.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
@@ -309,8 +309,8 @@ def _chosen(content: str) -> list[str]:
     return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
 
 
-def _join(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
-    kafka, name, home = options.source == "kafka", _name(options), options.file.parent
+def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:
+    kafka, name, home = options.source == "kafka", _pipeline_name(options), options.file.parent
     topics = (*options.topics, *("orders", "payments")[len(options.topics) :])
     if not samples:
         key = options.keys or ("order_id",)
@@ -326,9 +326,9 @@ def _join(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[st
         draft = render_config.ConfigDraft(
             name, "join", kafka, options.brokers, 10_000, render_config.lateness_note(None)
         )
-        return _passing([render_config.render_config(draft, sides)]), []
+        return _first_valid([render_config.render_config(draft, sides)]), []
     left_sample, right_sample = samples
-    times = _same_time(options, left_sample, right_sample)
+    times = _shared_event_time(options, left_sample, right_sample)
     disorders = [None if t is None else measure_disorder(t.times_us) for t in times]
     worst = max((s for s in disorders if s is not None), key=lambda s: s.lateness_ms, default=None)
     left_sample, right_sample = propose.with_time(left_sample, times[0]), propose.with_time(right_sample, times[1])
@@ -343,10 +343,10 @@ def _join(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[st
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
         lateness_note=render_config.lateness_note(worst),
         keeps_late=next((late for s in disorders if (late := render_config.late_rows(s))), ""),
-        drops_bad=_drops([(left_sample, times[0]), (right_sample, times[1])]),
+        drops_bad=_bad_rows_text([(left_sample, times[0]), (right_sample, times[1])]),
     )
     contents = []
-    for lefts, rights in _pairs(options, left_sample, right_sample, times):
+    for lefts, rights in _key_pairs(options, left_sample, right_sample, times):
         side_specs = [(left_sample, labels[0], times[0], lefts), (right_sample, labels[1], times[1], rights)]
         sides = [
             render_config.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
@@ -358,18 +358,22 @@ def _join(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[st
             f"--sample: {left_sample.path} and {right_sample.path} have no columns that fit as keys; name one with --key"
         )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
-    return _passing(contents), [line for pair in pairs for line in _found(*pair)]
+    return _first_valid(contents), [line for pair in pairs for line in _sample_lines(*pair)]
 
 
-def _same_time(options: InitOptions, first: Sample, second: Sample) -> tuple[TimeColumn | None, TimeColumn | None]:
-    """A join has one `event_time_column` and unit for both sides."""
+def _shared_event_time(
+    options: InitOptions, first: Sample, second: Sample
+) -> tuple[TimeColumn | None, TimeColumn | None]:
+    """Return an event time for each side with the same column and unit. Raises StartError if they differ."""
     if options.time is not None:
-        pair = _time(options, first), _time(options, second)
+        pair = _event_time(options, first), _event_time(options, second)
     else:
         by_name = {(t.name, t.unit): t for t in propose.time_columns(second)}
         both = [t for t in propose.time_columns(first) if (t.name, t.unit) in by_name]
         pair = (
-            (both[0], by_name[both[0].name, both[0].unit]) if both else (_time(options, first), _time(options, second))
+            (both[0], by_name[both[0].name, both[0].unit])
+            if both
+            else (_event_time(options, first), _event_time(options, second))
         )
     one, other = pair
     if (one is None) != (other is None) or (
@@ -382,10 +386,10 @@ def _same_time(options: InitOptions, first: Sample, second: Sample) -> tuple[Tim
     return pair
 
 
-def _pairs(
+def _key_pairs(
     options: InitOptions, first: Sample, second: Sample, times: tuple[TimeColumn | None, TimeColumn | None]
 ) -> list[tuple[list[str], list[str]]]:
-    """Keys of both sides: of one name if there is one."""
+    """Return pairs of keys with equal types. Pairs with equal names come first."""
     lefts, rights = _key_sets(options, first, times[0]), _key_sets(options, second, times[1])
     if options.keys:
         return [(lefts[0], rights[0])]

@@ -1,4 +1,4 @@
-"""The test that `slackwater init` writes beside a config: a few rows of the sample, and what comes of them."""
+"""Writes the test of `slackwater init` next to a config: a few rows of the sample and the results of them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from slackwater.scaffold.sample import Sample
 
 _ROWS = 12  # of each source
 _MOST_TEXT = 200  # characters of a cell
-_BEGINS = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose own time counts
+_FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose record time is the event time
 
 
 def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], force: bool) -> list[str]:
-    """Write tests/NAME.toml and return what to say. Raises StartError for a file that cannot be written."""
+    """Write tests/NAME.toml and return the lines to print. Raises StartError if it cannot be written."""
     file = config.parent / "tests" / f"{config.stem}.toml"
     if file.exists() and not force:
         return [f"{file}: is there already, and stays as it is"]
     input_rows = {
-        s.name: _chosen(pipeline, i, sample)
+        s.name: _select_rows(pipeline, i, sample)
         for i, (s, sample) in enumerate(zip(pipeline.sources, samples, strict=True))
     }
     if pipeline.transform.join is not None:
-        input_rows = _meeting(pipeline, input_rows, samples)
+        input_rows = _rows_with_partners(pipeline, input_rows, samples)
     try:
-        expected: list[Mapping[str, Any]] | None = _expected(pipeline, input_rows)
+        expected: list[Mapping[str, Any]] | None = _compute_expected(pipeline, input_rows)
         why = ""
     except SlackwaterError as error:
         expected, why = None, str(error).splitlines()[0]
-    content = _content(os.path.relpath(config, file.parent), input_rows, expected)
+    content = _render_test(os.path.relpath(config, file.parent), input_rows, expected)
     try:
         file.parent.mkdir(exist_ok=True)
         file.write_text(content, encoding="utf-8")
@@ -52,8 +52,11 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
     ]
 
 
-def _chosen(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
-    """The first rows whose values are of their columns' types as they stand; what a test cannot write is left out of them."""
+def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
+    """Return the first rows whose needed values have the types of their columns.
+
+    Other values that a test file cannot hold are left out.
+    """
     spec, step = pipeline.sources[index], pipeline.transform.step
     types = ddl.parse_columns(spec.schema_ or "")
     time = step.event_time_column
@@ -63,7 +66,7 @@ def _chosen(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, An
         needed |= {*window.group_by, *(a.column for a in window.aggregations if a.column is not None)}
     rows = []
     for row in sample.rows:
-        usable = {c: v for c, t in types.items() if (v := _value(row.get(c), t)) is not None}
+        usable = {c: v for c, t in types.items() if (v := _test_value(row.get(c), t)) is not None}
         if needed <= set(usable) | {c for c in needed if row.get(c) is None and c != time}:
             rows.append(usable)
         if len(rows) == _ROWS * (20 if pipeline.transform.join else 1):
@@ -71,12 +74,12 @@ def _chosen(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, An
     connection = resolve_connection(spec.connection, pipeline.connections)
     if time == "_event_ts" and connection is not None and connection.kind != "files":
         for n, row in enumerate(rows):
-            row[time] = _BEGINS + dt.timedelta(seconds=n)
+            row[time] = _FIRST_TIME + dt.timedelta(seconds=n)
     return rows
 
 
-def _value(value: Any, kind: str) -> Any:
-    """A value as a test writes it; None for none, and for what a test does not write."""
+def _test_value(value: Any, kind: str) -> Any:
+    """Return a value in the form of a test file; None for NULL and for a value that a test file does not hold."""
     base = kind.partition("(")[0].partition("<")[0]
     if base == "string" and isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable():
         return value
@@ -98,10 +101,10 @@ def _value(value: Any, kind: str) -> Any:
     return None
 
 
-def _meeting(
+def _rows_with_partners(
     pipeline: Pipeline, input_rows: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Of each side the rows whose keys are on the other side too, as far as there are any."""
+    """Return the rows of each side whose keys exist on the other side, or the first rows if there are none."""
     join = pipeline.transform.join
     assert join is not None
     sides = [
@@ -117,8 +120,10 @@ def _meeting(
     return joinable
 
 
-def _expected(pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """What comes of the rows: without Spark where there is no SQL, else with it."""
+def _compute_expected(
+    pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[Mapping[str, Any]]:
+    """Compute the results of the rows, with Spark only if the pipeline has SQL."""
     from slackwater.testing import case_runner
     from slackwater.testing.pipeline import LocalPipeline
 
@@ -140,7 +145,7 @@ def _expected(pipeline: Pipeline, input_rows: Mapping[str, Sequence[Mapping[str,
     return [case_runner.row_as_toml(row, columns) for row in rows]
 
 
-def _content(
+def _render_test(
     pipeline: str, input_rows: Mapping[str, Sequence[Mapping[str, Any]]], expected: Sequence[Mapping[str, Any]] | None
 ) -> str:
     import tomlkit

@@ -1,4 +1,4 @@
-"""The line of a dead letter in its file, and the value to blame, as far as its text and the config tell."""
+"""Finds the line of a dead letter in its file, and the value that caused it, from its text and the config."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
 def locate_letters(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """Return the line of each letter, None where it is not known, and the value to blame."""
+    """Return the line of each letter, None if it is unknown, and the value that caused it."""
     sources = {s.name: s for s in pipeline.sources}
     places = [
         (sources.get(one["source"]), local_name(one["file"]) if one["file"] else None, _record(one)) for one in letters
     ]
-    causes = [_why(pipeline, sources.get(one["source"]), one) for one in letters]
+    causes = [_find_cause(pipeline, sources.get(one["source"]), one) for one in letters]
     return list(zip(bad_values.find_lines(places), causes, strict=True))
 
 
-def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -> str:
-    text = _text(letter["value"])
+def _find_cause(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -> str:
+    text = _decode(letter["value"])
     if source is None or text is None or letter["reason"] == LATE:
         return ""
     if letter["reason"] == UNDECODABLE:
@@ -42,7 +42,7 @@ def _why(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -
 
 
 def _record(letter: Mapping[str, Any]) -> bad_values.Record:
-    text = _text(letter["value"])
+    text = _decode(letter["value"])
     if text is None:
         return bad_values.Record()
     return (
@@ -52,7 +52,7 @@ def _record(letter: Mapping[str, Any]) -> bad_values.Record:
     )
 
 
-def _text(value: bytes | None) -> str | None:
+def _decode(value: bytes | None) -> str | None:
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The command `slackwater`. Errors are one line each; what they cost is loaded only where it is needed."""
+"""The command `slackwater`. Each error is one line. Modules are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def root(
     ] = False,
 ) -> None:
     """Windows, sessions and stream joins for Apache Spark."""
-    if (here := str(Path.cwd())) not in sys.path:  # as `python -m` has it: a config names modules of the user's
+    if (here := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may name modules of the user
         sys.path.append(here)
 
 
@@ -64,7 +64,7 @@ app.add_typer(outbox.group, name="outbox")
 
 
 def main() -> None:
-    """Entry point: exit code 0; 2 for a wrong config or command line, 1 for what failed, 70 for a bug of ours."""
+    """Run the command line. Exit code 2: wrong config or arguments; 1: failure; 70: a bug in slackwater."""
     try:
         check_arguments(sys.argv[1:])
         app()
@@ -77,7 +77,7 @@ def main() -> None:
     except SlackwaterError as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        _tell(error)
+        _print_error(error)
         sys.exit(1)
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
@@ -85,7 +85,7 @@ def main() -> None:
         from slackwater.runner.error_boundary import service_error_text
 
         if exhausted := ExhaustedError.from_error(error):
-            _tell(exhausted)
+            _print_error(exhausted)
             sys.exit(1)
         if line := service_error_text(error):
             print(f"error: {mask_secrets(line)}", file=sys.stderr)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Remember the secrets of a command line. Raises ConfigError for an argument that is not UTF-8 text."""
+    """Register the secrets in the arguments, so that they are masked. Raises ConfigError for text that is not UTF-8."""
     for position, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -109,8 +109,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
         remember_url(argument)
 
 
-def _tell(error: SlackwaterError) -> None:
-    """One line; who reads it on a terminal is told where its meaning is written."""
+def _print_error(error: SlackwaterError) -> None:
+    """Print an error in one line. On a terminal, also print the address of its documentation."""
     print(f"error: {error}", file=sys.stderr)
     if sys.stderr.isatty():
         print(f"what it means, and what to do: {error.documented}", file=sys.stderr)

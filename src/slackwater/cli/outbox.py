@@ -1,4 +1,4 @@
-"""`outbox`: an epoch that was committed and is not published: look at it, try again, or set it aside."""
+"""`outbox`: shows, publishes or skips an epoch that is committed but not published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.core.time import format_iso
 
 
 def show_file(file: Path, limit: int) -> None:
-    """Print which epoch waits, and some of its rows."""
+    """Print the pending epoch and some of its rows. `limit`: the largest number of rows per target."""
     from slackwater.runner import skip_publish
     from slackwater.targets.kafka_rows import json_objects
 
@@ -37,7 +37,7 @@ def show_file(file: Path, limit: int) -> None:
 
 
 def retry_file(file: Path, epoch: int) -> None:
-    """Publish the epoch as a start does, and read nothing."""
+    """Publish a pending epoch as a start does, without reading anything."""
     from slackwater.runner.publish_pending import publish_pending
 
     pipeline = toml.load(file)
@@ -50,7 +50,10 @@ def retry_file(file: Path, epoch: int) -> None:
 
 
 def set_aside_file(file: Path, epoch: int, to: Path | None) -> None:
-    """Keep the rows of the epoch elsewhere, so that the next start goes on after it."""
+    """Store the rows of a pending epoch elsewhere, so that the next start continues after it.
+
+    `to`: a directory for Parquet files; None: the dead letters.
+    """
     from slackwater.runner.skip_publish import set_aside
 
     pipeline = toml.load(file)

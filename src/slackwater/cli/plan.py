@@ -1,4 +1,4 @@
-"""`plan`: what a config changes about the state that is there, without Spark."""
+"""`plan`: compares a config with its state without Spark."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from slackwater.state.protocol import Snapshot, StateStore
 
 
 def plan_file(file: Path, as_json: bool) -> None:
-    """Print each difference with its verdict, and their sum; exit code 1 if a start would refuse. Raises SlackwaterError."""
+    """Print each difference with its verdict, and a summary.
+
+    Raises typer.Exit with 1 if a start would be refused, SlackwaterError for other failures.
+    """
     pipeline = toml.load(file)
     check_moved_directories(pipeline)
-    comparison = _compared(pipeline)
-    refused = None if comparison is not None else _question(pipeline)
+    comparison = _compare_with_state(pipeline)
+    refused = None if comparison is not None else _refusal(pipeline)
     if as_json:
-        print(mask_secrets(json.dumps(_object(pipeline, comparison, refused))))
+        print(mask_secrets(json.dumps(_json_object(pipeline, comparison, refused))))
     elif comparison is None:
-        print(mask_secrets(refused or f"{pipeline.name}: {_without(pipeline)}"))
+        print(mask_secrets(refused or f"{pipeline.name}: {_no_state_text(pipeline)}"))
     else:
         for change in comparison.changes:
             print(mask_secrets(f"{change.verdict:<11} {change.line}"))
@@ -44,15 +47,15 @@ def plan_file(file: Path, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _compared(pipeline: Pipeline) -> ConfigComparison | None:
+def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
     with closing(store_of(pipeline)) as store:
         named = previous_name.previous_pipeline(pipeline, store)
         if named is None:
-            return _compared_with(pipeline, store, pipeline)
+            return _compare_with_store(pipeline, store, pipeline)
     with closing(store_of(named)) as store:
-        comparison = _compared_with(pipeline, store, named)
+        comparison = _compare_with_store(pipeline, store, named)
     if comparison is None:
         return None
     how = "the next start takes over its state, and puts what it was aside"
@@ -61,8 +64,11 @@ def _compared(pipeline: Pipeline) -> ConfigComparison | None:
     )
 
 
-def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> ConfigComparison | None:
-    """Compare with the state of a store. `named`: the pipeline as its targets know it, maybe by a former name."""
+def _compare_with_store(pipeline: Pipeline, store: StateStore, named: Pipeline) -> ConfigComparison | None:
+    """Compare a pipeline with the state in a store.
+
+    `named`: the pipeline under the name that its targets know, which may be a former one.
+    """
     with store.peek() as snapshot:
         if snapshot is None:
             return None
@@ -70,15 +76,15 @@ def _compared_with(pipeline: Pipeline, store: StateStore, named: Pipeline) -> Co
         comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = with_tables(comparison, pipeline, commit)
         wrong, _, unread = target_marks.find_mismatches(named, commit, snapshot.missing)
-        refused = [_damage(snapshot), target_marks.refuse_mismatches(named, commit, wrong)]
+        refused = [_damage_text(snapshot), target_marks.refuse_mismatches(named, commit, wrong)]
         if named is not pipeline and snapshot.missing:
             refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
         waits = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None
         return replace(comparison, waits=waits, unknown=(*comparison.unknown, *unread))
 
 
-def _question(pipeline: Pipeline) -> str | None:
-    """Why a start without a state is refused."""
+def _refusal(pipeline: Pipeline) -> str | None:
+    """Return why a start without a state would be refused; None if it would not."""
     with closing(store_of(pipeline)) as store:
         question = previous_name.rename_question(pipeline, store)
     if question is not None:
@@ -90,7 +96,7 @@ def _question(pipeline: Pipeline) -> str | None:
     return None
 
 
-def _damage(snapshot: Snapshot) -> str | None:
+def _damage_text(snapshot: Snapshot) -> str | None:
     try:
         snapshot.check()
     except StateError as error:
@@ -98,13 +104,13 @@ def _damage(snapshot: Snapshot) -> str | None:
     return None
 
 
-def _without(pipeline: Pipeline) -> str:
+def _no_state_text(pipeline: Pipeline) -> str:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "its state is in memory: every start begins anew"
     return "there is no state yet: the next start begins it"
 
 
-def _object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
+def _json_object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:
     if comparison is None:
         return {
             "pipeline": pipeline.name,
@@ -112,7 +118,7 @@ def _object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: st
             "changes": [],
             "startable": refused is None,
             "unknown": [],
-            "sum": refused or _without(pipeline),
+            "sum": refused or _no_state_text(pipeline),
         }
     listed = [
         {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}

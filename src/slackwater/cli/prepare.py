@@ -1,6 +1,6 @@
-"""`prepare`: what a first start would do at length, done once on a machine or in an image.
+"""`prepare`: does the slow work of a first start in advance, once on a machine or in an image.
 
-the loop of sessions is compiled ─▶ jars that configs need are fetched ─▶ a small pipeline runs, and leaves Spark's classes
+compile the session loop ─▶ fetch the jars that configs need ─▶ run a small pipeline and archive the classes of Spark
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from slackwater.errors import StartError
 
 
 def prepare_for(files: list[Path], names: list[str]) -> None:
-    """Compile, fetch (for configs, and by name) and archive; prints a line for each."""
+    """Compile, fetch jars and archive classes, and print a line for each step.
+
+    `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.
+    """
     from slackwater.runner.components import spark_settings
     from slackwater.spark import jvm_class_archive, packages
     from slackwater.spark.workers import compile_session_loops
@@ -39,7 +42,7 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
 
 
 def exercise() -> None:
-    """The pipelines of the demo, for the classes that it makes Spark load."""
+    """Run the pipelines of the demo, so that Spark loads the classes to archive."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark import jvm_class_archive
 

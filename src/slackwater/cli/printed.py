@@ -1,4 +1,4 @@
-"""What `print` shows of the values that the Python interface returns: the same as the commands."""
+"""Texts that `print` shows for values of the Python interface, in the form that the commands print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets
 from slackwater.testing.result import LocalResult
 
-ROWS = 20  # of a result
+ROWS = 20  # the number of rows of a result to show
 
 
 @singledispatch
@@ -29,10 +29,10 @@ def _(value: WhyReport) -> str:
 
 @text.register
 def _(value: Plan) -> str:
-    return mask_secrets("\n".join(_plan(value)))
+    return mask_secrets("\n".join(_plan_lines(value)))
 
 
-def _plan(plan: Plan) -> Iterator[str]:
+def _plan_lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.pipeline}\n"
     for stage in plan.stages:
         yield f"  {stage.name:<11}{stage.where:<8}{stage.title}"
@@ -48,7 +48,7 @@ def _plan(plan: Plan) -> Iterator[str]:
 
 @text.register
 def _(value: LocalResult) -> str:
-    """The last rows of the table, and what became of all rows."""
+    """Return the last rows of each table, and the counts of all rows."""
     tables = value.tables if len(value.tables) > 1 else {"": value.table}
     parts = []
     for name, frame in tables.items():

@@ -1,4 +1,4 @@
-"""What a running pipeline shows: a live table on a terminal, plain lines elsewhere."""
+"""Progress of a running pipeline: a live table on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ log = logging.getLogger("slackwater")
 
 
 class ProgressView(Protocol):
+    """Shows the progress of a run."""
+
     def status(self, status: Status) -> None: ...
 
     def notice(self, level: str, line: str) -> None: ...
@@ -31,14 +33,14 @@ class ProgressView(Protocol):
 
 
 class LiveProgress:
-    """A table that is redrawn in place; log lines of the engine appear above it."""
+    """Redraws a table in place. Log lines of the engine appear above it."""
 
     def __init__(self) -> None:
-        self._out = _own_stderr()
+        self._out = _duplicate_stderr()
         self.console = Console(file=self._out)
         self._live = Live(Text("starting Spark …"), console=self.console, refresh_per_second=4, transient=False)
         self._live.start()
-        self._restore = _log_to(_ProgressHandler(self))
+        self._restore = _redirect_log(_ProgressHandler(self))
 
     def status(self, status: Status) -> None:
         self._live.update(render_status(status))
@@ -49,11 +51,11 @@ class LiveProgress:
     def close(self) -> None:
         self._restore()
         self._live.stop()
-        _release(self._out)
+        _close_stream(self._out)
 
 
 def render_status(status: Status) -> Group:
-    """The live view of one status."""
+    """Return the table for one status."""
     table = Table.grid(padding=(0, 2))
     c = status.counters
     table.add_row("epoch", f"{status.epoch:,}", "rows/s", f"{status.rows_per_second:,.0f}")
@@ -73,13 +75,16 @@ def render_status(status: Status) -> Group:
 
 
 class LogProgress:
-    """Log lines: one status per `every` seconds at most, besides the first, the last and those that emitted or lost something."""
+    """Logs the status at most once per `every` seconds.
+
+    The first and the last status, and those of epochs that emitted or lost rows, are always logged.
+    """
 
     def __init__(self, every: float = 1.0) -> None:
-        self._out = _own_stderr()
+        self._out = _duplicate_stderr()
         handler = logging.StreamHandler(self._out)
         handler.setFormatter(_ProgressFormatter("%(asctime)s %(levelname)s %(message)s"))
-        self._restore = _log_to(handler)
+        self._restore = _redirect_log(handler)
         self._lines = run_log.ThrottledStatusLog(every)
 
     def status(self, status: Status) -> None:
@@ -91,24 +96,24 @@ class LogProgress:
     def close(self) -> None:
         self._lines.close()
         self._restore()
-        _release(self._out)
+        _close_stream(self._out)
 
 
-def _own_stderr() -> TextIO:
-    """Standard error by a descriptor of its own: while Spark starts, the engine sends descriptor 2 to a file."""
+def _duplicate_stderr() -> TextIO:
+    """Duplicate the descriptor of standard error, because the engine redirects descriptor 2 while Spark starts."""
     try:
         return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="replace")
     except (OSError, ValueError):  # not a file
         return sys.stderr
 
 
-def _release(stream: TextIO) -> None:
+def _close_stream(stream: TextIO) -> None:
     if stream is not sys.stderr:
         stream.close()
 
 
-def _log_to(handler: logging.Handler) -> Callable[[], None]:
-    """Send the engine's log to this handler only; the result undoes it."""
+def _redirect_log(handler: logging.Handler) -> Callable[[], None]:
+    """Send the log of the engine only to this handler. Return a function that restores the former handlers."""
     before = (log.handlers, log.propagate, log.level)
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
@@ -121,7 +126,7 @@ def _log_to(handler: logging.Handler) -> Callable[[], None]:
 
 
 class _ProgressHandler(logging.Handler):
-    """Log records as notices."""
+    """Passes log records to a view as notices."""
 
     def __init__(self, view: ProgressView) -> None:
         super().__init__()
@@ -137,5 +142,5 @@ class _ProgressFormatter(logging.Formatter):
 
 
 def choose_view(every: float = 1.0) -> ProgressView:
-    """The live view on a terminal, else log lines (`every`: seconds between two of them)."""
+    """Return the live view on a terminal, otherwise log lines. `every`: seconds between two lines."""
     return LiveProgress() if sys.stderr.isatty() else LogProgress(every)

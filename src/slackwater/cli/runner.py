@@ -1,4 +1,4 @@
-"""`run`: a pipeline in the foreground, stopped cleanly by SIGINT or SIGTERM."""
+"""`run`: runs a pipeline in the foreground until it ends or until SIGINT or SIGTERM stops it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def run_file(
     openlineage: bool = False,
     ui_port: int | None = None,
 ) -> None:
-    """Load, check and run; print a summary on standard output. Raises SlackwaterError."""
+    """Run the pipeline of a config and print a summary. The parameters are the options of the command.
+
+    Raises SlackwaterError.
+    """
     check_run_flags(available_now, flush)
     if begin is not None and not rebuild:
         raise ConfigError(["--from: needs --rebuild: a state that is there knows where its sources go on; add it"])
@@ -56,7 +59,7 @@ def run_file(
     page = None
     try:
         over = starting_offsets.parse_offsets(begin) if rebuild else None
-        page = None if ui_port is None else _page(pipeline, file, ui_port, view)
+        page = None if ui_port is None else _serve_page(pipeline, file, ui_port, view)
         status = run_pipeline(
             pipeline,
             view,
@@ -67,7 +70,7 @@ def run_file(
             rebuild=over,
             former_output=former,
             names=names,
-            observers=_senders(view, otel, openlineage),
+            observers=_external_observers(view, otel, openlineage),
         )
     finally:
         view.close()
@@ -76,19 +79,19 @@ def run_file(
     print(summary(status, pipeline.name, target_text(pipeline)))
 
 
-def _page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
-    """The page of a pipeline, beside its run. Raises StartError for a state in memory, or a port that is taken."""
-    from slackwater.cli.ui import page_address, watched_at
+def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
+    """Serve the page of a pipeline during its run. Raises StartError for a state in memory, or for a port in use."""
+    from slackwater.cli.ui import load_page_sources, page_address
     from slackwater.ui.server import serve_pages
     from slackwater.web.server import LOOPBACK
 
-    server = serve_pages(watched_at(str(file)), port)
+    server = serve_pages(load_page_sources(str(file)), port)
     view.notice("info", f"the page of {pipeline.name}: {page_address(LOOPBACK, server.port)}")
     return server
 
 
-def _senders(view: views.ProgressView, otel: bool, openlineage: bool) -> list[Observer]:
-    """Those that tell other systems of the run. Raises StartError for a missing extra."""
+def _external_observers(view: views.ProgressView, otel: bool, openlineage: bool) -> list[Observer]:
+    """Return the observers that report the run to other systems. Raises StartError if an extra is not installed."""
     from slackwater import observe
 
     factories = [make for make, on in ((observe.open_telemetry, otel), (observe.open_lineage, openlineage)) if on]
@@ -108,7 +111,10 @@ def run_pipeline(
     names: Sequence[str] = (),
     observers: Sequence[Observer] = (),
 ) -> Status | None:
-    """Run with a view, and metrics if a port is given. A signal sets `stop`, and the run ends after its epoch."""
+    """Run a pipeline with a progress view, and with metrics if a port is given.
+
+    A signal sets `stop`, and the run ends after the epoch in progress.
+    """
     from slackwater.health import Health
     from slackwater.metrics import Metrics, serve_metrics
     from slackwater.runner import run as engine
@@ -122,7 +128,7 @@ def run_pipeline(
     more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
     more |= {} if former_output is None else {"former_output": former_output}
     more |= {"observers": watching} if watching else {}
-    with _signals(stop, view):
+    with stop_on_signals(stop, view):
         try:
             return engine.run(
                 pipeline,
@@ -139,12 +145,13 @@ def run_pipeline(
 
 
 @contextmanager
-def _signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks for a clean stop, a second SIGINT ends at once; so does the first while Spark starts,
-    whose process ends by itself when this one, which holds the other end of its standard input, is gone.
+def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
+    """Set `stop` at the first SIGINT or SIGTERM; exit at once at a second SIGINT, or while Spark starts.
 
-    A thread reads the signals from a pipe. A handler in Python would run in the main thread: it would wait for ever if
-    that thread polls `stop` and holds its lock, and be late while that thread waits for Spark.
+    The process of a starting Spark then ends by itself, because its standard input is closed.
+
+    A thread reads the signals from a pipe. A Python handler would run in the main thread. It would deadlock while that
+    thread holds the lock of `stop`, and it would be delayed while that thread waits for Spark.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -164,7 +171,7 @@ def _signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _noted) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _ignore_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -176,5 +183,5 @@ def _signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
         os.close(reader)
 
 
-def _noted(number: int, frame: FrameType | None) -> None:
-    """Python has written the number into the pipe already."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Do nothing: Python has already written the signal number into the pipe."""

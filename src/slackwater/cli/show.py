@@ -1,4 +1,4 @@
-"""`show`: the results of a pipeline as a table or as JSON, from wherever it writes them; without Spark."""
+"""`show`: prints the results of a pipeline from any target as a table, JSON or CSV, without Spark."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from slackwater.query.row_count import RowCount
 from slackwater.secrets import mask_secrets
 
 POLL_SECONDS = 0.5
-LIMIT = 20  # rows, where none is named
+LIMIT = 20  # the default number of rows
 WIDEST = 60  # characters of a cell
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """What of the rows is printed, and how. `limit`: at most this many rows; None: 20, of SQL all."""
+    """Which rows are printed, and how. `limit`: the largest number of rows; None: 20, or all rows of a SQL query."""
 
     limit: int | None = None
     as_json: bool = False
@@ -44,7 +44,7 @@ class ShowOptions:
     sql: str | None = None
 
     def check(self, follow: bool) -> None:
-        """Raise StartError for options that exclude each other."""
+        """Raise StartError for options that cannot be combined."""
         if self.as_json and self.as_csv:
             raise StartError("--json and --csv: found both, expected one; leave one out")
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
@@ -53,50 +53,51 @@ class ShowOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether whole rows are printed as a table."""
+        """Return whether whole rows are printed as a table."""
         return not (self.as_json or self.as_csv or self.columns or self.reads_all)
 
     @property
     def reads_all(self) -> bool:
+        """Return whether all rows are read before some are selected."""
         return self.where is not None or self.sql is not None
 
     @property
-    def most(self) -> int:
-        """How many rows are printed at most."""
+    def max_rows(self) -> int:
+        """Return the largest number of rows to print."""
         return self.limit or (MOST if self.sql is not None else LIMIT)
 
-    def of(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows and columns that are asked for. Raises StartError."""
+    def select(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the selected rows and columns of a frame. Raises StartError."""
         if self.sql is not None:
             return selection.select_with_sql(frame, self.sql)
         return selection.select_columns(selection.filter_rows(frame, self.where), self.columns)
 
 
 def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:
-    """Print the newest rows in the order of their windows, then, with `follow`, new ones as they are published.
+    """Print the newest rows in the order of their windows. With `follow`, print new rows as they are published.
 
-    Of several targets all, one after the other, unless one is named.
+    All targets are printed, one after the other, unless one is named.
     """
     view.check(follow)
     pipeline = toml.load(file)
     several = list(pipeline.per_target) if target is None and view.is_plain and not follow else []
     if follow:
-        _failure(pipeline)
+        _print_failure(pipeline)
     if len(several) < 2:
-        _show(pipeline.one_target(target), file, view, follow)
-        _failure(pipeline)
+        _show_target(pipeline.one_target(target), file, view, follow)
+        _print_failure(pipeline)
         return
     for number, (name, target_pipeline) in enumerate(pipeline.per_target.items()):
         print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(target_pipeline)}", flush=True)
         try:
-            _show(target_pipeline, file, view, follow)
+            _show_target(target_pipeline, file, view, follow)
         except StartError as error:
             print(error, file=sys.stderr, flush=True)
-    _failure(pipeline)
+    _print_failure(pipeline)
 
 
-def _failure(pipeline: Pipeline) -> None:
-    """Say on standard error that the last run failed, so that old results are not taken for new ones."""
+def _print_failure(pipeline: Pipeline) -> None:
+    """Report on standard error that the last run failed, so that nobody mistakes old results for new ones."""
     from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -107,21 +108,23 @@ def _failure(pipeline: Pipeline) -> None:
         print(escape_controls(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
 
 
-def _show(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> None:
+def _show_target(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> None:
     results = result_reader(pipeline)
     printer = _Printer(pipeline, view)
     try:
-        newest = results.latest(MOST if view.reads_all else view.most)
+        newest = results.latest(MOST if view.reads_all else view.max_rows)
         if newest is None:
-            _nothing_yet(pipeline, file)
+            _print_nothing_published(pipeline, file)
         else:
-            count = printer.rows(newest, view.most)
-            if count > view.most and not (view.as_json or view.as_csv):
-                printer.left_out(view.most, RowCount(count) if view.reads_all else results.count(newest.height))
+            count = printer.print_rows(newest, view.max_rows)
+            if count > view.max_rows and not (view.as_json or view.as_csv):
+                printer.print_truncation(
+                    view.max_rows, RowCount(count) if view.reads_all else results.count(newest.height)
+                )
         while follow:
             _pause()
             if (new_rows := results.poll()) is not None:
-                printer.rows(new_rows)
+                printer.print_rows(new_rows)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except BrokenPipeError:  # `show … | head`
@@ -134,10 +137,10 @@ def _pause() -> None:
     time.sleep(POLL_SECONDS)
 
 
-def _nothing_yet(pipeline: Pipeline, file: Path) -> None:
+def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
     ask = f"what it waits for: slackwater why {file}"
     try:
-        ran, failed = _has_state(pipeline)
+        ran, failed = _run_state(pipeline)
     except StartError:
         ran, failed = True, False
     todo = ask if ran else f"it has not run: slackwater run {file}; then {ask}"
@@ -148,8 +151,8 @@ def _nothing_yet(pipeline: Pipeline, file: Path) -> None:
     )
 
 
-def _has_state(pipeline: Pipeline) -> tuple[bool, bool]:
-    """Whether it ever committed, and whether its last run failed."""
+def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
+    """Return whether the pipeline ever committed, and whether its last run failed."""
     from slackwater.runner.components import store_of
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -159,7 +162,7 @@ def _has_state(pipeline: Pipeline) -> tuple[bool, bool]:
 
 
 class _Printer:
-    """Rows as lines; what follows keeps the columns' widths while it fits."""
+    """Prints rows as lines. Later rows keep the widths of the columns as long as they fit."""
 
     def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
         window = pipeline.target_stage.transform.window
@@ -167,10 +170,10 @@ class _Printer:
         self._view, self._widths = view, list[int]()
         self._names: list[str] = []
 
-    def rows(self, frame: pl.DataFrame, limit: int | None = None) -> int:
-        """Print rows, at most `limit`; returns how many there are."""
+    def print_rows(self, frame: pl.DataFrame, limit: int | None = None) -> int:
+        """Print at most `limit` rows. Return the number of rows before the limit."""
         view = self._view
-        frame = view.of(in_order(frame, self._start))
+        frame = view.select(in_order(frame, self._start))
         count = frame.height
         if limit is not None:
             frame = frame.head(limit) if view.sql is not None else frame.tail(limit)
@@ -184,8 +187,8 @@ class _Printer:
         self._names = frame.columns
         return text.csv_lines(frame, is_first)
 
-    def left_out(self, limit: int, total: RowCount | None) -> None:
-        """That these are not all rows. `total`: how many there are, where that is known."""
+    def print_truncation(self, limit: int, total: RowCount | None) -> None:
+        """Report that not all rows are printed. `total`: the number of all rows, if it is known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         count_text = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {count_text}; more with --limit)", file=sys.stderr, flush=True)
@@ -195,10 +198,10 @@ class _Printer:
         numbers = [t.is_numeric() for t in frame.schema.values()]
         if head != self._names:
             self._names, self._widths = head, widths
-            yield _line(head, widths, numbers)
+            yield _format_row(head, widths, numbers)
         self._widths = [max(pair) for pair in zip(self._widths, widths, strict=True)]
         for row in rows:
-            yield _line(row, self._widths, numbers)
+            yield _format_row(row, self._widths, numbers)
 
 
 def table_lines(frame: pl.DataFrame) -> Iterator[str]:
@@ -206,23 +209,23 @@ def table_lines(frame: pl.DataFrame) -> Iterator[str]:
     head, rows, widths = _cells(frame)
     numbers = [t.is_numeric() for t in frame.schema.values()]
     for row in (head, *rows):
-        yield _line(row, widths, numbers)
+        yield _format_row(row, widths, numbers)
 
 
 def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
-    """The names, the cells of the rows, and the width of each column."""
-    rows = [[cell(v) for v in row] for row in frame.iter_rows()]
+    """Return the column names, the cells of the rows, and the width of each column."""
+    rows = [[format_cell(v) for v in row] for row in frame.iter_rows()]
     head = [escape_controls(c) for c in frame.columns]
     return head, rows, [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
+def _format_row(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
     placed = zip(cells, widths, numbers, strict=True)
     return "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in placed).rstrip()
 
 
-def cell(value: Any) -> str:
-    """A value in a table: times to the second if that is all they say; nothing that a terminal would obey."""
+def format_cell(value: Any) -> str:
+    """Format a value for a table cell. Times without fractions are shown to the second; control characters are escaped."""
     if isinstance(value, dt.datetime):
         shown = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
         return f"{shown}Z" if value.tzinfo else shown

@@ -1,4 +1,4 @@
-"""`slackwater state`: what is in a state, and what can be done with it. Each command's work is in a module of its own.
+"""The commands of `slackwater state`. Their implementations are in other modules.
 
 WHERE is the TOML file of the pipeline, a state directory, or the URL of a database.
 """
@@ -30,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; ti
 
 @state.command("ls")
 def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
-    """The pipelines that have their state there, with epoch, watermark and size."""
+    """List the pipelines that have their state there, with epoch, watermark and size."""
     from slackwater.cli.state_show import list_states
 
     list_states(where, schema, as_json)
@@ -40,7 +40,7 @@ def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
 def show(
     where: Where, pipeline: Name = None, schema: Schema = "public", epoch: Epoch = None, as_json: Json = False
 ) -> None:
-    """One state: its window, its clocks, where its sources go on, what is open."""
+    """Show one state: its steps, its clocks, and where its sources continue."""
     from slackwater.cli.state_show import show_state
 
     show_state(where, pipeline, schema, epoch, as_json)
@@ -55,7 +55,7 @@ def get(
     epoch: Epoch = None,
     as_json: Json = False,
 ) -> None:
-    """The open and retained windows of a key."""
+    """Print the open and retained windows of a key."""
     from slackwater.cli.state_show import get_key
 
     get_key(where, key or [], pipeline, schema, epoch, as_json)
@@ -76,7 +76,7 @@ def find_sessions(
     epoch: Epoch = None,
     as_json: Json = False,
 ) -> None:
-    """The sessions of a key within times (ISO 8601, UTC)."""
+    """Print the sessions of a key within time limits (ISO 8601, UTC)."""
     from slackwater.cli.state_show import find
 
     find(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
@@ -84,7 +84,7 @@ def find_sessions(
 
 @state.command("verify")
 def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Check every commit, file or table of a state; exit code 1 if anything is wrong. Works beside a runner."""
+    """Check every commit, file and table of a state. Exit code 1 if anything is wrong. Also works while a runner is up."""
     from slackwater.cli.state_maintenance import print_verification
 
     raise typer.Exit(print_verification(where, pipeline, schema, as_json))
@@ -100,7 +100,7 @@ def sizes(
     schema: Schema = "public",
     as_json: Json = False,
 ) -> None:
-    """What a state weighs, shard by shard; what only older commits hold; how it grows."""
+    """Show the size of a state by shard, what only older commits hold, and how it grows."""
     from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)
@@ -108,7 +108,7 @@ def sizes(
 
 @state.command("history")
 def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """The kept commits: rows in, late, bad and emitted of each, open windows, size."""
+    """List the kept commits with their input, late, bad and emitted rows, open windows and size."""
     from slackwater.cli.state_maintenance import show_history
 
     show_history(where, pipeline, schema, as_json)
@@ -116,7 +116,7 @@ def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
 
 @state.command("compact")
 def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Merge the segments of every shard, without what is forgotten, as a commit of its own. No runner may be up."""
+    """Merge the segments of every shard and drop expired rows, in a separate commit. No runner may be up."""
     from slackwater.cli.state_maintenance import print_compaction
 
     print_compaction(where, pipeline, schema, as_json)
@@ -127,7 +127,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happe
 
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
-    """Bring a state of an older format to this version's, in a commit of its own; a start does the same."""
+    """Migrate a state of an older format to the format of this version, in a separate commit. A start does the same."""
     from slackwater.cli.state_admin import migrate
 
     migrate(where, pipeline, schema, dry_run)
@@ -144,7 +144,7 @@ def fork(
         typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="An earlier commit that is kept."),
     ] = None,
 ) -> None:
-    """Copy a state as that of another pipeline, also beside a runner."""
+    """Copy a state for another pipeline, also while a runner is up."""
     from slackwater.cli.state_admin import fork_state
 
     fork_state(where, name, pipeline, schema, epoch)
@@ -164,7 +164,7 @@ def reset(
     schema: Schema = "public",
     dry_run: Dry = False,
 ) -> None:
-    """Change where sources go on, and keep the windows."""
+    """Change where sources continue, and keep the windows."""
     from slackwater.cli.state_admin import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)
@@ -184,7 +184,7 @@ def export(
     schema: Schema = "public",
     epoch: Epoch = None,
 ) -> None:
-    """Write the open and retained windows of one commit into a file."""
+    """Write the open and retained windows of one commit to a file."""
     from slackwater.cli.state_export import export_state
 
     export_state(where, out, condition, pipeline, schema, epoch)

@@ -1,4 +1,4 @@
-"""`state migrate`, `fork`, `reset`: states that change their format, their name, or where their sources go on."""
+"""`state migrate`, `fork` and `reset`: change the format, the name or the source offsets of a state."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from slackwater.state.protocol import StateStore
 
 
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
+    """Migrate a state to the current format, or print the migrations with `dry_run`."""
     store = store_at(where, pipeline, schema)
     with closing(store):
         stored = store.written()
@@ -37,7 +38,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         for number in migrations.migration_route(version, name):
             after = {**migrations.STEPS[number].change(record), "format": number + 1}
             print(f"  {number} -> {number + 1}  {STEPS[number].description}")
-            print("\n".join(f"          {line}" for line in _changes(record, after)))
+            print("\n".join(f"          {line}" for line in _change_lines(record, after)))
             record = after
     if dry_run:
         print("nothing was changed (--dry-run)")
@@ -48,13 +49,13 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
 
 
-def _changes(before: Any, after: Any, stage: str = "") -> list[str]:
-    """What a step did to a record, per stage."""
+def _change_lines(before: Any, after: Any, stage: str = "") -> list[str]:
+    """Return lines with the fields that a migration changed, for each stage."""
     fields = [k for k in after if k not in ("format", "then")]
     changed = [k for k in fields if before.get(k) != after[k] and (before.get(k) or after[k])]
     lines = [f"{stage}{'changes' if before.get(k) else 'adds'} {k}: {_brief(after[k])}" for k in changed]
     lines = lines or [f"{stage}changes no field"]
-    return lines + (_changes(before["then"], after["then"], "next stage: ") if after.get("then") else [])
+    return lines + (_change_lines(before["then"], after["then"], "next stage: ") if after.get("then") else [])
 
 
 def _brief(value: Any, most: int = 120) -> str:
@@ -63,6 +64,7 @@ def _brief(value: Any, most: int = 120) -> str:
 
 
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
+    """Copy a state under the new name `name` and print what the copy holds."""
     store = store_at(where, pipeline, schema)
     with closing(store):
         commit = fork.fork_store(store, name, epoch)
@@ -80,13 +82,14 @@ def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: 
 
 
 def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
+    """Change the offsets of sources and print the changes."""
     config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
     store = store_at(config or where, pipeline, schema)
     if dry_run:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
                 raise no_state()
-            _tell(snapshot.commit, reset_offsets.plan_moves(snapshot.commit, offsets, config))
+            _print_moves(snapshot.commit, reset_offsets.plan_moves(snapshot.commit, offsets, config))
         print("nothing was changed (--dry-run)")
         return
     print(f"committed as epoch {_reset(store, offsets, config).epoch}")
@@ -95,14 +98,14 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
 def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -> Commit:
     with edit_state(store) as commit:
         moves = reset_offsets.plan_moves(commit, offsets, config)
-        _tell(commit, moves)
+        _print_moves(commit, moves)
         if all(m.before == m.after for m in moves):
             raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
         return store.commit(next_maintenance_commit(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 
-def _tell(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
-    """Before and after, and what it means."""
+def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
+    """Print the offsets before and after, and warnings about rows that are read again or skipped."""
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
     changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]

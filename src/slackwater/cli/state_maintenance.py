@@ -1,4 +1,4 @@
-"""`state verify`, `sizes`, `history`, `compact`: looking after a state, for people and as JSON."""
+"""`state verify`, `sizes`, `history` and `compact`: check, measure and compact a state."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from slackwater.query.locate_state import store_at
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import NO_WATERMARK
 
-MOST_SHARDS = 32  # lines of a table for people
+MOST_SHARDS = 32  # the number of shards in a table for people
 
 
 def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
-    """Returns the exit code."""
+    """Print the problems of a state. Return the exit code: 1 if there are any."""
     with closing(store_at(where, pipeline, schema)) as store:
         report = verify_state(store)
     if as_json:
         print(_json(asdict(report)))
     else:
-        print("\n".join([*map(str, report.problems), _verdict(report)]))
+        print("\n".join([*map(str, report.problems), _verdict_line(report)]))
     return 1 if report.problems else 0
 
 
-def _verdict(report: VerifyReport) -> str:
+def _verdict_line(report: VerifyReport) -> str:
     kept_epochs = report.epochs
     epochs = (
         "no commit"
@@ -55,11 +55,11 @@ def _verdict(report: VerifyReport) -> str:
 def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
     with closing(store_at(where, pipeline, schema)) as store:
         measured = measure_sizes(store, hot)
-    print(_json(asdict(measured)) if as_json else "\n".join(_sizes(measured)))
+    print(_json(asdict(measured)) if as_json else "\n".join(_size_lines(measured)))
 
 
-def _hot_shards(measured: Sizes, several: bool) -> str:
-    """Those that an epoch waits for, and what to do."""
+def _hot_shards_text(measured: Sizes, several: bool) -> str:
+    """Describe the shards that slow down an epoch."""
     descriptions = []
     for s in measured.hot_shards[:3]:
         stage_rows = [x.rows for x in measured.shards if x.stage == s.stage]
@@ -71,7 +71,7 @@ def _hot_shards(measured: Sizes, several: bool) -> str:
     return f"{', '.join(descriptions)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
 
 
-def _sizes(measured: Sizes) -> list[str]:
+def _size_lines(measured: Sizes) -> list[str]:
     several = any(s.stage for s in measured.shards)
     in_tables = bool(measured.tables)
     head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
@@ -101,17 +101,22 @@ def _sizes(measured: Sizes) -> list[str]:
         tables = [["table", "rows", "size", "dead rows"]]
         tables += [[t.table, f"{t.rows:,}", format_size(t.bytes), f"{t.dead:,}"] for t in measured.tables]
         lines += [*align_rows(tables), ""]
-    facts = [["staged outputs", f"{_pair(measured.outputs)}, not published yet: {_pair(measured.waiting)}"]]
+    facts = [
+        [
+            "staged outputs",
+            f"{_count_and_size(measured.outputs)}, not published yet: {_count_and_size(measured.waiting)}",
+        ]
+    ]
     if not in_tables:
         span = f"{measured.kept[0]} to {measured.kept[-1]}" if measured.kept[1:] else str(measured.epoch)
-        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_pair(measured.only_kept)}"])
+        facts.append(["kept epochs", f"{span}; only the earlier ones hold {_count_and_size(measured.only_kept)}"])
         removed = "; a runner, or compact, removes it" if measured.garbage[0] else ""
-        facts.append(["garbage", f"{_pair(measured.garbage)}{removed}"])
-    facts += [["lists", _pair(measured.lists)], ["forecast", _forecast(measured.forecast, in_tables)]]
+        facts.append(["garbage", f"{_count_and_size(measured.garbage)}{removed}"])
+    facts += [["lists", _count_and_size(measured.lists)], ["forecast", _forecast_text(measured.forecast, in_tables)]]
     if measured.hot_shards:
-        facts.append(["hot shards", _hot_shards(measured, several)])
+        facts.append(["hot shards", _hot_shards_text(measured, several)])
     if measured.requests is not None:
-        facts.append(["requests", _requests(measured.requests)])
+        facts.append(["requests", _requests_text(measured.requests)])
     lines += align_rows(facts)
     if measured.hot:
         keys = [["key", *(["side"] if any(k.side for k in measured.hot) else []), "rows", "events"]]
@@ -123,7 +128,7 @@ def _sizes(measured: Sizes) -> list[str]:
     return lines
 
 
-def _requests(costs: RequestCosts) -> str:
+def _requests_text(costs: RequestCosts) -> str:
     each = f"{costs.per_shard:.1f} per shard and {costs.per_commit:.1f} per commit (means of {plural(costs.epochs, 'kept epoch')})"
     if costs.dollars is None or costs.seconds is None:
         return each
@@ -132,11 +137,11 @@ def _requests(costs: RequestCosts) -> str:
     return f"{each}; at a commit every {format_age(int(costs.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
 
 
-def _pair(pair: tuple[int, int]) -> str:
+def _count_and_size(pair: tuple[int, int]) -> str:
     return "none" if not pair[0] else f"{pair[0]:,} ({format_size(pair[1])})"
 
 
-def _forecast(forecast: Forecast | None, in_tables: bool) -> str:
+def _forecast_text(forecast: Forecast | None, in_tables: bool) -> str:
     if forecast is None:
         return "needs kept commits that span an hour" + (", and a database keeps the latest only" if in_tables else "")
     over = f"over {plural(forecast.commits, 'commit')} in {format_age(forecast.over_us)}"
@@ -175,10 +180,10 @@ def print_compaction(where: str, pipeline: str | None, schema: str, as_json: boo
     if as_json:
         print(_json({"before": asdict(done.before), "after": asdict(done.after)}))
         return
-    print("\n".join(_compacted(done)))
+    print("\n".join(_compaction_lines(done)))
 
 
-def _compacted(done: CompactionResult) -> list[str]:
+def _compaction_lines(done: CompactionResult) -> list[str]:
     rows = [["", "epoch", "segments", "rows", "state", "dead rows" if done.after.tables else "only kept epochs"]]
     for name, s in (("before", done.before), ("after", done.after)):
         segments = "-" if s.tables else str(sum(x.segments for x in s.shards))

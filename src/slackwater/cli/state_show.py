@@ -1,4 +1,4 @@
-"""`state ls`, `show`, `get`, `find-sessions`: what is in a state, for people and as JSON."""
+"""`state ls`, `show`, `get` and `find-sessions`: print the contents of states, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
                 "epoch": m.epoch,
                 "committed": format_iso(m.committed_us),
                 "watermark": _time(m.watermark_us),
-                "open": _open(m),
+                "open": _count_open(m),
                 "rows": sum(s.rows for s in m.metas),
                 "bytes": m.state_bytes,
                 "runner": store.runner(),
@@ -69,13 +69,13 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
         return {"pipeline": name, "error": str(error)}
 
 
-def _open(commit: Commit) -> int:
-    """Open windows of the last stage: sessions, or (key, pane)."""
+def _count_open(commit: Commit) -> int:
+    """Return the number of open windows of the last stage: sessions, or pairs of key and pane."""
     last = commit.stages[-1]
     return sum(last.windows) or sum(sum(groups) for groups in last.panes.values())
 
 
-def _waiting(manifest: Commit, missing: list[str]) -> str:
+def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
     who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.recipients) else ""
     return f"not yet{who}: the next start does it"
 
@@ -100,7 +100,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     lines = [
         ["pipeline", m.pipeline],
         ["epoch", f"{m.epoch}, committed {format_iso(m.committed_us)}, {format_age(now - m.committed_us)} ago"],
-        ["published", "yes" if not m.staged or published >= m.epoch else _waiting(m, missing)],
+        ["published", "yes" if not m.staged or published >= m.epoch else _unpublished_text(m, missing)],
         ["runner", runner or "none is up"],
         ["kept epochs", f"{kept_epochs[0]} to {kept_epochs[-1]}" if kept_epochs[1:] else str(m.epoch)],
     ]
@@ -110,7 +110,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
             [
                 f"{name}step",
                 "; ".join(
-                    _setting(k, v)
+                    _setting_text(k, v)
                     for k, v in stage.fingerprint.items()
                     if v not in (None, {}, []) and (k, v) != ("offset_ms", 0)
                 ),
@@ -133,18 +133,18 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     print("\n".join(align_rows(sources)))
 
 
-def _setting(key: str, value: Any) -> str:
-    """A part of a fingerprint with its name; milliseconds as a text with its unit."""
+def _setting_text(key: str, value: Any) -> str:
+    """Format a setting of a fingerprint with its name. Milliseconds are shown with a unit."""
     if key.endswith("_ms") and isinstance(value, int):
         return f"{key.removesuffix('_ms')} {duration_text(value)}"
-    return f"{key.removesuffix('_ms')} {_words(value)}"
+    return f"{key.removesuffix('_ms')} {_value_text(value)}"
 
 
-def _words(value: Any) -> str:
-    """A part of a fingerprint, for people."""
+def _value_text(value: Any) -> str:
+    """Format a value of a fingerprint for people."""
     if isinstance(value, dict):
-        return ", ".join(f"{k}: {_words(v)}" for k, v in value.items())
-    return ", ".join(map(_words, value)) if isinstance(value, list | tuple) else str(value)
+        return ", ".join(f"{k}: {_value_text(v)}" for k, v in value.items())
+    return ", ".join(map(_value_text, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _brief(offsets: Any, most: int = 160) -> str:

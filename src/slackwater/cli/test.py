@@ -1,4 +1,4 @@
-"""`slackwater test`: the tests beside a config, run; what differs, row by row."""
+"""`slackwater test`: runs the test files of a config and prints the differences row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from slackwater.secrets import mask_secrets
 
 
 def test_path(path: Path, update: bool = False) -> int:
-    """Run what a path means; returns the exit code: 0 if all is as expected, 1 if not, 2 if a test or its config is wrong."""
+    """Run the tests at a path. Return the exit code: 0 if all pass, 1 if one fails, 2 if a test or a config is wrong.
+
+    `update`: rewrite the expectations of failed tests.
+    """
     from slackwater.testing import case_file, case_runner
 
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""`ui`: a page beside pipelines, running or not, until it is stopped; or as one file."""
+"""`ui`: serves the page of pipelines, running or not, until it is stopped, or saves it as one file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,25 @@ def show_ui(
     save: Path | None,
     schema: str = "public",
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or save a file. `places`: configs, state directories, databases. Raises SlackwaterError."""
+    """Serve the page until SIGINT or SIGTERM, or save it.
+
+    Args:
+        places: Configs, state directories or databases.
+        host: The address to bind to.
+        port: The port; 0 selects a free one.
+        names: Host names that clients may use.
+        token: The token that clients must send.
+        save: The file to save instead.
+        schema: The schema of the tables in a database.
+
+    Raises SlackwaterError.
+    """
     from slackwater.ui.server import serve_pages
 
     with ExitStack() as stack:
         watched = []
         for place in places:
-            for one in watched_at(place, schema):
+            for one in load_page_sources(place, schema):
                 stack.callback(one.store.close)
                 watched.append(one)
         if save is not None:
@@ -53,19 +65,22 @@ def page_address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def watched_at(place: str, schema: str = "public") -> list[PageSource]:
-    """The pipeline of a config, or all that have their state in a directory or database. Raises SlackwaterError."""
+def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
+    """Return the pipeline of a config, or all pipelines with a state in a directory or database.
+
+    Raises SlackwaterError.
+    """
     if Path(place).suffix == ".toml" and not Path(place).is_dir():
         pipeline = toml.load(place)
         return [PageSource(pipeline, place, store_at(pipeline), report_lines)]
     names = names_at(place, schema)
     if not names:
         raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
-    return [described_at(place, name, schema) for name in names]
+    return [page_source_from_state(place, name, schema) for name in names]
 
 
-def described_at(place: str, name: str, schema: str) -> PageSource:
-    """A pipeline without its config: its state says what it is. Raises StateError where it does not."""
+def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
+    """Return a pipeline without a config, as its state describes it. Raises StateError if the state does not."""
     store = store_at(place, name, schema)
     with store.peek() as snapshot:
         if snapshot is None:
@@ -76,7 +91,7 @@ def described_at(place: str, name: str, schema: str) -> PageSource:
 
 
 def save_page(watched: Sequence[PageSource], to: Path) -> None:
-    """Write the page of one pipeline as a file. Raises StartError."""
+    """Write the page of one pipeline to a file. Raises StartError."""
     from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:

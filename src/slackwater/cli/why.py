@@ -1,4 +1,4 @@
-"""`why`: why there is no output yet, from the state alone, beside a running pipeline."""
+"""`why`: explains from the state why there is no output yet, also while the pipeline runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from slackwater.cli.dlq import escape_controls as visible
 from slackwater.cli.format import align_rows, format_age, plural
-from slackwater.cli.show import cell
+from slackwater.cli.show import format_cell
 from slackwater.config import toml
 from slackwater.core.lateness_histogram import advice_text
 from slackwater.core.time import format_iso
@@ -32,11 +32,11 @@ from slackwater.query.why_report import (
 )
 from slackwater.sources.file_change_tracker import changed_files_text as changed_text
 
-PARTITIONS = 4  # that are named in one line
+PARTITIONS = 4  # the number of partitions that a line names
 
 
 def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
-    """Print the answer. Raises ConfigError, or StartError where there is nothing to look at."""
+    """Print the report. Raises ConfigError, and StartError if there is no durable state."""
     from slackwater.runner.components import store_of
 
     pipeline = toml.load(file)
@@ -58,7 +58,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
 
 
 def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
-    """The answer as text. `file`: the config; None: a Pipeline."""
+    """Yield the lines of a report. `file`: the config; None for a pipeline in Python."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
         f"{w.runner}; what it has seen since the commit is not in here"
@@ -72,7 +72,7 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
         [
             ["runner", running],
             ["watermark", _time(w.watermark_us) + behind],
-            ["held by", _held(w, w.committed_us)],
+            ["held by", _holder_text(w, w.committed_us)],
         ]
     )
     yield ""
@@ -86,7 +86,7 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
         )
         yield ""
     yield from align_rows(
-        [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_row, _clocks(w))]
+        [["source", "newest event", "lateness", "watermark", "when it was committed"], *map(_clock_row, _clocks(w))]
     )
     for source, changed in w.changed_files.items():
         yield changed_text(source, list(changed["last"]), int(changed["count"]))
@@ -95,31 +95,31 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
             yield f"stage {quote_stage(s.stage)}: {advice}" if several else advice
     for s in w.reported_stages:
         yield ""
-        yield from _open(s, f"stage {quote_stage(s.stage)}: " if several else "")
+        yield from _open_lines(s, f"stage {quote_stage(s.stage)}: " if several else "")
     for s in w.reported_stages:
         if s.key is not None:
             yield ""
-            yield from _of_key(s, s.key, f"stage {quote_stage(s.stage)}: " if several else "")
-            yield from _history(s.key, file)
+            yield from _key_lines(s, s.key, f"stage {quote_stage(s.stage)}: " if several else "")
+            yield from _history_lines(s.key, file)
 
 
 def _clocks(w: WhyReport) -> list[ClockReport]:
-    """The inputs of all stages that it tells of; of several stages the sources alone, each lateness of one once."""
+    """Return the clocks of all inputs. With several stages: only sources, and each distinct clock once."""
     if not w.stages:
         return list(w.clocks)
     return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))
 
 
-def _open(s: StageReport, head: str) -> Iterator[str]:
+def _open_lines(s: StageReport, head: str) -> Iterator[str]:
     if s.kept is not None:
         yield f"{head}{s.kept}: nothing waits, rows come out in the epoch that reads them"
     elif s.kind == "join":
-        yield from _waiting(s, head)
+        yield from _join_lines(s, head)
     else:
-        yield from _following(s, head)
+        yield from _window_lines(s, head)
 
 
-def _held(w: StageReport, committed_us: int) -> str:
+def _holder_text(w: StageReport, committed_us: int) -> str:
     h = w.holder
     if h is None and w.through:
         return f"nobody: {waiting_text(w)}; it stays where it is until one of them has an event"
@@ -145,7 +145,7 @@ def _held(w: StageReport, committed_us: int) -> str:
     return f"{waiting_text(w)}: {since}{caught}"
 
 
-def _row(c: ClockReport) -> list[str]:
+def _clock_row(c: ClockReport) -> list[str]:
     name = c.source if c.partition is None else f"  {c.partition}"
     if c.of_stage:
         return [
@@ -164,8 +164,8 @@ def _row(c: ClockReport) -> list[str]:
     return [name, _time(c.max_event_us), format_age(c.lateness_us), _time(c.watermark_us), state]
 
 
-def _waiting(w: StageReport, head: str) -> Iterator[str]:
-    """What a join keeps, and when it comes out."""
+def _join_lines(w: StageReport, head: str) -> Iterator[str]:
+    """Yield lines about the rows that a join stores, and when they are emitted."""
     if head:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from align_rows(
@@ -188,7 +188,7 @@ def _waiting(w: StageReport, head: str) -> Iterator[str]:
         yield f"a row without a partner, of the {alone} side, comes out once its wait is over"
 
 
-def _following(w: StageReport, head: str) -> Iterator[str]:
+def _window_lines(w: StageReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
     keys_text = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
@@ -203,11 +203,11 @@ def _following(w: StageReport, head: str) -> Iterator[str]:
             *(
                 [
                     "",
-                    *(_shown(v) for v in (o.key or {}).values()),
+                    *(_key_value_text(v) for v in (o.key or {}).values()),
                     format_iso(o.start_us),
                     *([f"{o.rows if o.groups is None else o.groups:,}"] if counted else []),
                     format_iso(o.closes_us),
-                    _once(w, o),
+                    _closing_text(w, o),
                 ]
                 for o in w.next
             ),
@@ -215,9 +215,9 @@ def _following(w: StageReport, head: str) -> Iterator[str]:
     )
 
 
-def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
+def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
-    name = ", ".join(f"{n}={_shown(v)}" for n, v in k.key.items())
+    name = ", ".join(f"{n}={_key_value_text(v)}" for n, v in k.key.items())
     yield f"{head}key {name}: " + (plural(len(k.open), f"open {noun}") if k.open else f"no {noun} is open")
     for o in k.open:
         last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"
@@ -233,7 +233,7 @@ def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
             yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
         elif noun == "session":
             yield "    a row within gap of it, as long as it is open, makes it longer"
-        yield f"    that is once {_once(w, o)}"
+        yield f"    that is once {_closing_text(w, o)}"
     if k.floor_us is not None:
         yield f"  floor {format_iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"
     if k.late_before_us is not None:
@@ -243,8 +243,8 @@ def _of_key(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
         yield f"  what comes out of it goes to stage {' and '.join(map(quote_stage, w.read_by))}"
 
 
-def _history(k: KeyReport, file: str | None) -> Iterator[str]:
-    """Late rows of a key and its last results."""
+def _history_lines(k: KeyReport, file: str | None) -> Iterator[str]:
+    """Yield lines about the late rows of a key and its last results."""
     if k.history is None:
         return
     if k.history.late:
@@ -263,17 +263,17 @@ def _history(k: KeyReport, file: str | None) -> Iterator[str]:
         if file is None:
             yield "    with their content: key.history.late of this answer, each with its value"
         else:
-            names = shlex.quote(",".join(f"{n}={_shown(v)}" for n, v in k.key.items()))
+            names = shlex.quote(",".join(f"{n}={_key_value_text(v)}" for n, v in k.key.items()))
             yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {names}")
     elif k.history.late_problem is not None:
         yield f"  late rows are not known: {k.history.late_problem}"
     else:
         yield "  late rows: none"
     for results in k.history.results:
-        yield from _results(results, len(k.history.results) > 1)
+        yield from _result_lines(results, len(k.history.results) > 1)
 
 
-def _results(results: PublishedResults, several: bool) -> Iterator[str]:
+def _result_lines(results: PublishedResults, several: bool) -> Iterator[str]:
     target_text = f' in target "{results.target}"' if several else ""
     if results.problem is not None:
         yield f"  published results{target_text} cannot be shown: {results.problem}"
@@ -286,18 +286,21 @@ def _results(results: PublishedResults, several: bool) -> Iterator[str]:
             else f"  published result{target_text}:"
         )
         names = list(results.rows[0])
-        yield from (f"    {line}" for line in align_rows([names, *([cell(r[n]) for n in names] for r in results.rows)]))
+        yield from (
+            f"    {line}" for line in align_rows([names, *([format_cell(r[n]) for n in names] for r in results.rows)])
+        )
 
 
-def _once(w: StageReport, o: OpenWindow) -> str:
-    """What has to happen, sources that wait for the same time together."""
+def _closing_text(w: StageReport, o: OpenWindow) -> str:
+    """Describe what closes a window. Sources that need the same event time are named together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
         events = [n for n in o.needs if n.choice == choice]
         either = " and " if choice is None else " or "
         times = sorted({n.event_us for n in events})
         alternatives = either.join(
-            f"{either.join(_place(n) for n in events if n.event_us == t)} at or after {format_iso(t)}" for t in times
+            f"{either.join(_event_source_text(n) for n in events if n.event_us == t)} at or after {format_iso(t)}"
+            for t in times
         )
         parts.append(f"({alternatives})" if len(events) > 1 and len(o.needs) > len(events) else alternatives)
     condition = f"an event is seen on {' and '.join(parts)}"
@@ -306,7 +309,7 @@ def _once(w: StageReport, o: OpenWindow) -> str:
     return f"{condition}, or after {format_age(max(o.silence_us, 0))} more without any"
 
 
-def _place(n: RequiredEvent) -> str:
+def _event_source_text(n: RequiredEvent) -> str:
     names = ", ".join(n.partitions[:PARTITIONS])
     more = f" and {len(n.partitions) - PARTITIONS} more" if len(n.partitions) > PARTITIONS else ""
     partition_text = f" (each of {names}{more})" if len(n.partitions) > 1 else f" (partition {names})" if names else ""
@@ -317,5 +320,5 @@ def _time(us: int | None) -> str:
     return "none yet" if us is None else format_iso(us)
 
 
-def _shown(value: Any) -> str:
+def _key_value_text(value: Any) -> str:
     return "NULL" if value is None else str(value)

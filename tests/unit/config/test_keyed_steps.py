@@ -12,7 +12,7 @@ from tests.support.statuses import STATUS
 
 import slackwater as sw
 from slackwater import explain
-from slackwater.cli.check import _described
+from slackwater.cli.check import _describe_step
 from slackwater.cli.format import summary
 from slackwater.config import sql_check
 from slackwater.config.json_schema import build_schema
@@ -103,7 +103,7 @@ def test_a_start_tells_every_misfit() -> None:
 
 def test_it_is_said_what_it_does_and_keeps() -> None:
     described = pipeline()
-    assert _described(described) == "each 3th row of a key over 1 source"
+    assert _describe_step(described) == "each 3th row of a key over 1 source"
     found = explain.build_plan(described)
     (stage,) = [s for s in found.stages if s.name == "step"]
     assert (stage.title, stage.lines) == (

@@ -1,1 +1,1 @@
-"""What the command line takes, command by command; each loads what it does only when it is called."""
+"""The commands with their arguments and options. Each command imports its implementation when it is called."""

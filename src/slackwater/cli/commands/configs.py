@@ -1,4 +1,4 @@
-"""Commands about a config: write one, check, test and explain it, compare it with its state."""
+"""Commands that write, check, test and explain a config, and compare it with its state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def init(
         bool, typer.Option("--no-test", help="Write no test beside it, tests/NAME.toml with rows of the sample.")
     ] = False,
 ) -> None:
-    """Write a first config, commented, that passes check; from a sample of the data if there is one, with a test."""
+    """Write a first config with comments that passes check. With a sample of the data, also write a test."""
     from slackwater.cli.init import InitOptions, init_file
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -49,7 +49,7 @@ def check(
         typer.Option("--connect", help="Also look whether brokers, topics, databases and tables are there and fit."),
     ] = False,
 ) -> None:
-    """Check a config, without starting Spark unless --connect needs it."""
+    """Check a config. Spark starts only if --connect needs it."""
     from slackwater.cli.check import check_file
 
     check_file(file, connect)
@@ -63,7 +63,7 @@ def run_tests(
         bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")
     ] = False,
 ) -> None:
-    """Run the tests beside a pipeline, tests/*.toml. Exit code 0: all as expected; 1: not; 2: a test or its config is wrong."""
+    """Run the tests of a pipeline, tests/*.toml. Exit code 0: all pass; 1: a test fails; 2: a test or its config is wrong."""
     from slackwater.cli.test import test_path
 
     if code := test_path(path, update):
@@ -73,7 +73,7 @@ def run_tests(
 def schema(
     tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
 ) -> None:
-    """Print the JSON Schema of a config, with which editors complete keys and flag mistakes."""
+    """Print the JSON Schema of a config, which lets editors complete keys and flag mistakes."""
     from importlib import resources
 
     if tests:
@@ -97,7 +97,7 @@ def plan(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="For machines: one object.")] = False,
 ) -> None:
-    """Compare a config with its state: what the next start keeps, migrates, or cannot use. Exit code 1 if it would refuse."""
+    """Show what the next start of a config would keep, migrate or refuse. Exit code 1 if it would refuse."""
     from slackwater.cli.plan import plan_file
 
     plan_file(file, as_json)

@@ -1,4 +1,4 @@
-"""Commands about dead letters."""
+"""Commands that count, print and replay dead letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ group = typer.Typer(help="Look into the dead letters of a config, and apply them
 
 @group.command("list")
 def dlq_list(file: File) -> None:
-    """Count the dead letters, by reason and source."""
+    """Count the dead letters by reason and source."""
     from slackwater.cli.dlq import list_file
 
     list_file(file)
@@ -48,7 +48,7 @@ def dlq_replay(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")] = False,
 ) -> None:
-    """Apply dead letters: late rows correct the windows they missed, bad rows are read again. Each one at most once."""
+    """Apply each dead letter at most once: late rows correct the windows that they missed, bad rows are read again."""
     from slackwater.cli.dlq_replay import replay_file
 
     replay_file(file, reason, epoch, limit, dry_run)

@@ -1,4 +1,4 @@
-"""Commands that look at results and states."""
+"""Commands that show, explain, serve and compare results and states."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def show(
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
 ) -> None:
-    """Print what a pipeline has published, from its targets, in the order of the windows; without Spark."""
+    """Print the published results of a pipeline from its targets, in the order of the windows, without Spark."""
     from slackwater.cli.show import ShowOptions, show_file
 
     show_file(file, ShowOptions(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
@@ -56,7 +56,7 @@ def why(
     stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
 ) -> None:
-    """Why is there no output yet: the watermark, who holds it, and what closes next."""
+    """Explain why there is no output yet: the watermark, what holds it, and what closes next."""
     from slackwater.cli.why import why_file
 
     why_file(file, key or [], as_json, stage)
@@ -70,7 +70,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
     allow_host: AllowHost = None,
 ) -> None:
-    """Answer questions about the open windows over HTTP, in JSON and Arrow; read only."""
+    """Serve the open windows over HTTP in JSON and Arrow, read-only."""
     from slackwater.cli.serve import serve_until_stopped
 
     serve_until_stopped(where, pipeline, schema, host, port, allow_host or [])
@@ -97,7 +97,7 @@ def ui(
         Path | None, typer.Option(metavar="PAGE.html", help="Write the page as one file instead, as for a ticket.")
     ] = None,
 ) -> None:
-    """A page about pipelines, running or not: who holds the watermark, what closes next, where every row went."""
+    """Serve a page about pipelines, running or not: what holds the watermark, what closes next, where every row went."""
     from slackwater.cli.ui import show_ui
 
     show_ui(places, host, port, allow_host or [], token, save, schema)
@@ -128,7 +128,7 @@ def diff(
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
 ) -> None:
-    """Compare two outputs or states by key and window. Exit code 0: equal; 1: not; 2: they cannot be compared."""
+    """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: they cannot be compared."""
     from slackwater.cli.diff import diff_outputs
 
     diff_outputs(a, b, by, ignore, tolerance, limit, as_json)

@@ -1,4 +1,4 @@
-"""Commands about an epoch that waits to be published."""
+"""Commands for an epoch that is committed but not published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Epoch = Annotated[
 def outbox_show(
     file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many rows.")] = 10
 ) -> None:
-    """Which epoch waits to be published, and what it holds. Takes no lock."""
+    """Show the epoch that waits to be published and its rows. Takes no lock."""
     from slackwater.cli.outbox import show_file
 
     show_file(file, limit)
@@ -29,7 +29,7 @@ def outbox_show(
 
 @group.command("retry")
 def outbox_retry(file: File, epoch: Epoch) -> None:
-    """Publish the epoch, as the next start would, and stop without reading anything."""
+    """Publish the epoch as the next start would, without reading any input."""
     from slackwater.cli.outbox import retry_file
 
     retry_file(file, epoch)
@@ -44,7 +44,7 @@ def outbox_set_aside(
         typer.Option("--to", metavar="DIR", help="Keep them in Parquet files here, not in the dead letters."),
     ] = None,
 ) -> None:
-    """Keep the rows of an epoch that its target never takes in the dead letters, and let the next start go on after it."""
+    """Move an epoch that its target cannot accept to the dead letters, so that the next start continues after it."""
     from slackwater.cli.outbox import set_aside_file
 
     set_aside_file(file, epoch, to)

@@ -99,7 +99,7 @@ def backfill(
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Which of several targets.")] = None,
 ) -> None:
-    """Run a pipeline over bounded history into its target, beside the live one and its state."""
+    """Run a pipeline over bounded history into its target, without touching the running pipeline and its state."""
     from slackwater.cli.backfill import backfill_file
 
     backfill_file(file, since, until, partial, into, slack, target)
@@ -113,7 +113,7 @@ def prepare(
         list[str] | None, typer.Option("--with", metavar="kafka|avro", help="Fetch its jars; may be repeated.")
     ] = None,
 ) -> None:
-    """Compile and fetch, once on a machine or in an image, what a first start would; later starts are shorter."""
+    """Compile and download what a first start needs, once per machine or image, so that starts are faster."""
     from slackwater.cli.prepare import prepare_for
 
     prepare_for(files or [], jars or [])
@@ -127,7 +127,7 @@ def demo(
     ] = False,
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
 ) -> None:
-    """Sessions and five-minute counts over a generated click stream, in under a minute."""
+    """Compute sessions and five-minute counts over generated clicks, in under a minute."""
     from slackwater.cli.demo import run_demo
 
     run_demo(keep, rows, ui_port if ui else None)
@@ -139,7 +139,7 @@ def demo_kafka(
         bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
     ] = False,
 ) -> None:
-    """Kafka to Postgres on this machine: sessions, a runner that is killed twice, and nothing lost."""
+    """Run sessions from Kafka to Postgres on this machine, kill the runner twice, and lose nothing."""
     from slackwater.cli.demo_kafka import run_demo
 
     run_demo(rows, keep)
