@@ -1,12 +1,15 @@
-"""An operator: the stateful part of a stage, a window or a join, as the driver and the engines see it.
+"""The interface of an operator: the work of one stage on one shard, as the driver and the engines see it.
 
-    class Panes(PaneLogic)          operators/panes.py            tumbling and hopping windows
-    class Sessions(SessionLogic)    operators/sessions.py
-    class IntervalJoin(JoinLogic)   operators/interval_join.py
+    PaneOperator(PaneLogic, WindowOperator)                operators/panes.py           tumbling and hopping windows
+    SessionOperator(SessionLogic, WindowOperator)          operators/sessions.py        session windows
+    IntervalJoinOperator(JoinLogic, NonWindowOperator)     operators/interval_join.py   stream-stream joins
+    KeyedOperator(KeyedState, ImmediateOperator)           operators/keyed.py           base of operators that keep a
+    row per key
+    StatelessOperator(NoState, ImmediateOperator)          operators/stateless.py       SQL alone
 
-An operator is a pure logic of `windows` or `joins`, and what that does on a shard. What only one room asks of it, as a
-store its columns or `why` its open windows, that room knows by class (`functools.singledispatch`); an operator that is not
-registered there is an error.
+A window or a join combines pure logic of `windows` or `joins` with its use on a shard. A question that only one package
+asks, such as the columns of a store, is answered in that package by class (`functools.singledispatch`). An operator
+that is not registered there is an error.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from slackwater.state.protocol import ShardState
 
 SIDES = ("left", "right")
 
-Question = Callable[["ShardTask"], Mapping[int, int]]  # to one shard; it goes to workers, so it can be pickled
-Recount = Callable[[Question], Mapping[int, int]]  # asks all shards, as they are after the rows, and adds up
+Question = Callable[["ShardTask"], Mapping[int, int]]  # asked of one shard; it is sent to workers, so it can be pickled
+Recount = Callable[[Question], Mapping[int, int]]  # asks all shards after the rows were added, and sums the answers
 
 
 @dataclass(frozen=True)
 class StageCounts:
-    """What a commit counts of the state of a stage, so that no shard need be opened: each operator fills in its own part.
+    """Counts of a stage's state in a commit, so that no shard has to be opened. Each operator fills in its own fields.
 
-    `groups`, `windows`: per shard, keys with open sessions and open sessions. `panes`: start -> keys per shard, while not
-    forgotten. `sides`: of a join, what became of the rows of each.
+    `groups` and `windows`: keys with open sessions, and open sessions, per shard. `panes`: start to keys per shard,
+    until the pane expires. `sides`: for a join, counts of what became of the rows of each side.
     """
 
     groups: tuple[int, ...]
@@ -44,155 +47,177 @@ class StageCounts:
 
 
 class Operator(Protocol):
-    """Frozen, and it can be pickled: it goes to workers within its tasks. Times in µs; it has no clock and opens nothing."""
+    """An operator is frozen and can be pickled, since it is sent to workers in its tasks. Times are in µs. It has no clock
+    and opens nothing.
+    """
 
     @property
     def pipeline(self) -> str: ...
 
     @property
     def output(self) -> Sequence[Field]:
-        """The columns of what it emits."""
+        """Return the columns of the results."""
         ...
 
     @property
     def identity(self) -> tuple[str, ...] | None:
-        """The output columns that tell rows apart; None: results are a multiset."""
+        """Return the output columns that identify a row; None if results are a multiset."""
         ...
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """The output columns that a superseded row still has."""
+        """Return the output columns that a superseded row still has."""
         ...
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Why its rows come out, as metrics show it before any did."""
+        """Return the reasons for which rows are emitted; metrics show them before the first row."""
         ...
 
     @property
     def updates(self) -> bool:
-        """Whether what is open is emitted too, when it has changed."""
+        """Return whether open windows that have changed are emitted as well."""
         ...
 
     @property
     def early_us(self) -> int:
-        """How long after that it may be emitted again."""
+        """Return the least time (µs) between two emissions of open windows."""
         ...
 
     @property
     def group_limit(self) -> int | None:
-        """The bound beyond which new groups are dropped, to be divided over the shards; None where they are not."""
+        """Return the limit beyond which new groups are dropped, which is divided over the shards; None if they are not
+        dropped.
+        """
         ...
 
     @property
     def is_preaggregated(self) -> bool:
-        """Whether rows are folded together before a shard sees them: then what came late is found by reading once more."""
+        """Return whether rows are pre-aggregated before a shard gets them. Then the batch is read a second time to find
+        late rows.
+        """
         ...
 
     def late_before(self, watermark: int) -> int:
-        """Only rows before this time may be late at this watermark; all of them where they are folded."""
+        """Return the time before which rows may be late at this watermark; with pre-aggregation, all of those rows are
+        late.
+        """
         ...
 
     def input_index(self, source: str) -> int:
-        """Which of its inputs the rows of a source are: 0 where it has but one."""
+        """Return the index of the input that the rows of a source belong to; 0 if there is only one."""
         ...
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Rows it emitted, in the order of the contract."""
+        """Sort emitted rows in the documented order."""
         ...
 
     @property
     def row_columns(self) -> Sequence[Field]:
-        """The columns of its results as rows of the next stage, `_event_ts` among them."""
+        """Return the columns of the results as rows of the next stage, including `_event_ts`."""
         ...
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Its results as rows of the next stage."""
+        """Return the results as rows of the next stage."""
         ...
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        """Return the lowest event time that a result may still have at this watermark. `holds`: of all shards."""
+        """Return the lowest event time that a result may still have at this watermark. `holds` are those of all shards."""
         ...
 
     @property
     def passes_late(self) -> bool:
-        """Whether rows behind the watermark come out as late as they are: then their readers judge them."""
+        """Return whether rows behind the watermark are emitted with their original event time. Then the stages that read
+        them decide whether they are late.
+        """
         ...
 
     def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
-        """Return what may still come out of a shard behind the watermark; reads the shard."""
+        """Read a shard and return the holds for what it may still emit behind the watermark."""
         ...
 
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Fold an epoch's rows into a shard and stage its new state.
+        """Add an epoch's rows to a shard and stage its new state.
 
-        `origins`: where each row came from (see `operators.dead_letters`), where late rows become letters here.
+        `origins` has the origin of each row (see `operators.dead_letters`), if late rows become dead letters here.
         """
         ...
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        """Whether a shard may have something to emit between two watermarks, as far as is known without reading it."""
+        """Return whether a shard may have something to emit between two watermarks, judged without reading it."""
         ...
 
     def is_due(self, task: ShardTask) -> bool:
-        """Whether a shard has something to emit; reads it."""
+        """Read a shard and return whether it has something to emit."""
         ...
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage what comes out of a shard between two watermarks, and the state that changes with it."""
+        """Stage what a shard emits between two watermarks, and the state that changes with it."""
         ...
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        """The dead letters of late rows: `__start` (event time), `_origin`, its keys, and `__idle` where sources may be idle."""
+        """Return the dead letters of late rows: `__start` (event time), `_origin`, its keys, and `__idle` if sources may
+        be idle.
+        """
         ...
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What a state depends on, `kind` among it; a change of any of it needs a new state. Readable, part of every commit."""
+        """Return what a state depends on, with its `kind`. A change of it needs a new state. It is readable and part of
+        every commit.
+        """
         ...
 
     @property
     def emission(self) -> dict[str, Any]:
-        """How results are emitted, as far as the state shows it; a change of it needs no new state, but an epoch of `evolution.migrate`."""
+        """Return how results are emitted, as far as it affects the state. A change of it does not need a new state, but a
+        migration (`evolution.migrate`).
+        """
         ...
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """What a commit says of it, from which a state is read without a config. `data`: the keys of its step, see `config.data`."""
+        """Return the description for the commit, from which a state can be read without a config.
+
+        `data`: the keys of the step, see `config.serialization`.
+        """
         ...
 
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        """The counts after an epoch's rows."""
+        """Return the counts after an epoch's rows."""
         ...
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        """The counts after what was due came out, without what is over."""
+        """Return the counts after emission, without what has expired."""
         ...
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
-        """How many windows are open, of how many groups."""
+        """Return (number of open windows, number of their groups)."""
         ...
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """The segments of a shard without those that are over, also where no new row touched the shard.
+        """Return the segments of a shard without the expired ones, also if no new row reached the shard.
 
-        `since`: the watermark that the epoch before committed, at which nothing needs what is over any more.
+        `since` is the watermark that the previous epoch committed; at it, nothing needs expired segments any more.
         """
         ...
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if an epoch's rows made the state larger than allowed; `watermark`: of the epoch before."""
+        """Raise CapExceededError if an epoch's rows made the state larger than allowed.
+
+        `watermark` is that of the previous epoch. `recount` counts in all shards again.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LateLetterContext:
-    """`late_data = "dlq"`: what the letters of late rows say of their epoch. `held_by`: the source that held the watermark.
+    """What the letters of late rows say about their epoch (`late_data = "dlq"`).
 
-    `cause`: why rows are late whose source was not idle.
+    `held_by`: the source that held the watermark. `cause`: why rows of a source that was not idle are late.
     """
 
     pipeline: str
@@ -202,7 +227,7 @@ class LateLetterContext:
 
 @dataclass(frozen=True)
 class KnownWatermark:
-    """Where the watermark goes in this epoch, as far as that is known before its rows are read."""
+    """The watermark of this epoch, if it is known before its rows are read."""
 
     watermark: int
     early: bool
@@ -210,39 +235,42 @@ class KnownWatermark:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What a shard needs to know of an epoch."""
+    """The task of a shard in an epoch."""
 
     operator: Operator
     state: ShardState  # as of the previous commit, or the previous step
     shard: int
-    watermark: int  # ingest: of the previous epoch; emit: the new one
-    since: int  # of the previous epoch, in both
+    watermark: int  # µs; ingest: of the previous epoch; emit: the new one
+    since: int  # µs; the watermark of the previous epoch, for ingest and emit
     idle_sources: tuple[int, ...] = ()
-    bound: int | None = None  # drop_new_groups: this shard's part of max_groups_per_window
-    groups: int = 0  # sessions: keys that are open now
-    pane_groups: Mapping[int, int] | None = None  # panes: groups per pane now
+    bound: int | None = None  # drop_new_groups: this shard's share of max_groups_per_window
+    groups: int = 0  # sessions: number of keys with open sessions
+    pane_groups: Mapping[int, int] | None = None  # panes: current number of groups per pane
     flush: bool = False
-    early: bool = False  # emit = "updates": open windows that were changed are emitted now
-    late: LateLetterContext | None = None  # late rows become letters
-    keeps_bad: bool = False  # so do rows that bring no usable gap
-    capacity: ValueLimits = ANYTHING  # what the target and the state can hold of a row
-    known_watermark: KnownWatermark | None = None  # ingest: what is due there comes out in the same pass
-    holds: tuple[Hold, ...] | None = None  # of the shard; None where no stage reads this one
+    early: bool = False  # emit = "updates": changed open windows are emitted now
+    late: LateLetterContext | None = None  # set if late rows become letters
+    keeps_bad: bool = False  # rows without a usable gap become letters
+    capacity: ValueLimits = ANYTHING  # the values that the target and the state can store
+    known_watermark: KnownWatermark | None = None  # ingest: results due at it are emitted in the same pass
+    holds: tuple[Hold, ...] | None = None  # holds of the shard; None if no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 
     def staging(self, when: str) -> None:
-        """Say that staging begins ("before") or is over ("after")."""
+        """Report that staging begins ("before") or has ended ("after")."""
         if self.hit:
             self.hit(f"stage.{when}")
 
 
 def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows that tell whether their source or partition is idle, where they told which it is."""
+    """Replace the tag of each row's source or partition (`__src`) with whether it is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
 
 
 def is_over(meta: SegmentMeta, since: int) -> bool:
-    """Whether a file holds only what is over. In Postgres there is none: the commit deletes what is over from the table."""
+    """Return whether a segment file has only expired rows.
+
+    In Postgres this is always false, since the commit deletes expired rows from the table.
+    """
     return meta.dead <= since and "/" in meta.file

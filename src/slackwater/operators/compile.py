@@ -1,4 +1,7 @@
-"""From the spec of a window or join and the columns that are there to its operator; misfits are told by name, with the columns there are."""
+"""Compile the spec of a window, join or other step and the available columns into its operator.
+
+Columns that do not fit are reported by name, with the available columns.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from slackwater.windows.aggregations import Agg
 
 
 def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind keys and aggregations to the columns that come out of the SQL. Raises StartError, one line per misfit."""
+    """Bind keys and aggregations to the output columns of the SQL. Raises StartError, with one line per problem."""
     window = pipeline.transform.window
     assert window is not None
     return bind_window(pipeline.name, window, columns)
 
 
 def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """The same for the window of a pipeline of this name."""
+    """Bind keys and aggregations of the window of a pipeline with this name. Raises StartError, with one line per problem."""
     problems: list[str] = []
 
     def find(name: str, where: str) -> Field | None:
@@ -73,7 +76,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
 
 
 def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> IntervalJoinOperator:
-    """Bind a join to the columns that come out of each side's SQL. Raises StartError, one line per misfit."""
+    """Bind a join to the output columns of each side's SQL. Raises StartError, with one line per problem."""
     join = pipeline.transform.join
     assert join is not None
     where = f"{pipeline.name}: transform.join"
@@ -129,7 +132,9 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
 def bind_keyed(
     pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
 ) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-    """The keys of a step by key, and all columns that come out but the event time. Raises StartError, one line per misfit."""
+    """Return the keys of a keyed step, and all columns except the event time. Raises StartError, with one line per
+    problem.
+    """
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
     where, problems = f"{pipeline.name}: {step.CONFIG_PATH}", list[str]()
@@ -164,7 +169,7 @@ def bind_keyed(
 
 
 def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
-    """The columns that the SQL selects, in order, as they come out. Raises StartError, one line per misfit."""
+    """Return a stateless operator with the selected columns, in order. Raises StartError, with one line per problem."""
     where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
@@ -185,13 +190,15 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
-    """Per side: what its connector adds to the columns of its rows."""
+    """Return for each side the metadata columns that its connector adds to its rows."""
     assert pipeline.transform.join is not None
     connections = {
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
         for s in pipeline.sources
     }
-    direct = {w.name: w.origin for w in pipeline.input_paths if not w.through}  # SQL selects what comes out
+    direct = {
+        w.name: w.origin for w in pipeline.input_paths if not w.through
+    }  # after SQL, only the selected columns remain
     left, right = (
         metadata_columns(c.kind if (c := connections.get(direct.get(name, ""))) else None)
         for name in pipeline.transform.join.sources
@@ -200,7 +207,9 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _misfits(where: str, left: Field, right: Field) -> list[str]:
-    """Keys are compared as they are, so that equal ones have one hash; integers of all widths are."""
+    """Return the problems of a pair of keys. Keys are compared by hash, so both must have one type; integers of all widths
+    match.
+    """
     pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):
         return [f"{where}: keys: {pair}; expected scalar types, cast them in left_sql and right_sql"]

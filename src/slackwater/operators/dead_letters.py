@@ -1,7 +1,7 @@
-"""Dead letters: what is kept of a row that could not be used, with its original bytes where the source has them.
+"""Dead letters: what is stored of a row that could not be used, with its original bytes if the source has them.
 
-Bad rows are letters at once. Late rows are known only behind the SQL and the shuffle; until then `_origin`, a struct beside
-the row's columns, remembers where it came from:
+Bad rows become letters immediately. Late rows are only known after the SQL and the shuffle. Until then `_origin`, an
+additional struct column, carries their origin:
 
     source ─▶ view `source` with _origin ─▶ SQL (see `spark.origin`) ─▶ late? ─▶ letter
 """
@@ -22,7 +22,7 @@ from slackwater.windows.aggregations import quote_column
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
-UNPUBLISHED = "not published"  # a result that its target did not take, see `run.set_aside`
+UNPUBLISHED = "not published"  # a result that its target did not accept, see `runner.skip_publish`
 ORIGIN = "_origin"
 
 _FIELDS = {f.name: f for f in LETTER}
@@ -31,21 +31,21 @@ ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
 def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Spark SQL over a source's rows with `__bad` and `_event_ts`: the columns of a bad row's letter, in order."""
+    """Return Spark SQL for the columns of a bad row's letter, over a source's rows with `__bad` and `_event_ts`."""
     sql_by_field = {
         **_origin_sql(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
         "pipeline": _sql_literal(pipeline),
         "epoch": f"{epoch}L",
-        "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # what no target can hold
+        "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # no target can store such a time
     }
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
 def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Spark SQL over rows that came out of the SQL with `__unfit`: the columns of their letters, in order.
+    """Return Spark SQL for the columns of the letters of unstorable rows, over the output of the SQL with `__unfit`.
 
-    Their bytes are those of the source where `_origin` came along, else the row as JSON.
+    The bytes are those of the source if `_origin` is present, else the row as JSON.
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
@@ -59,7 +59,7 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
 
 
 def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """The same of frames: `__unfit`, `__start` (event time, µs) and `_origin`."""
+    """Return the letters of unstorable rows in a frame: `__unfit`, `__start` (event time, µs) and `_origin`."""
     computed = {
         "reason": pl.col("__unfit"),
         "pipeline": pl.lit(pipeline),
@@ -71,7 +71,7 @@ def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame
 
 
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
-    """Letters as their target can hold them: a time that it cannot hold is NULL, the row's bytes still have it.
+    """Return letters as their target can store them: a time that it cannot store is NULL; the row's bytes still have it.
 
     Columns that an earlier version did not stage are NULL.
     """
@@ -87,13 +87,13 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
-    """Spark SQL over a source's rows: `_origin`. `file`: what names the file that a row is from."""
+    """Return Spark SQL for `_origin` over a source's rows. `file`: SQL for the name of the file of a row."""
     sql_by_field = _origin_sql(columns, source, file)
     return f"named_struct({', '.join(f'{_sql_literal(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
-    """Spark SQL: an `_origin` of its type that holds nothing but a number, a column, in the place of an offset."""
+    """Return Spark SQL for an `_origin` that only has a number (a column) in the place of the offset."""
     held = (
         f"{_sql_literal(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
     )
@@ -101,7 +101,7 @@ def numbered_origin(number: str) -> str:
 
 
 def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
-    """Where a row came from and what it was, as Spark SQL over the columns that its source has, with their types."""
+    """Return Spark SQL for a row's origin and content, by field, over the columns of its source with their types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
@@ -119,13 +119,13 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
 
 
 def _times() -> str:
-    """Spark SQL: the options by which JSON holds times to the microsecond; Spark's own format ends at the millisecond."""
+    """Return Spark SQL for the options that write times to JSON in microseconds; Spark's default stops at milliseconds."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
     return f"map('timestampFormat', {_sql_literal(f'{pattern}XXX')}, 'timestampNTZFormat', {_sql_literal(pattern)})"
 
 
 def _headers(kind: str) -> str:
-    """A record's headers as a JSON list; RabbitMQ has them as the text of a JSON object."""
+    """Return Spark SQL for a record's headers as a JSON list; RabbitMQ has them as the text of a JSON object."""
     if kind.startswith("array<struct<key:string,value:binary"):
         return "to_json(_headers)"
     if kind != "string":
@@ -135,7 +135,7 @@ def _headers(kind: str) -> str:
 
 
 def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
-    """Stage the letters of late rows that were found by reading the batch a second time, see `Operator.late_letters`."""
+    """Stage the letters of late rows that a second reading of the batch found, see `Operator.late_letters`."""
     letters = task.operator.late_letters(task, with_idle(task, rows))
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
@@ -147,9 +147,14 @@ def late_letters(
     windows: pl.Series | None = None,
     keys: Sequence[Field] = (),
 ) -> pl.DataFrame:
-    """The letters of late rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` where sources may be idle.
+    """Return the letters of late rows.
 
-    `missed`: how many windows each was late for. `windows`: their starts, as JSON lists.
+    Args:
+        task: The task of the shard.
+        rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` if sources may be idle.
+        missed: The number of windows each row was late for.
+        windows: Their starts, as JSON lists.
+        keys: The key columns of the operator.
     """
     assert task.late is not None
     idle = pl.col("__idle") if "__idle" in rows.columns else pl.lit(False)
@@ -174,7 +179,7 @@ def late_letters(
 
 
 def group_key(keys: Sequence[Field]) -> pl.Expr:
-    """The key columns of a row as one JSON object, by which its letters are found again; NULL where there are none."""
+    """Return the key columns of a row as one JSON object, by which its letters can be found; NULL without keys."""
     if not keys:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)
@@ -182,7 +187,7 @@ def group_key(keys: Sequence[Field]) -> pl.Expr:
 
 
 def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """The letters of rows that brought no usable gap: `__ts` (event time, µs) and `_origin`."""
+    """Return the letters of rows without a usable gap: `__ts` (event time, µs) and `_origin`."""
     computed = {
         "reason": pl.lit(BAD_GAP),
         "pipeline": pl.lit(pipeline),
@@ -203,5 +208,5 @@ def _is_meta(column: str) -> bool:
 
 
 def _sql_literal(value: str) -> str:
-    """A string as a Spark SQL literal."""
+    """Return a string as a Spark SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

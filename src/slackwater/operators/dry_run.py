@@ -1,4 +1,4 @@
-"""A shard that is read as ever and in which nothing is put aside: for a rehearsal of an epoch."""
+"""A shard that is read as usual and in which nothing is staged, for a dry run of an epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRunShard:
-    """`ShardState` over another one; what a step would stage is counted and dropped."""
+    """A `ShardState` over another one: whatever a step stages is counted and dropped."""
 
     state: ShardState
 

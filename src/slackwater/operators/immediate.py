@@ -1,6 +1,7 @@
-"""What is alike of operators whose rows come out in the epoch that reads them: nothing waits for a time, so no row is late.
+"""The base of operators that emit their rows in the epoch that reads them: nothing is pending, so no row is late.
 
-Rooms register what follows from that once, for `ImmediateOperator`, as they do for `NonWindowOperator`.
+Packages that answer questions by class register `ImmediateOperator` once for all of them, as they do
+`NonWindowOperator`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class ImmediateOperator(NonWindowOperator):
-    """An operator whose work is done when it has taken its rows."""
+    """An operator that is done as soon as it has ingested its rows."""
 
     @abstractmethod
     def state_text(self, counts: StageCounts) -> str:
-        """What is kept while nothing waits, for people."""
+        """Return a short text that describes the stored state, for people."""
 
     def late_before(self, watermark: int) -> int:
         return NO_WATERMARK

@@ -1,8 +1,9 @@
-"""A shard's part of an epoch in one pass: rows in, and what is due out, where the watermark is known before the rows.
+"""A shard's part of an epoch in one pass: ingest rows and emit what is due, if the watermark is known before the rows.
 
-That is so where rows are results of other stages, whose watermark is known, or of files whose footers tell how new they are.
+It is known if rows are results of other stages, or come from files whose footers have their newest time.
 
-    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver folds the clocks between the two, and asks a second time
+    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver merges the clocks in between and sends a second
+    task
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from slackwater.operators.reports import EmitReport, IngestReport
 
 
 def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-    """`Operator.ingest`, and behind it `Operator.emit` if the task says where the watermark goes."""
+    """Run `Operator.ingest`, followed by `Operator.emit` if the task has the new watermark."""
     report = task.operator.ingest(task, rows, origins)
     if task.known_watermark is None:
         return report

@@ -1,4 +1,4 @@
-"""The work of one shard of a join in one epoch: match, buffer, stage. Runs in a Spark worker or in this process."""
+"""The work of a join on one shard in one epoch: match, buffer, stage. It runs in a Spark worker or in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLE = 3
 
 
 class _JoinOutput:
-    """Puts output aside, in frames that are neither many nor huge."""
+    """Stages output in frames of a moderate size and number."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
@@ -66,7 +66,9 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` where sources may be idle."""
+        """Match and buffer rows: `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` if sources may be
+        idle.
+        """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         rows = with_idle(task, rows)
@@ -121,7 +123,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         )
 
     def _uncounted(self, tallies: Sequence[interval_join.SideCounts]) -> int:
-        """Rows that have no key, on a side whose rows come out in pairs only."""
+        """Return the number of rows without a key on sides whose rows are only emitted in pairs."""
         return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
     def _sample(self, late: Mapping[int, pl.DataFrame]) -> tuple[dict[str, Any], ...]:
@@ -154,10 +156,10 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         return late_letters(task, rows)
 
-    # -- rows out ------------------------------------------------------------------------------------------------
+    # -- emission ------------------------------------------------------------------------------------------------
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        """Whether an outer row may expire."""
+        """Return whether an outer row may expire."""
         return any(m.first_due <= watermark and m.last_due > since for m in metas)
 
     def is_due(self, task: ShardTask) -> bool:
@@ -198,7 +200,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
-        """Only what its buffers depend on: they can be read and rewritten by it, it cannot be run."""
+        """Restore what the buffers depend on. The result can read and rewrite them, but it cannot run."""
         allowed = int(state.emission.get("retain_us", 0))
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
         return cls(pipeline, left, right, allowed, "later", None, False)
@@ -218,12 +220,12 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return replace(before, sides={name: dict(counts) for name, counts in sides.items()})
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Each is independent of the others."""
+        """Drop every expired segment; segments do not depend on each other."""
         return tuple(m for m in metas if not is_over(m, since))
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
-    """A side as a state tells it; what comes out of it is not known."""
+    """Restore a side from a fingerprint; its output columns are unknown."""
     keys, columns = ([field_of(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]

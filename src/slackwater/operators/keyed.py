@@ -1,11 +1,11 @@
-"""Operators that see whole rows by key, keep something of each key, and let rows out in the epoch that reads them.
+"""Operators that see whole rows by key, store something per key, and emit rows in the epoch that reads them.
 
-rows of a shard, by key and time ─┐                    ┌─▶ rows that come out: output
+rows of a shard, by key and time ─┐                    ┌─▶ emitted rows: output
                                   ├─▶ advance (pure) ──┤
-what is kept of these keys ───────┘                    └─▶ what is kept of them now: the keys' units
+stored values of these keys ──────┘                    └─▶ new stored values: the keys' units
 
-Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` know `KeyedOperator`: one of these is its `advance`,
-what it keeps, and what a commit says of it (`from_state`). A key is kept for ever.
+Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` support `KeyedOperator`. A subclass
+only defines `advance`, the stored values, and its description in a commit (`from_state`). A key is stored for ever.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ from slackwater.windows.results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, KeyedState
 
 EVENT_TIME = "_event_ts"
-KEY = "__key"  # hidden: the number of a row's key among those of an epoch
+KEY = "__key"  # hidden column: the number of a row's key among the keys of the epoch
 
 
 @dataclass(frozen=True)
 class KeyedOperator(KeyedState, ImmediateOperator):
-    """`fields`: the columns that come out, keys among them, without the event time, which follows them."""
+    """`fields`: the output columns, including the keys, without the event time, which follows them."""
 
     pipeline: str
     keys: tuple[Field, ...]
     fields: tuple[Field, ...]
 
-    KIND: ClassVar[str]  # of its fingerprint; also why a row comes out
+    KIND: ClassVar[str]  # kind in the fingerprint; also the reason for which rows are emitted
 
     @property
     @abstractmethod
     def accumulators(self) -> Mapping[str, pl.DataType]:
-        """What is kept of a key, by column."""
+        """Return the stored columns of a key."""
 
     @abstractmethod
     def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows that come out, with all their columns, and what is kept of each key now: `KEY`, `accumulators`.
+        """Return the emitted rows with all their columns, and the new stored values per key: `KEY`, `accumulators`.
 
-        `rows`: by key, then by `__ts`, then by their values: `KEY`, `__ts`, the columns under their `slot`, and what was
-        kept of their key, NULL for one that is new. Pure: the same rows, the same answer.
+        `rows` are sorted by key, then by `__ts`, then by their values. They have `KEY`, `__ts`, the columns under their
+        `slot`, and the stored values of their key, NULL for a new one. The function is pure: equal rows give equal
+        results.
         """
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     @property
     def added(self) -> Mapping[str, Field]:
-        """Columns that come out behind those of the rows, by the column of what `advance` lets out that is theirs."""
+        """Return the columns that follow those of the rows, by the name under which `advance` returns them."""
         return {}
 
     @property
@@ -73,7 +74,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return (self.KIND,)
 
     def slot(self, position: int) -> str:
-        """What a column is called on its way to a shard; keys, made alike where they are equal, go beside."""
+        """Return the name of a column on its way to a shard; normalised keys are sent separately."""
         return f"__c{position}"
 
     @property
@@ -81,11 +82,11 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return {self.slot(i): f for i, f in enumerate(self.fields)}
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """By event time, then by the values that can be compared; NULL first, NaN last."""
+        """Sort by event time, then by the comparable values; NULL first, NaN last."""
         by = [EVENT_TIME, *(f.name for f in self.fields if f.is_scalar)]
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
-    # -- what is kept: one row per key ---------------------------------------------------------------------------
+    # -- state: one row per key ----------------------------------------------------------------------------------
 
     @cached_property
     def state_schema(self) -> dict[str, pl.DataType]:
@@ -106,7 +107,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: `__kh`, `__ts`, the keys, and the columns of `slots`."""
+        """Advance the keys of `rows`: `__kh`, `__ts`, the keys, and the columns of `slots`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         by = ["__kh", *self.key_names]
@@ -137,7 +138,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         )
 
     def _units(self, keys: pl.DataFrame, now: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-        """The units that were touched as they are now; other keys of an equal hash stay in theirs."""
+        """Return the new state of the touched units; other keys with an equal hash keep theirs."""
         new = (
             keys.drop(self.accumulators.keys())
             .join(now.select(pl.col(KEY).cast(keys.schema[KEY]), *self.accumulators), on=KEY)
@@ -147,7 +148,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
                 pl.lit(WHOLE).alias("__kind"),
                 pl.min_horizontal("__start", "__from").alias("__start"),
                 pl.max_horizontal("__last", "__upto").alias("__last"),
-                pl.lit(YEARS[1]).alias("__due"),  # it wants no visit; Postgres shows it as a time
+                pl.lit(YEARS[1]).alias("__due"),  # never due; Postgres stores it as a time
                 *self.key_names,
                 *self.accumulators,
             )
@@ -169,14 +170,14 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return {
             "kind": self.KIND,
             "keys": [f"{k.name} {k.type}" for k in self.keys],
-        }  # in order: it is part of the hash
+        }  # in order, since the hash depends on it
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
     @staticmethod
     def columns_from_state(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """Keys and columns as a state tells them, for an `from_state`."""
+        """Return keys and columns as a state describes them, for a `from_state`."""
         fields = (Field(n, t) for n, t in state.described["columns"].items())
         return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
 

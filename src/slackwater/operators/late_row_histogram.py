@@ -1,7 +1,7 @@
-"""How much more lateness would have kept the late rows of a shard, see `core.lateness`.
+"""How much more lateness would have kept the late rows of a shard, see `core.lateness_histogram`.
 
-Of tumbling and hopping windows and of joins it is exact. A row of a session is never late at or after the horizon; one
-before it may join an open session, or not, so what is counted is no less than what it needs.
+It is exact for tumbling and hopping windows and for joins. For sessions it is an upper bound: a row at or after the
+horizon is never late, and an earlier row may still join an open session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from slackwater.windows.panes import PaneLogic, last_window
 
 
 def late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    """Late rows by step: of windows `__start` (time of the row, or start of its pane, then with `__n`), of a join `__ts`."""
+    """Count late rows by step of the histogram.
+
+    The time column is `__start` for windows (of the row, or of its pane, with the number of rows in `__n`) and `__ts`
+    for joins.
+    """
     return _late_by(logic, late, watermark) if late.height else {}
 
 
@@ -43,7 +47,7 @@ def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]
 
 @_late_by.register
 def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    """A pane's rows are late once its last window is gone."""
+    """Count the rows of panes, which are late once the last window of the pane has left the state."""
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
     if _was_forgotten(logic, watermark):
         return {lateness_histogram.NEVER: int(rows.sum())}
@@ -53,5 +57,5 @@ def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
 
 
 def _was_forgotten(logic: WindowLogic, watermark: int) -> bool:
-    """Whether a former config has forgotten what this one would still know."""
+    """Return whether a window left the state under a former config although this config would still retain it."""
     return logic.horizon(watermark) > watermark - logic.retain_us

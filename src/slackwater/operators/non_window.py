@@ -1,7 +1,8 @@
-"""What is alike of all operators that are no windows: rows come out as they come in or when time proves something, and only once.
+"""The base of all operators that are not windows. Each row is emitted exactly once: when it is read, or when the watermark
+passes it.
 
-Rooms register what they answer for all of these once, for `NonWindowOperator`, as they do for `WindowOperator`; an operator that has another
-answer registers its own beside it.
+Packages that answer questions by class register `NonWindowOperator` once for all of these, as they do `WindowOperator`.
+An operator with another answer registers its own.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
     from slackwater.operators.base import Operator, Recount, ShardTask, StageCounts
     from slackwater.state.commit import Hold
 
-    Base = Operator  # at run time its properties would stand in the way of the fields of a dataclass
+    Base = Operator  # at run time its properties would hide the fields of a dataclass
 else:
     Base = object
 
 
 class NonWindowOperator(Base):
-    """An operator without windows, but for what each does in its own way."""
+    """An operator without windows; subclasses add what differs."""
 
     @property
     def identity(self) -> None:
-        """Results are a multiset."""
+        """Return None: results are a multiset."""
         return
 
     @property
@@ -36,7 +37,7 @@ class NonWindowOperator(Base):
 
     @property
     def row_columns(self) -> Sequence[Field]:
-        return self.output  # what comes out has its event time
+        return self.output  # the output includes the event time
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
         return results
@@ -53,7 +54,7 @@ class NonWindowOperator(Base):
 
     @property
     def updates(self) -> bool:
-        """Nothing that comes out is said again."""
+        """Return False: no result is emitted again."""
         return False
 
     @property
@@ -62,7 +63,7 @@ class NonWindowOperator(Base):
 
     @property
     def group_limit(self) -> None:
-        """It has no groups to be counted."""
+        """Return None: there are no groups to count."""
         return
 
     @property
@@ -74,7 +75,7 @@ class NonWindowOperator(Base):
         return {"updates": False, "retain_us": 0}
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
-        return 0, 0  # rows may wait; nothing is open
+        return 0, 0  # rows may be buffered, but no window is open
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """What it keeps is held within its bound row by row."""
+        """Do nothing: the limits are enforced row by row during ingestion."""

@@ -1,4 +1,6 @@
-"""Tumbling and hopping windows on a shard: rows arrive folded into panes; windows are put together when they close."""
+"""Tumbling and hopping windows on a shard: rows arrive merged into panes, and windows are merged from them when they
+close.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,13 @@ class PaneOperator(PaneLogic, WindowOperator):
         return 1  # the end is not part of a window
 
     def late_before(self, watermark: int) -> int:
-        """They are late for one of their windows at least."""
+        """Return the time before which rows are late for at least one of their windows."""
         return panes.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: lifted panes (see `windows.panes.lift`). They stand for several raw rows: the engine stages their letters."""
+        """Add lifted panes (see `windows.panes.lift_rows`). Each stands for several raw rows, so the engine stages their
+        letters.
+        """
         if rows.is_empty():
             return empty_report(task)
         rows = with_idle(task, rows).with_columns(_units(rows))
@@ -95,7 +99,11 @@ class PaneOperator(PaneLogic, WindowOperator):
         return groups, groups
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """The sum over a hopping window's panes is an upper bound: only beyond the limit are groups counted in the state."""
+        """Raise CapExceededError if a window has too many groups.
+
+        The sum over a hopping window's panes is an upper bound. Groups are only counted in the state if it exceeds the
+        limit.
+        """
         bound = self.fails_above
         if bound is None:
             return
@@ -113,11 +121,11 @@ class PaneOperator(PaneLogic, WindowOperator):
             )
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
-        """The exact number of groups in each of these windows of a shard."""
+        """Return the exact number of groups in each of these windows of a shard."""
         return panes.exact_totals(self, task.state.reader(self).scan(), list(windows))
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
-        """Whether any open window could hold more groups than the bound, if every lifted row were a new group."""
+        """Return whether any open window could have more groups than the limit if every lifted row were a new group."""
         counts = dict(task.pane_groups or {})
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
@@ -126,12 +134,12 @@ class PaneOperator(PaneLogic, WindowOperator):
 
 
 def _units(rows: pl.DataFrame) -> pl.Series:
-    """Where lifted panes are found."""
+    """Return the units of lifted panes."""
     return pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
 def _listed(first: Int64s, count: Int64s, hop: int) -> pl.Series:
-    """Window starts as JSON lists of ISO times, at most `WINDOWS_SHOWN` each."""
+    """Return window starts as JSON lists of ISO times, with at most `WINDOWS_SHOWN` elements each."""
     shown = np.minimum(count, WINDOWS_SHOWN)
     row = np.repeat(np.arange(len(first)), shown)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)

@@ -1,4 +1,7 @@
-"""All operators there are: what each is made of, and how a state tells which it is of. Whoever adds one adds a line here."""
+"""Registry of operators: the config step each is built from, and how it is restored from a state.
+
+Add a line here for each new operator.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,22 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.state.commit import StageState
 
-Columns = Mapping[str, Mapping[str, Field]]  # what comes out of the SQL of each source of a step, in order
+Columns = Mapping[str, Mapping[str, Field]]  # the output columns of the SQL of each source of a step, in order
 
 
 @dataclass(frozen=True)
 class OperatorType:
-    """What a step of a config becomes.
+    """The operators that a step of a config becomes.
 
-    `from_state`: the operator as far as a state tells it, from a pipeline's name and a stage; it may raise KeyError, TypeError,
-    ValueError or IndexError. None for windows, which take more (`evolution.description`).
+    `from_state` restores an operator from a pipeline's name and a stage. It may raise KeyError, TypeError, ValueError
+    or IndexError. It is None for windows, which need more (`evolution.operator_from_state`).
     """
 
-    name: str  # what people call it
-    kinds: tuple[str, ...]  # of its fingerprints
+    name: str  # shown to people
+    kinds: tuple[str, ...]  # kinds in its fingerprints
     step: type[StepSpec]
     operators: tuple[type[Operator], ...]
-    compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, one line per misfit
+    compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, with one line per problem
     from_state: Callable[[str, StageState], Operator] | None = None
 
 
@@ -60,12 +63,12 @@ OPERATOR_TYPES: list[OperatorType] = [
 
 
 def find_type_by_kind(kind: object) -> OperatorType | None:
-    """What has fingerprints of this kind."""
+    """Return the operator type whose fingerprints have this kind; None if there is none."""
     return next((operator_type for operator_type in OPERATOR_TYPES if kind in operator_type.kinds), None)
 
 
 def find_type_by_step(step: StepSpec) -> OperatorType:
-    """What a step of a config becomes."""
+    """Return the operator type of a config step."""
     operator_type = next(
         (operator_type for operator_type in OPERATOR_TYPES if isinstance(step, operator_type.step)), None
     )
@@ -75,5 +78,5 @@ def find_type_by_step(step: StepSpec) -> OperatorType:
 
 
 def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
-    """What the step of a pipeline is over these columns. Raises StartError, one line per misfit."""
+    """Compile the step of a pipeline over these columns. Raises StartError, with one line per problem."""
     return find_type_by_step(pipeline.transform.step).compile(pipeline, columns)

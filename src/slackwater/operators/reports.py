@@ -1,4 +1,4 @@
-"""What a shard reports of an epoch."""
+"""The reports of a shard about an epoch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slackwater.state.commit import CommitModel, Hold, OutputMeta, SegmentMeta
 
 
 class LetterFile(CommitModel):
-    """Dead letters put aside, and how many of them for which reason."""
+    """A staged file of dead letters, and their number by reason."""
 
     output: OutputMeta
     reasons: Mapping[str, int]
 
 
 class SideReport(CommitModel):
-    """What a shard did with the rows of one side of a join."""
+    """Counts of what a shard did with the rows of one side of a join."""
 
     buffered: int = 0
     late: int = 0
@@ -27,11 +27,11 @@ class SideReport(CommitModel):
     matched: int = 0
     unmatched: int = 0
     evicted: int = 0
-    hot_key: tuple[int, str] | None = None  # a key with many rows: how many, its values
+    hot_key: tuple[int, str] | None = None  # a key with many rows: their number, its values
 
 
 class OverflowCounts(CommitModel):
-    """Results that did not fit their type and came out as NULL (`on_overflow`): how many, and a few of them."""
+    """Results that did not fit their type and were emitted as NULL (`on_overflow`): their number and a few samples."""
 
     count: int = 0
     sample: tuple[dict[str, Any], ...] = ()  # keys, `aggregation`, `event_us`: the start of the window
@@ -47,8 +47,8 @@ class EmitReport(CommitModel):
     groups: int = 0
     windows: int = 0
     last_end_us: int | None = None
-    unmatched: tuple[int, int] = (0, 0)  # of a join: left, right
-    holds: tuple[Hold, ...] | None = None  # of the shard from now on; None: as they were
+    unmatched: tuple[int, int] = (0, 0)  # joins: left, right
+    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if they have not changed
     overflows: OverflowCounts = OverflowCounts()
 
 
@@ -58,29 +58,29 @@ class IngestReport(CommitModel):
     shard: int
     segments: tuple[SegmentMeta, ...]
     rows: int = 0
-    panes: int = 0  # of groups, into which these rows were folded
+    panes: int = 0  # number of lifted panes, into which these rows were merged
     used: int = 0
     late: int = 0
     late_idle: int = 0
     late_windows: int = 0
-    late_by: Mapping[str, int] = Field(default_factory=dict)  # late rows by step, see `core.lateness`
+    late_by: Mapping[str, int] = Field(default_factory=dict)  # late rows by step, see `core.lateness_histogram`
     partly_late: int = 0  # late for some of their windows, not for all
     refused: int = 0
     groups: int = 0
     windows: int = 0
     new_groups: Mapping[int, int] = Field(default_factory=dict)
     late_sample: tuple[dict[str, Any], ...] = ()
-    outputs: tuple[OutputMeta, ...] = ()  # late rows as results of their own; what a join makes of the rows
-    reasons: Mapping[str, int] = Field(default_factory=dict)  # of these
-    bad: int = 0  # rows whose gap is none
+    outputs: tuple[OutputMeta, ...] = ()  # late rows as separate results; the pairs of a join
+    reasons: Mapping[str, int] = Field(default_factory=dict)  # number of these rows by reason
+    bad: int = 0  # rows without a usable gap
     bad_sample: tuple[dict[str, Any], ...] = ()
     letters: LetterFile | None = None
-    sides: tuple[SideReport, ...] = ()  # of a join: left, right
+    sides: tuple[SideReport, ...] = ()  # joins: left, right
     overflows: OverflowCounts = OverflowCounts()
-    holds: tuple[Hold, ...] | None = None  # of the shard from now on; None: as they were
-    emitted: EmitReport | None = None  # what came out in the same pass, see `operators.one_pass`
+    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if they have not changed
+    emitted: EmitReport | None = None  # what was emitted in the same pass, see `operators.ingest_and_emit`
 
 
 def plain_value(value: object) -> object:
-    """A value as a report carries it."""
+    """Return a value in the form in which a report carries it."""
     return value if isinstance(value, int | str | None) else str(value)

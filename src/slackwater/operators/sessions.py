@@ -50,7 +50,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return watermark
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: `__kh`, `__ts`, keys, accumulators, and `__end` where rows bring their gaps."""
+        """Add `rows`: `__kh`, `__ts`, keys, accumulators, and `__end` if rows bring their own gaps."""
         if rows.is_empty():
             return empty_report(task)
         rows, origins, bad = self._with_gaps(with_idle(task, rows), origins)
@@ -72,7 +72,7 @@ class SessionOperator(SessionLogic, WindowOperator):
     def _with_gaps(
         self, rows: pl.DataFrame, origins: pl.Series | None
     ) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
-        """The rows whose gap is one, with their origins, and the others."""
+        """Split off rows without a usable gap; return the usable rows, their origins, and the others."""
         if not self.dynamic:
             return rows, origins, rows.clear()
         usable = rows["__end"].is_not_null()
@@ -84,7 +84,7 @@ class SessionOperator(SessionLogic, WindowOperator):
     def _stage_letters(
         self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, bad: pl.DataFrame
     ) -> LetterFile | None:
-        """Stage the letters of a shard's late rows and of its rows without a gap; None where there are none of both."""
+        """Stage the letters of a shard's late rows and of its rows without a usable gap; return None if there are neither."""
         frames, reasons = [], {}
         if origins is not None and task.late is not None and late.height:
             frames.append(self.late_letters(task, late.with_columns(origins[late["__row"]].alias(ORIGIN))))
@@ -95,7 +95,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return LetterFile(output=task.state.write_output(pl.concat(frames)), reasons=reasons) if frames else None
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # its own session
+        missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # each row missed one window: its session
         return late_letters(task, rows, missed, keys=self.keys)
 
     def emit(self, task: ShardTask) -> EmitReport:
@@ -117,7 +117,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return sum(counts.windows), sum(counts.groups)
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Of the whole state, which is counted exactly."""
+        """Raise CapExceededError if too many keys have open sessions. The count is exact over the whole state."""
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
             raise CapExceededError(

@@ -1,6 +1,6 @@
-"""The work of a stage without state on one shard: what came out of the SQL goes on, in the epoch that read it.
+"""A stage without state on one shard: the output of the SQL is emitted in the epoch that read it.
 
-rows of a task ─▶ SQL ─▶ output        no key, so no shuffle: they are put aside where they were read; nothing waits, nothing is late
+rows of a task ─▶ SQL ─▶ output        no key, so no shuffle: rows are staged where they are read, and none is late
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 
-ROW = "row"  # why a row comes out
+ROW = "row"  # the reason for which rows are emitted
 MOST = 500_000  # rows of one output
 
 
 @dataclass(frozen=True)
 class StatelessOperator(NoState, ImmediateOperator):
-    """Rows as the SQL lets them out: `fields` are the columns that it selects, in order."""
+    """Emits rows as the SQL returns them; `fields` are the selected columns, in order."""
 
     pipeline: str
     fields: tuple[Field, ...]
@@ -34,7 +34,7 @@ class StatelessOperator(NoState, ImmediateOperator):
         return self.fields
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """As they were read."""
+        """Keep the order in which rows were read."""
         return frame
 
     @property
@@ -44,11 +44,11 @@ class StatelessOperator(NoState, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def slot(self, position: int) -> str:
-        """What a column is called on its way: a user's may have any name, one of ours too."""
+        """Return the name of a column on its way to a shard; user columns may have any name, also a reserved one."""
         return f"c{position}"
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """`rows`: the columns of the output, each under its `slot`."""
+        """Stage `rows`, which have the output columns under their `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=())
         columns = [rows[self.slot(i)].cast(f.polars).alias(f.name) for i, f in enumerate(self.fields)]
@@ -76,7 +76,7 @@ class StatelessOperator(NoState, ImmediateOperator):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        return {"kind": "rows"}  # nothing is kept that could depend on more
+        return {"kind": "rows"}  # there is no state that could depend on more
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"columns": {f.name: f.type for f in self.fields}}

@@ -1,9 +1,9 @@
-"""Rows that could be counted, but never written: which of them come out of the SQL, for the target and the state that there are.
+"""Find rows that could be counted, but never written: rows that the target or the state cannot store.
 
-    SQL ─▶ fits? ─┬─ yes ─▶ shards
-                  └─ no  ─▶ a bad row, with its reason: never part of a commit that nobody could publish
+    SQL ─▶ storable? ─┬─ yes ─▶ shards
+                      └─ no  ─▶ a bad row with its reason; else a commit could not be published
 
-Each test has two forms, for Spark and for frames.
+Each check has two forms, for Spark and for frames.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ REASONS = {
     RANGE: "a time is outside the years 1 to 9999",
     KEY: "its keys are larger than a unique index of Postgres can hold",
 }
-UNFIT = "__unfit"  # hidden: why a row cannot be held; NULL for one that can
-_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes of an index entry, of a column of fixed size, beside one of any size
-# a U+0000 in JSON, and not the text \\u0000, whose backslash is a pair
+UNFIT = "__unfit"  # hidden column: why a row cannot be stored; NULL if it can
+_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes per index entry, per fixed-size column, overhead per variable-size column
+# matches U+0000 in JSON, but not the text \\u0000, which has two backslashes
 _ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
 
 
 class StorabilityCheck(NamedTuple):
-    """Whether a row does not fit: over the output of the SQL, and over a frame with `ts`."""
+    """A condition that is true for a row that cannot be stored: `sql` over the output of the SQL, `frame` over a frame
+    with `ts`.
+    """
 
     reason: str
     sql: str
@@ -48,14 +50,14 @@ class StorabilityCheck(NamedTuple):
 
 
 def unfit_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
-    """Spark SQL: why a row does not fit; None if all do. `which`: the side of a join."""
+    """Return Spark SQL for the reason why a row cannot be stored; None if all can. `which`: the side of a join."""
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
     return f"CASE {cases} END" if tests else None
 
 
 def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
-    """The same over a frame of rows with `ts`."""
+    """Return the reason why each row of a frame (with `ts`) cannot be stored; None if all can."""
     tests = list(_checks(operator, which, capacity))
     if not tests:
         return None
@@ -93,9 +95,11 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
 
 
 class _StoredFields(NamedTuple):
-    """What becomes of a row's values. `fields`: those that are written or kept as they are; `unique`: those that are part of a
-    unique index of the target; `reach_us`: how far from its time a time may be that is worked out from it; `is_timed`: its time
-    comes out, too."""
+    """How the values of a row are stored.
+
+    `fields`: fields that are written or stored unchanged. `unique`: fields of a unique index of the target. `reach_us`:
+    how far a computed time may be from the row's time. `is_timed`: the row's time is written as well.
+    """
 
     fields: Sequence[Field]
     unique: Sequence[Field]
@@ -133,12 +137,12 @@ def _(operator: KeyedOperator, which: int, capacity: ValueLimits) -> _StoredFiel
 
 @_stored_fields.register
 def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _StoredFields:
-    return _StoredFields(operator.fields, (), 0, is_timed=False)  # if it selects its time, that is one of its fields
+    return _StoredFields(operator.fields, (), 0, is_timed=False)  # a selected event time is one of its fields
 
 
 @singledispatch
 def usable_times(operator: Operator) -> tuple[int, int]:
-    """The event times (µs, inclusive) of which all windows begin, end and are final in the years 1 to 9999."""
+    """Return the event times (µs, inclusive) whose windows all begin, end and become final in the years 1 to 9999."""
     unregistered(operator, "slackwater.operators.storability.usable_times")
 
 
@@ -161,7 +165,7 @@ def _(operator: Operator) -> tuple[int, int]:
 
 
 def _may_hold_input_values(type_: str) -> bool:
-    """Whether a result may hold values of its input: text and times do, numbers are worked out."""
+    """Return whether a result of this type may contain values of its input: texts and times may, numbers are computed."""
     return any(name in type_ for name in ("string", "timestamp", "date"))
 
 

@@ -1,7 +1,7 @@
-"""What tumbling, hopping and session windows have in common on a shard: what is due, what a shard reports, bounds.
+"""The common base of tumbling, hopping and session windows on a shard: due rows, reports and limits.
 
-A task is deterministic and may run twice: it reads files that a commit named and writes files with fresh names, which
-count for nothing until the driver commits a record that names them.
+A task is deterministic and may run twice. It reads files that a commit names and writes files with new names. These
+only take effect once the driver commits a record that names them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Report = dict[str, Any]  # fields of an `IngestReport`
 
 @dataclass(frozen=True)
 class WindowOperator(WindowLogic):
-    """A window as an operator, but for what each kind does in its own way."""
+    """A window as an operator; subclasses add what differs by kind."""
 
     @abstractmethod
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
@@ -62,7 +62,7 @@ class WindowOperator(WindowLogic):
     @property
     @abstractmethod
     def last_instant_us(self) -> int:
-        """How long before its end a window is open for the last time."""
+        """Return how long (µs) before its end a window is open for the last time."""
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -73,12 +73,12 @@ class WindowOperator(WindowLogic):
         return [*self.output, Field(EVENT_TIME, "timestamp")]
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """With `_event_ts`, the last instant of each window: what is open at a watermark does not end before it."""
+        """Add `_event_ts`, the last instant of each window. A window that is open at a watermark does not end before it."""
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return watermark  # what is open at a watermark does not end before it
+        return watermark  # a window that is open at a watermark does not end before it
 
     @property
     def passes_late(self) -> bool:
@@ -88,11 +88,11 @@ class WindowOperator(WindowLogic):
         return ()
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        """Return the holds of a shard that has these state rows."""
+        """Return the holds of a shard with these state rows."""
         return ()
 
     def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
-        """Return the holds of a shard whose units were replaced by `state`; None where they are as they were."""
+        """Return the holds of a shard after `state` replaced its units; None if they have not changed."""
         return None
 
     @property
@@ -105,7 +105,7 @@ class WindowOperator(WindowLogic):
 
     @property
     def fails_above(self) -> int | None:
-        """The bound of groups beyond which an epoch fails; None where it does not."""
+        """Return the limit of groups beyond which an epoch fails; None if it does not fail."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
     def input_index(self, source: str) -> int:
@@ -119,14 +119,14 @@ class WindowOperator(WindowLogic):
         return not self.due(task).is_empty()
 
     def due(self, task: ShardTask) -> pl.DataFrame:
-        """All rows of the units of a shard that want a visit between two watermarks."""
+        """Return all rows of the units of a shard that are due between two watermarks."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Only the oldest may go: else they would uncover older versions of what they hold."""
+        """Drop expired segments from the oldest on. Dropping a newer one would uncover older versions of its units."""
         return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
 
-    # -- what a commit says of it --------------------------------------------------------------------------------
+    # -- in the commit -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class WindowOperator(WindowLogic):
         return {
             "kind": self.window.kind,
             **{key: int(value) if isinstance(value, int) else value for key, value in values.items()},
-            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order: it is part of the hash
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order, since the hash depends on it
             "aggregations": {a.name: a.fingerprint() for a in self.aggs},
         }
 
@@ -144,16 +144,16 @@ class WindowOperator(WindowLogic):
         return {"updates": self.updates, "retain_us": self.retain_us}
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The window with the types of its columns, from which `bind_window` makes the same logic."""
+        """Describe the window with the types of its columns, from which `bind_window` builds the same logic."""
         columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
         return {"window": data, "columns": columns}
 
-    # -- what a shard reports ------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------
 
     def ingest_report(
         self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
     ) -> Report:
-        """Stage what came of an epoch's rows. `before`: all rows of the units; `alone`: results that late rows form."""
+        """Stage the outcome of an epoch's rows. `before`: all rows of the units; `alone`: the results of late rows."""
         counts = done.counts
         return {
             "shard": task.shard,
@@ -173,7 +173,7 @@ class WindowOperator(WindowLogic):
         }
 
     def _alone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
-        """`late_data = "standalone"`."""
+        """Stage the results of late rows (`late_data = "standalone"`)."""
         if rows.is_empty():
             return {}
         frame = self.output_frame(EmitResult(rows, self.empty_state(), rows.clear()))
@@ -208,7 +208,7 @@ class WindowOperator(WindowLogic):
         )
 
     def overflows(self, rows: pl.DataFrame) -> OverflowCounts:
-        """The results of windows that did not fit their type."""
+        """Return the results of windows that did not fit their type."""
         count, sample = 0, list[dict[str, object]]()
         for agg in self.aggs:
             beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
@@ -218,7 +218,7 @@ class WindowOperator(WindowLogic):
         return OverflowCounts(count=count, sample=tuple(sample[:3]))
 
     def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
-        """A few rows for the log: keys and event time in microseconds."""
+        """Return a few rows for the log: keys, and event time in µs."""
         return tuple(
             {**{k: plain_value(r[k]) for k in self.key_names}, "event_us": plain_value(r[time])}
             for r in rows.head(limit).iter_rows(named=True)
@@ -226,5 +226,5 @@ class WindowOperator(WindowLogic):
 
 
 def empty_report(task: ShardTask) -> IngestReport:
-    """Of a shard that got no row."""
+    """Return the report of a shard that got no row."""
     return IngestReport(shard=task.shard, segments=task.state.metas)
