@@ -1,8 +1,8 @@
-"""The page beside a pipeline, running or not, for people who wait for its output; takes no lock, changes nothing, needs no config.
+"""The page of a pipeline, whether it runs or not. It takes no lock, changes nothing and needs no config.
 
-    store.peek() ─▶ seen.look ─▶ blocks/* (frozen values) ─▶ JSON
-      one commit                          │
-                                          └─▶ draw/* (SVG) ─▶ templates ─▶ fragment, page, --save
+    store.peek() ─▶ page_model.look_at ─▶ blocks/* (frozen values) ─▶ JSON
+      one commit                                │
+                                                └─▶ draw/* (SVG) ─▶ templates ─▶ fragment, page, --save
 
-Work is done once per commit, whoever watches: `live` keeps the latest answer, and its watcher looks for a later commit.
+Each commit is processed once, however many viewers there are: `page_cache` keeps the latest model and watches for commits.
 """

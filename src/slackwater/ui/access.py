@@ -1,7 +1,7 @@
-"""Around every answer: who may ask, and what a browser may do with it.
+"""Access to the page: tokens, and response headers that restrict what a browser may load.
 
-No script, style or picture of a page comes from anywhere else than this server, and none is written into it: what a key or
-a source is called is text, whatever it looks like.
+All scripts, styles and images come from this server as files. None is inline, so a key or a source name that looks like
+a script is only text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 def check_host(host: str, token: str | None) -> None:
-    """Refuse to be there for other machines without a token. Raises StartError."""
+    """Raise StartError if the page would be open to other machines without a token, or if the token is too short."""
     if token is not None and len(token) < 8:
         raise StartError("--token: found fewer than 8 characters, expected at least 8")
     if token is None and not _is_loopback(host):
@@ -46,7 +46,10 @@ def _is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Answers those who have the token, where there is one: as `?token=…` once, then as a cookie; or as a bearer's."""
+    """ASGI middleware that requires the token, if one is set.
+
+    The token comes as `?token=…`, then as a cookie that is set in the answer, or as a bearer token.
+    """
 
     def __init__(self, app: Application, token: str | None) -> None:
         self.app = app
@@ -82,10 +85,10 @@ class Access:
         return PlainTextResponse("this page needs its token: open it once with ?token=… behind the address\n", 401)
 
     def _set_cookie(self, scope: Scope) -> Response:
-        """To the same address without the token, which then is in no history and no log."""
+        """Set the cookie and redirect to the same address without the token, which stays out of histories and logs."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         rest = urlencode([(n, v) for n, v in query if n != "token"])
-        # not "//name", which would be another host
+        # "//name" would be another host
         path = "/" + scope["path"].lstrip("/")
         answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
         answer.set_cookie(self._cookie, self._digest or "", httponly=True, samesite="lax", path="/")

@@ -1,4 +1,4 @@
-"""How the page answers: with a body, a tag, or one line that says what is wrong."""
+"""HTTP responses of the page: content with an ETag, or one line about an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("slackwater")
 
 
 def answer_request(answer: Callable[[Request], Response], request: Request) -> Response:
-    """The answer, or why there is none. Nothing is raised."""
+    """Return the response of `answer`, or a response with its error. Raises nothing."""
     try:
         return answer(request)
     except HTTPException as error:
@@ -28,7 +28,7 @@ def answer_request(answer: Callable[[Request], Response], request: Request) -> R
         return error_line(request, 503, str(error))
     except SlackwaterError as error:
         return error_line(request, 400, str(error))
-    except BaseException as error:  # a panic of Polars is no Exception
+    except BaseException as error:  # a panic of Polars is not an Exception
         log.exception("a page failed")
         return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
@@ -54,7 +54,7 @@ async def refuse_request(request: Request, error: Exception) -> Response:
 
 
 async def fail_request(request: Request, error: Exception) -> Response:
-    """The answer to what failed outside of `_answered`, as in the routing."""
+    """Return the response to an error outside of `answer_request`, such as in the routing."""
     log.error("a page failed", exc_info=error)
     return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
@@ -64,7 +64,10 @@ def html_response(content: bytes, status: int = 200) -> Response:
 
 
 def with_tag(request: Request, tag: str, content: bytes, kind: str) -> Response:
-    """With the tag as ETag; empty if the client has it already."""
+    """Return a response with the tag as ETag, or an empty one with status 304 if the client has this tag.
+
+    `kind`: the media type.
+    """
     quoted = f'"{tag}"'
     held = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
     if quoted in held or "*" in held:

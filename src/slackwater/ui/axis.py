@@ -1,4 +1,4 @@
-"""Axes: where a value is drawn, and which values are named."""
+"""Axes of drawings: the position of a value, and the ticks that are labelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = (
 
 
 def tick_step(length: int, most: int) -> int:
-    """The shortest handy length of time (µs) of which at most `most` make up `length`."""
+    """Return the shortest round time step (µs) that divides `length` into at most `most` parts."""
     step = next((s for s in STEPS if length <= s * most), None)
     if step is not None:
         return step
@@ -28,7 +28,7 @@ def tick_step(length: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class Axis:
-    """A straight scale from values to places."""
+    """A linear scale from values (`low` to `high`) to coordinates (`start` to `end`)."""
 
     low: int
     high: int
@@ -40,7 +40,7 @@ class Axis:
         return round(self.start + (inside - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
 
     def times(self, most: int = 7) -> list[tuple[float, str, bool]]:
-        """Places of named times, with their text; the last says whether it names a day."""
+        """Return at most `most` time ticks: coordinate, label, and whether the label is a date."""
         every = tick_step(self.high - self.low, most)
         first = -(-self.low // every) * every
         ticks, day = list[tuple[float, str, bool]](), ""
@@ -51,7 +51,7 @@ class Axis:
         return ticks
 
     def counts(self, most: int = 4) -> list[int]:
-        """Whole numbers to name, from 0."""
+        """Return round whole numbers to label, from 0."""
         unit = 1
         while self.high / unit > most:
             unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
@@ -59,7 +59,7 @@ class Axis:
 
 
 def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
-    """A range with room on both sides; of one value one second around it."""
+    """Return the range extended by a share on both sides; a single value (µs) is extended to one second."""
     room = int((high - low) * share) or S // 2
     return low - room, high + room
 
@@ -72,7 +72,7 @@ def _date(us: int) -> str:
 
 
 def _clock(us: int, every: int, day: str) -> tuple[str, bool]:
-    """The time of a tick, and the day where it is another one than before."""
+    """Return the label of a tick, and whether it is a date. `day`: the date of the previous tick."""
     try:
         moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""What waits at the sources, asked within a bound: `sources.waiting` says of which that can be asked.
+"""Poll the sources for their backlog, the input that is not read yet. `sources.backlog` has the questions.
 
-A source is asked by a thread of its own, one at a time, and the page waits for it for LONGEST_S at most; what it says is
-kept for FRESH_S. What a commit has of it is taken off then, so the answer fits the commit that is looked at.
+Each source is polled in a separate thread, at most one at a time. The page waits for it at most LONGEST_S, and its answer
+is reused for FRESH_S. The offsets of a commit are subtracted later, so one answer fits every commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ FRESH_S = 5.0
 
 @dataclass
 class _BacklogAnswer:
-    """What a source said."""
+    """Latest answer of a source.
+
+    Args:
+        backlog_of: computes the backlog at a commit; None while there is no answer.
+        problem: why there is no answer.
+        answered_s: when it answered (monotonic seconds).
+        thread: the thread that polls it.
+    """
 
     backlog_of: Answer | None = None
     problem: str | None = "it is being asked"
@@ -33,13 +40,13 @@ class _BacklogAnswer:
 
 @dataclass
 class BacklogPoller:
-    """Asks the sources of one pipeline."""
+    """Poller of the sources of one pipeline."""
 
     _answers: dict[str, _BacklogAnswer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
-        """What waits at each source that can be asked, in the order of the config."""
+        """Return the backlog of each source that can be polled, in the order of the config."""
         questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:
             threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]
@@ -73,5 +80,5 @@ def _question(pipeline: Pipeline, source: Source) -> Question | None:
 
 
 def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:
-    backlog_of = answer.backlog_of  # which a thread may change
+    backlog_of = answer.backlog_of  # read once: a thread may replace it
     return Backlog(source.name, "", None, None, answer.problem) if backlog_of is None else backlog_of(snapshot)

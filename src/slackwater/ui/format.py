@@ -1,4 +1,4 @@
-"""Times, lengths and counts as the page says them."""
+"""Format times, durations, sizes and counts for the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s"
 
 
 def format_time(us: int | None) -> str:
-    """A time to the second, with what is below it if there is any: `2024-03-01 09:02:00Z`."""
+    """Format a time (µs UTC) as `2024-03-01 09:02:00Z`, with a fraction if it has one."""
     if us is None:
         return "none yet"
     try:
@@ -20,12 +20,12 @@ def format_time(us: int | None) -> str:
 
 
 def format_seconds(us: int) -> str:
-    """A time to the second, where more would only look exact."""
+    """Format a time (µs UTC) without its fraction of a second."""
     return format_time(us - us % 1_000_000)
 
 
 def format_span(us: int) -> str:
-    """A length of time in its two largest units: `14 min 3 s`; exact below a second."""
+    """Format a duration (µs) in its two largest units, as `14 min 3 s`; below a second in one unit."""
     sign, remaining, parts = ("−" if us < 0 else ""), abs(us), list[str]()
     for index, (name, length) in enumerate(_UNITS):
         if remaining >= length:
@@ -39,7 +39,7 @@ def format_span(us: int) -> str:
 
 
 def format_size(count: float) -> str:
-    """Bytes: `1.2 MiB`."""
+    """Format a number of bytes as `1.2 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -52,7 +52,7 @@ def format_number(count: int | None) -> str:
 
 
 def format_brief(count: float) -> str:
-    """A count for an axis: `12 k`, `3.4 M`."""
+    """Format a count for an axis as `12 k` or `3.4 M`."""
     for unit, length in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= length:
             return f"{count / length:.3g} {unit}"
@@ -60,10 +60,10 @@ def format_brief(count: float) -> str:
 
 
 def format_rate(count: float) -> str:
-    """So many a second: `1,234`, `12.3`, `0.05`."""
+    """Format a rate as `1,234`, `12.3` or `0.05`."""
     return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def format_key(key: dict[str, object]) -> str:
-    """A key for people: `user=u7, region=NULL`."""
+    """Format a key as `user=u7, region=NULL`."""
     return ", ".join(f"{n}={'NULL' if v is None else v}" for n, v in key.items()) or "(no key)"

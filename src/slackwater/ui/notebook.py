@@ -1,6 +1,6 @@
-"""How a pipeline, its plan, `why`, a state and a run look in a notebook: the drawings of the page, as one piece of HTML each.
+"""HTML of a pipeline, a plan, `why`, a state and a run for notebooks, with the drawings of the page.
 
-An error that a look meets is shown in its place: a cell that only names a value never fails.
+An error is shown instead of the value, so that a cell which only names a value never fails.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
 MOST = 20  # windows that are drawn and listed
-SCAN_S = 3.0  # for finding them in a large state
+SCAN_S = 3.0  # time limit of the scan for them
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def to_html(shown: object) -> str:
-    """The value as HTML that brings its styles along, and nothing else: no scripts, no addresses."""
+    """Return a value as HTML with its styles, without scripts and links."""
     return str(element("div", element("style", Markup(_styles())), _shown(shown), class_="slackwater"))
 
 
 @cache
 def drawing_styles() -> str:
-    """The part of the page's stylesheet that drawings need."""
+    """Return the part of the page's stylesheet that drawings need."""
     css = static_file("ui.css").decode()
     return css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
 
@@ -115,7 +115,7 @@ def _stage_watermark(s: StageReport, head: str) -> Markup:
 
 
 def _open_rows(s: StageReport, stage: str | None) -> Markup:
-    """What is open in a stage, or waits for partners."""
+    """Return the open windows of a stage, or the rows that wait in a join."""
     if s.kept is not None:
         return Markup("")
     named = ["closes at watermark", "start", "key", "rows"]

@@ -1,7 +1,8 @@
-"""The latest look at each pipeline: made once per commit, by whoever notices first, and shared by all who watch.
+"""Cache of the latest page model of each pipeline: built once per commit and shared by all viewers.
 
-epochs() ──▶ another commit? ──▶ look_at ──▶ Seen, tag ──▶ blocks, made once ──▶ Update ──▶ viewers
-asked at most every LOOK_S, and not while nobody watches; a look is followed by a pause in proportion to what it cost
+epochs() ──▶ a new commit? ──▶ look_at ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
+The store is polled at most every LOOK_S, and not without viewers. After building a model comes a pause in proportion to its
+cost.
 """
 
 from __future__ import annotations
@@ -17,20 +18,18 @@ from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_u
 
 Blocks = Callable[["PageCache"], Mapping[str, bytes]]
 
-LOOK_S = 0.5  # between two questions whether there is another commit
-RUNNER_S = 3.0  # between two whether a runner is up
-PAUSE = (
-    40  # times as long as a look took, and as showing it to all who watch will: a page costs a fortieth of a processor
-)
+LOOK_S = 0.5  # between two checks for a new commit
+RUNNER_S = 3.0  # between two checks for a runner
+PAUSE = 40  # the pause as a multiple of the cost of a model, so that a page uses a fortieth of a core
 LONGEST_S = 30.0
-SHOW_S = 0.0005  # what it takes to send one viewer the blocks that changed
-WATCHED_S = 20.0  # so long after a request a pipeline still counts as watched
+SHOW_S = 0.0005  # the cost of sending one viewer the changed blocks
+WATCHED_S = 20.0  # how long a pipeline counts as watched after a request
 
 
 class PageCache:
-    """One pipeline, or one stage of it. `model` and `problem` are of the latest look: one of them is None.
+    """The latest page model of one pipeline, or of one stage of it. Either `model` or `problem` is None.
 
-    `blocks`: draws what is model, or the problem, for those who follow.
+    `blocks` renders the model, or the problem, for viewers that follow the commits.
     """
 
     def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
@@ -40,7 +39,7 @@ class PageCache:
         self.viewers = 0
         self.model: PageModel | None = None
         self.problem: str | None = None
-        self.waits = False  # the problem is only that nothing is committed yet
+        self.waits = False  # whether the only problem is that nothing is committed yet
         self._contents: tuple[str, dict[str, bytes]] = ("", {})
         self._looking = threading.Lock()
         self._next = self._next_runner = self._asked = 0.0
@@ -54,7 +53,7 @@ class PageCache:
 
     @property
     def tag(self) -> str:
-        """Another one wherever the page would be another one."""
+        """A tag that changes whenever the page changes."""
         model, problem = self.model, self.problem
         return model.tag if model is not None else f"problem-{hash(problem) & 0xFFFFFFFF:08x}"
 
@@ -63,13 +62,13 @@ class PageCache:
         return self.viewers > 0 or time.monotonic() - self._asked < WATCHED_S
 
     def now(self) -> PageModel | None:
-        """What is so, for a request; None while there is a `problem`."""
+        """Refresh and return the model for a request; None while there is a `problem`."""
         self._asked = time.monotonic()
         self.refresh()
         return self.model
 
     def refresh(self) -> None:
-        """Look again if there may be another commit."""
+        """Build the model again if there may be a new commit."""
         with self._looking:
             now, used, before = time.monotonic(), time.process_time(), self.tag
             if now < self._next:
@@ -86,12 +85,12 @@ class PageCache:
             if self.viewers and self.tag != before:
                 self._refresh_update()
                 self.notifier.ring()
-            # what it waited for, as disks and others that compute, is no cost
+            # waiting for disks and for other processes does not count as cost
             spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
 
     def _has_changed(self, now: float) -> bool:
-        """Whether something else is there than was model."""
+        """Return whether the commit, the runner or the latest run has changed since the last call."""
         if now >= self._next_runner:
             self._runner, self._next_runner = self.watched.store.runner(), now + RUNNER_S
             self._latest_run = self.watched.store.runs()[-1:]
@@ -103,12 +102,12 @@ class PageCache:
 
     @property
     def ready_update(self) -> PageUpdate | None:
-        """The latest look for those who follow, if it is drawn already."""
+        """The update to the latest model if it is already rendered, else None."""
         update = self._update
         return update if update is not None and update.tag == self.tag else None
 
     def update(self) -> PageUpdate:
-        """The latest look for those who follow. Look first."""
+        """Return the update to the latest model and render it if necessary. Call `refresh` first."""
         with self._looking:
             return self._refresh_update()
 
@@ -118,7 +117,7 @@ class PageCache:
         return self._update
 
     def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
-        """Something made of what is model, once per commit, and its tag; None while there is a `problem`."""
+        """Return the tag and the content that `make` renders, rendered once per commit; None while there is a `problem`."""
         model = self.now()
         if model is None:
             return None
@@ -133,7 +132,7 @@ class PageCache:
 
 
 class CommitWatcher:
-    """One thread that looks for commits of all pipelines and stages that somebody watches."""
+    """Thread that checks all watched pipelines and stages for new commits."""
 
     def __init__(self, caches: Callable[[], Sequence[PageCache]]) -> None:
         self._caches, self._stop = caches, threading.Event()

@@ -1,4 +1,4 @@
-"""One look at a pipeline: everything that its page tells of one commit, made at once, so that all of it fits together."""
+"""The page model: all blocks of a page, built from one commit, so that they are consistent."""
 
 from __future__ import annotations
 
@@ -37,19 +37,17 @@ from slackwater.ui.format import format_seconds
 
 
 class NoCommitError(StateError):
-    """Nothing is wrong with the state: its first commit is still to come."""
+    """The state has no commit yet; nothing is wrong."""
 
 
-WhyRenderer = Callable[
-    [WhyReport, str], Iterable[str]
-]  # an answer of `why` as lines of text, with the file that it is about
+WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `why` about a config file as lines
 
 
 @dataclass(frozen=True)
 class PageSource:
-    """A pipeline that has a page: its config, the file of that, and where its commits are.
+    """A pipeline that has a page: its config, the file of the config, and its state store.
 
-    Without a config, `pipeline` is as each commit describes it, and `file` is where the state lies.
+    With `is_described` there is no config file: each commit describes its pipeline, and `file` is a placeholder.
     """
 
     pipeline: Pipeline
@@ -60,16 +58,23 @@ class PageSource:
     is_described: bool = False
 
     def pipeline_at(self, commit: Commit) -> Pipeline:
-        """The pipeline that a commit is looked at by. Raises StateError."""
+        """Return the pipeline of the config, or the one that the commit describes. Raises StateError."""
         return pipeline_in(commit) if self.is_described else self.pipeline
 
 
 @dataclass(frozen=True)
 class PageModel:
-    """The blocks of one commit, of the whole pipeline or of one `stage`. `tag`: another one wherever something else is seen.
+    """The blocks of one commit, for the whole pipeline or for one stage.
 
-    `closing`: None where nothing has a window, `joined`: where nothing is joined; of several stages each is of the last one that
-    has some, which is `closing_of`, `joined_of`. `pace`, `runs`: None of a stage. `runs`: None of a former commit, too. `kept`: the commits up to this one that can be looked at.
+    Args:
+        tag: changes whenever the page changes.
+        looked_us: when the model was built (µs UTC).
+        closing: open windows of `closing_of`, the last stage that has windows; None without windows.
+        pace: None for a stage.
+        joined: buffers of `joined_of`, the last join; None without a join.
+        kept_epochs: the epochs up to this one that have a page.
+        stage: the name of the stage; None for the whole pipeline.
+        runs: None for a stage and for an earlier commit.
     """
 
     tag: str
@@ -90,9 +95,9 @@ class PageModel:
 
 
 def look_at(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
-    """Look at the latest commit, or at a kept one; at the whole pipeline, or one stage of several.
+    """Build the model of the latest commit, or of a kept `epoch`; of the whole pipeline, or of one stage of several.
 
-    Raises StateError if there is no commit, it is damaged, or the config cannot go on with it; StartError without such a stage.
+    Raises StateError if there is no commit, it is damaged, or the config does not fit it; StartError for an unknown stage.
     """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
@@ -119,7 +124,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
 
 
 def look_at_all(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
-    """The latest commit, of the whole pipeline and, where there are several stages, of each. Raises as `look_at` does."""
+    """Build the models of the latest commit: of the whole pipeline and of each of several stages. Raises as `look_at`."""
     with latest_snapshot(watched) as snapshot:
         common = retained_commits(watched.store), watched.store.runner(), now_us
         whole = build_model(watched, snapshot, *common, noted=watched.store.runs())
@@ -137,7 +142,7 @@ def build_model(
     noted: Sequence[Run] | None = None,
 ) -> PageModel:
     commit = snapshot.commit
-    # a runner may have gone on, or have removed this commit's record, since the snapshot was taken
+    # since the snapshot was taken, a runner may have committed again or removed this commit's record
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
     pipeline = watched.pipeline_at(commit)
     whole = why_from_snapshot(pipeline, snapshot, runner, now_us)
@@ -181,7 +186,7 @@ def _has_windows(stage: StageSummary) -> bool:
 
 
 def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
-    """The last stage with windows, or the last join: that is nearest to what comes out."""
+    """Return the last stage with windows, or the last join, which is nearest to the output."""
     return next((s for s in reversed(tuple(summaries)) if (_has_windows(s) if windowed else s.kind == "join")), None)
 
 
@@ -190,12 +195,15 @@ def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
 
 
 def _join_sources(why: WhyReport, stage: str) -> list[str]:
-    """What the sides of a join read."""
+    """Return the inputs of the left and the right side of a join."""
     return [side.source for s in why.reported_stages if s.stage == stage for side in s.sides]
 
 
 def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
-    """Of the only stage that reads sources; where several do, each has an advice of its own."""
+    """Return the lateness statistics and the advice of the only stage that reads sources.
+
+    If several stages read sources, return no statistics and one advice per stage.
+    """
     readers = [s for s in why.reported_stages if s.lateness.rows]
     if len(readers) == 1:
         return readers[0].lateness, advice_text(readers[0].lateness)
@@ -206,14 +214,14 @@ def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
 
 
 def tag_of(commit: Commit, runner: str | None, published: bool, noted: Sequence[Run] = ()) -> str:
-    """The epoch, with what else may differ: whose state it is, who runs it, what is published, how the latest run went."""
+    """Return a tag of the epoch, the state, the runner, whether it is published, and the latest run."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{noted}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 
 @contextmanager
 def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
-    """The latest commit. Raises StateError where there is none."""
+    """Yield the latest commit. Raises StateError if there is none."""
     with watched.store.peek() as snapshot:
         if snapshot is None:
             raise _missing_commit_error(watched)
@@ -221,9 +229,9 @@ def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
 
 
 def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """A snapshot of one stage alone, by default of the last that has windows; with its name, where there are several.
+    """Return the snapshot reduced to one stage, by default the last with windows, and its name if there are several.
 
-    Raises StartError for a stage that is not there.
+    Raises StartError for an unknown stage.
     """
     stages = snapshot.commit.stages
     if not stages[1:]:
@@ -234,10 +242,10 @@ def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | N
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
-    """One key of the latest commit. Raises StartError for a wrong key, StateError."""
+    """Return the view of one key in the latest commit. Raises StateError, and StartError for a wrong key."""
     with latest_snapshot(watched) as snapshot:
         one, name = windows_of(snapshot, stage)
-        one_key(one, key)  # what is wrong with the key is said of its stage
+        one_key(one, key)  # raises an error about the key that names its stage
         try:
             answer = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
             if not watched.is_described:
@@ -249,7 +257,7 @@ def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = N
 
 
 def _lines_of_key(watched: PageSource, answer: WhyReport) -> list[str]:
-    """What `why --key` says of the key itself."""
+    """Return the last paragraph of `why --key`, which is about the key."""
     lines = list(watched.render_why(answer, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

@@ -1,4 +1,4 @@
-"""Pages and fragments: blocks through templates. Everything that is put in is escaped."""
+"""Render pages and fragments from blocks with templates. All values are escaped."""
 
 from __future__ import annotations
 
@@ -62,8 +62,14 @@ PHASE_LABELS = {
 
 @dataclass(frozen=True)
 class PageLocation:
-    """Where a page is: `base` before its addresses, None in a file; the kept commit that it stays at, None for the latest; the
-    names of all pipelines, if there are several; `home`: of a stage what is before the addresses of its pipeline."""
+    """Location of a page, for its links.
+
+    Args:
+        base: prefix of the page's addresses; None in a saved file.
+        epoch: the kept commit that the page shows; None for the latest.
+        others: names and addresses of all pipelines if there are several.
+        home: for a stage, the prefix of its pipeline's addresses.
+    """
 
     base: str | None
     epoch: int | None = None
@@ -72,11 +78,11 @@ class PageLocation:
 
     @property
     def top(self) -> str | None:
-        """What is before the addresses of the pipeline."""
+        """The prefix of the pipeline's addresses."""
         return self.base if self.home is None else self.home
 
     def stage_base(self, stage: StageSummary | None, model: PageModel) -> str | None:
-        """What is before the addresses of a stage, as its page or that of the pipeline has it."""
+        """Return the prefix of a stage's addresses, for its own page or the page of the pipeline; None without links."""
         if self.base is None or self.epoch is not None:
             return None
         if stage is None or not model.stages[1:] or model.stage is not None:
@@ -139,16 +145,18 @@ def _rendered(template: str, **values: Any) -> bytes:
 
 
 def render_fragment(name: str, model: PageModel, place: PageLocation) -> bytes:
-    """One block as HTML."""
+    """Render one block as HTML."""
     return _rendered(f"_{name}.html", model=model, place=place)
 
 
 def render_page(
     model: PageModel, place: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
 ) -> bytes:
-    """All blocks. In a file styles are part of it, and there are no scripts and no links. `epochs`: that can be gone to.
+    """Render a page with all blocks. A saved file contains its styles and has no scripts and no links.
 
-    `of_stages`: looks at stages, whose blocks follow.
+    Args:
+        epochs: the epochs that the page links to; by default those of the model.
+        of_stages: models of stages, whose blocks follow in a saved file.
     """
     blocks, stages = _blocks(model, place), [(s, _blocks(s, place)) for s in of_stages]
     style = None if place.base is not None else Markup(static_file("ui.css").decode())
@@ -162,14 +170,14 @@ def render_page(
 
 
 def block_names(model: PageModel) -> tuple[str, ...]:
-    """The blocks that there are of what is model."""
+    """Return the names of the blocks of a model."""
     return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
 def _blocks(model: PageModel, place: PageLocation) -> dict[str, Markup]:
     return {
         name: Markup(render_fragment(name, model, place).decode()) for name in block_names(model)
-    }  # escaped as it was made
+    }  # already escaped
 
 
 def bin_page(model: PageModel, place: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
@@ -183,7 +191,7 @@ def key_page(pipeline: str, place: PageLocation, view: KeyView, stage: str | Non
 def letters_page(
     pipeline: str, place: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
 ) -> bytes:
-    """The newest dead letters, at most `most`."""
+    """Render the page of the newest dead letters, at most `most`."""
     return _rendered(
         "letters.html", pipeline=pipeline, place=place, style=None, reason=reason, letters=letters, most=most
     )
@@ -194,12 +202,12 @@ def hot_page(model: PageModel, place: PageLocation, keys: Sequence[HotKey]) -> b
 
 
 def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
-    """Of each pipeline its name, its address, and what is model of it or why nothing is, and whether that only waits for its first commit."""
+    """Render the overview. Each entry has name, address, model, problem, and whether only the first commit is missing."""
     return _rendered("overview.html", pipelines=pipelines, place=PageLocation(""), style=None)
 
 
 def render_problem(pipeline: str, place: PageLocation, line: str, waits: bool = False) -> bytes:
-    """`waits`: nothing is wrong, the first commit is still to come; the page asks for it again."""
+    """Render a page with a problem. `waits`: only the first commit is missing, so the page reloads."""
     return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line, waits=waits)
 
 
@@ -223,7 +231,7 @@ _DATA: Mapping[str, Callable[[PageModel], Any]] = {
 
 
 def block_data(name: str, model: PageModel) -> Any:
-    """A block as plain data; None where there is none, as of windows in a join, or of a join in windows."""
+    """Return a block as plain data for JSON; None if the model does not have it."""
     block = _DATA[name](model)
     if isinstance(block, tuple):
         return [dataclasses.asdict(one) for one in block]
@@ -235,5 +243,5 @@ def as_json(content: Any) -> bytes:
 
 
 def key_query(key: Mapping[str, Any]) -> str:
-    """A key as the query string of its page: a name alone stands for NULL."""
+    """Return a key as the query string of its page; a name without a value stands for NULL."""
     return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())

@@ -1,19 +1,19 @@
-"""The page over HTTP, on the one server of `web/`.
+"""HTTP server of the pages, built on `web.server`.
 
     GET /                       the page; with several pipelines an overview, and the pages under /p/NAME/
-    GET /epoch/41               the page of a kept commit; it stays as it is
+    GET /epoch/41               the page of a kept commit, which does not change
     GET /closing?from=US&to=US  the first keys of a bin
-    GET /key?user_id=u7         one key; a name alone stands for NULL
+    GET /key?user_id=u7         one key; a name without a value stands for NULL
     GET /letters?reason=late    the newest dead letters
     GET /hot                    the keys with the most rows
-    GET /stage/NAME/            the page of one stage of several, with all of this below it
+    GET /stage/NAME/            the page of one stage of several, with all of these addresses below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
-    GET /ui/BLOCK.json          the same as JSON; also /ui/keys.json and /ui/key.json with the queries above
-    GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, before it one for each block that changed
-    GET /state/                 the questions of `slackwater serve`
+    GET /ui/BLOCK.json          the block as JSON; also /ui/keys.json and /ui/key.json with the queries above
+    GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, before it one for each changed block
+    GET /state/                 the requests of `slackwater serve`
 
-What does not depend on the query has the commit as its ETag, and is made once for all who ask; so is what is sent to those who
-follow (`updates.py`), which a page does.
+Responses that do not depend on the query are rendered once per commit and have an ETag. Events are also built once for all
+viewers (`server_sent_events.py`). A page in a browser follows the commits with them.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from slackwater.web.streams import EventStream, StreamSlots
 
 log = logging.getLogger("slackwater")
 
-VIEWERS = 96  # that follow the commits; the rest of the server's 128 connections is for requests
+VIEWERS = 96  # viewers that follow the commits; the rest of the server's 128 connections is for requests
 AT_ONCE = 4
 WAITING = 64
-LETTERS = 100  # that are listed
+LETTERS = 100  # listed letters
 HOT = 10  # keys by rows, and as many by events
-BEAT_S = 15.0  # between two signs of life on a stream
+BEAT_S = 15.0  # between two keep-alive comments on a stream
 Find = Callable[[Request], tuple[PageCache, PageLocation]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -94,7 +94,7 @@ def serve_pages(
 
 
 class Ui:
-    """The application (`app`), which `stop` lets go of."""
+    """The ASGI application (`app`) of the pages, with its threads and caches, which `stop` releases."""
 
     def __init__(self, watched: Sequence[PageSource], viewers: int = VIEWERS) -> None:
         names = [w.pipeline.name for w in watched]
@@ -146,7 +146,7 @@ class Ui:
             view.close()
 
     def _stage(self, live: PageCache, place: PageLocation, address: str) -> tuple[PageCache, PageLocation]:
-        """One stage of a pipeline, by its part of an address. Raises HTTPException where there is none."""
+        """Return the cache of one stage, by its part of the address. Raises HTTPException for an unknown stage."""
         stage_place = dataclasses.replace(place, base=f"{place.base}/stage/{address}", home=place.base)
         cache = self._of_stages.get((live.name, address))
         if cache is None:
@@ -161,7 +161,7 @@ class Ui:
         return cache, stage_place
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
-        """What there is of a pipeline, or of a stage."""
+        """Return the routes of a pipeline or of a stage. `find` returns the cache and location for a request."""
 
         def by(answer: Callable[..., Response], *more: Any) -> Callable[[Request], Response]:
             return lambda request: answer(*find(request), *more, request)
@@ -190,7 +190,7 @@ class Ui:
         return routes
 
     def _route(self, path: str, answer: Callable[[Request], Response]) -> Route:
-        """A question that is answered by one of a few threads."""
+        """Return a route whose requests are answered by one of a few threads."""
 
         async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
@@ -220,7 +220,10 @@ class Ui:
         return EventStream(lambda: self._stream(live, tag, blocks), self._streams, refusal)
 
     async def _stream(self, live: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
-        """One update per look that this viewer has not model. All viewers are sent the same bytes, and wait without asking."""
+        """Yield one update per model that this viewer does not have (`tag` is the one it has).
+
+        All viewers get the same bytes and wait for a notification instead of polling.
+        """
         live.viewers += 1
         rung = live.notifier.listen()
         try:
@@ -229,7 +232,7 @@ class Ui:
                 rung.clear()
                 if live.tag != tag and (live.model is not None or live.problem is not None):
                     update = live.ready_update
-                    if update is None:  # of the first look nobody had followed yet
+                    if update is None:  # the first model was built before anybody followed
                         update = await asyncio.get_running_loop().run_in_executor(self._threads, live.update)
                     yield update.for_one_who_has(tag) if blocks else update.short
                     tag = update.tag
@@ -247,7 +250,7 @@ class Ui:
 
 
 def _problem(live: PageCache, place: PageLocation) -> Response:
-    """A page in the place of one that cannot be shown, or not yet."""
+    """Return a page about the problem instead of one that cannot be shown yet."""
     return html_response(
         pages.render_problem(live.name, place, live.problem or "", live.waits), 200 if live.waits else 503
     )
@@ -261,7 +264,7 @@ def _page(live: PageCache, place: PageLocation, request: Request) -> Response:
 
 
 def _past_page(live: PageCache, place: PageLocation, request: Request) -> Response:
-    """A kept commit: looked at once as long as no later one is there."""
+    """Return the page of a kept commit, which is rendered once until the next commit."""
     epoch = _epoch(request.path_params["epoch"])
     epoch_place = dataclasses.replace(place, epoch=epoch)
 
@@ -275,7 +278,7 @@ def _past_page(live: PageCache, place: PageLocation, request: Request) -> Respon
 
 
 def _block_renderer(blocks: Sequence[str], place: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Draws the blocks of a look; of a problem the top says it, in the place of what was so before."""
+    """Return a function that renders the blocks of a model. For a problem, the top block shows it and the rest is empty."""
 
     def render_blocks(live: PageCache) -> Mapping[str, bytes]:
         model = live.model
@@ -288,7 +291,7 @@ def _block_renderer(blocks: Sequence[str], place: PageLocation) -> Callable[[Pag
 
 def _fragment(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
     fragment = live.get_content(name, lambda model: pages.render_fragment(name, model, place))
-    if fragment is None:  # 200, so that it takes the place of what was so before
+    if fragment is None:  # status 200, so that the browser replaces the old block
         return html_response(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
     return with_tag(request, *fragment, "text/html")
 
@@ -354,7 +357,7 @@ def _keys_json(live: PageCache, place: PageLocation, request: Request) -> Respon
 
 
 def _key_texts(request: Request) -> dict[str, str | None]:
-    """The key in a query string: `name=value`, or a name alone for NULL. Starlette would take both for a text."""
+    """Parse the key of a query string: `name=value`, or a name alone for NULL, which Starlette would read as a text."""
     key: dict[str, str | None] = {}
     for part in request.url.query.split("&")[:50]:
         name, is_value, value = part.partition("=")

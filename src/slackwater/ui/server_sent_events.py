@@ -1,7 +1,7 @@
-"""What those who watch are sent of a commit: the blocks that changed, as server-sent events, made once for all of them.
+"""Server-sent events about a commit: the blocks that changed, built once for all viewers.
 
-look ──▶ blocks ──▶ Update: changed since the one before │ whole ──▶ ring ──▶ viewers, each with its own pace
-                             to who has that one          to others           a slow one skips what it missed
+model ──▶ blocks ──▶ PageUpdate: changed since the one before │ whole ──▶ notify ──▶ viewers, each at its own speed
+                                 for viewers that have that     for others           a slow one skips updates
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PageUpdate:
-    """A look as events. `short`: that there is one; `changed`: with the blocks that differ from those of the look `before`;
-    `whole`: with all blocks."""
+    """A page model as server-sent events.
+
+    Args:
+        tag: the tag of the model.
+        before: the tag of the previous update; None for the first one.
+        short: the event about the commit alone.
+        changed: the blocks that differ from the previous update, and the event about the commit.
+        whole: all blocks, and the event about the commit.
+    """
 
     tag: str
     before: str | None
@@ -29,32 +36,32 @@ class PageUpdate:
 
 
 def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | None) -> PageUpdate:
-    """The update to a look, of which nothing is sent twice to those who have the one before."""
+    """Build the update to a new tag. Viewers that have the update `before` get only the changed blocks."""
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}
     previous = {} if before is None else before.blocks
     changed = b"".join(event for name, event in events.items() if blocks[name] != previous.get(name))
-    # the commit comes last: who has heard of it has its blocks
+    # the commit event comes last: a viewer that has it has all blocks
     return PageUpdate(
         tag, None if before is None else before.tag, short, changed + short, b"".join(events.values()) + short, blocks
     )
 
 
 def _event(name: str, content: bytes) -> bytes:
-    """A line of an event ends at any of CR, LF and both, so that a CR, which a key may hold, is written as a reference."""
+    """Return a server-sent event. CR also ends a line, so a CR in a key is written as a character reference."""
     lines = content.replace(b"\r", b"&#13;").split(b"\n")
     return b"event: %s\n" % name.encode() + b"".join(b"data: %s\n" % line for line in lines) + b"\n"
 
 
 class ViewerNotifier:
-    """Wakes those who wait for it in an event loop, from any thread. What is rung while nobody waits is not kept."""
+    """Notifier that wakes viewers in event loops, from any thread. Notifications without listeners are not kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
 
     def listen(self) -> asyncio.Event:
-        """An event of the running loop that is set at each ring, until `leave`."""
+        """Return an event of the running loop that each `ring` sets, until `leave`."""
         event = asyncio.Event()
         with self._lock:
             self._waiting.setdefault(asyncio.get_running_loop(), set()).add(event)
@@ -73,7 +80,7 @@ class ViewerNotifier:
             for loop, events in self._waiting.items():
                 try:
                     loop.call_soon_threadsafe(_set, tuple(events))
-                except RuntimeError:  # it is closed, and nobody waits in it
+                except RuntimeError:  # the loop is closed, so nobody waits in it
                     continue
 
 

@@ -1,7 +1,7 @@
-"""SVG as escaped markup: every value that goes in is text.
+"""SVG as escaped markup: every value is escaped as text.
 
-A drawing is made for a width in units, which are about pixels of its text: WIDTH or HALF on a screen, NARROW on a phone, so that
-nothing of it has to be scrolled or gets too small to read. `in_both` makes it for both, and the stylesheet shows one.
+A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So nothing has to be
+scrolled or is too small to read. `in_both` draws both widths, and the stylesheet shows one of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from markupsafe import Markup, escape
 from slackwater.ui.axis import Axis
 
 WIDTH, HALF, NARROW = 1000, 480, 360
-MARGIN = 14  # at the right
-CHARACTER = 7.2  # the width of one, at most, on average
+MARGIN = 14  # right margin
+CHARACTER = 7.2  # upper bound of the average width of a character
 
 _width: ContextVar[float] = ContextVar("width", default=WIDTH)
 
 
 def width() -> float:
-    """Return the width of the drawing that is made."""
+    """Return the width of the drawing in progress."""
     return _width.get()
 
 
@@ -32,28 +32,28 @@ def is_narrow() -> bool:
 
 
 def right() -> float:
-    """Return where the axes of a drawing end."""
+    """Return the x coordinate at which the axes of a drawing end."""
     return width() - MARGIN
 
 
 def lane_start(wide: float) -> float:
-    """Return where the axes begin behind names of lanes, which take `wide` where there is room."""
+    """Return the x coordinate at which axes start, after lane names of width `wide` or less on a narrow drawing."""
     return min(wide, 0.36 * width())
 
 
 def drawing_id(name: str) -> str:
-    """Return the id of a definition that no other drawing on the page has."""
+    """Return an ID for a definition that is unique on the page: narrow drawings get a suffix."""
     return f"{name}-slim" if is_narrow() else name
 
 
 def shortened(name: str, room: float) -> str:
-    """Return a name as long as there is room for."""
+    """Return a name, shortened to the width `room`."""
     most = max(int(room / CHARACTER), 3)
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
-    """Make a drawing for wide and for narrow screens, one behind the other; nothing where there is nothing to draw."""
+    """Return a function that draws for wide and for narrow screens and returns both drawings."""
 
     def drawn(*values: Any) -> Markup:
         markup = Markup("")
@@ -69,14 +69,14 @@ def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., M
 
 
 def spaced(names: Sequence[str], slot: float) -> list[str]:
-    """Return the names of places that are `slot` apart, without those that would run into others."""
+    """Return the labels of positions that are `slot` apart, with labels that would overlap replaced by an empty text."""
     longest = max((len(name) for name in names), default=0) * CHARACTER + 4
     every = max(-(-int(longest) // max(int(slot), 1)), 1)
     return [name if n % every == 0 else "" for n, name in enumerate(names)]
 
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
-    """A text beside a line at `x`, on the side where it fits."""
+    """Return a text next to a vertical line at `x`, on the side where it fits."""
     needed = CHARACTER * len(content)
     if x + 6 + needed <= width():
         return text(x + 6, y, content, class_)
@@ -86,18 +86,18 @@ def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
 
 
 def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
-    """An element; `class_` is class, `stroke_width` is stroke-width; what is None is left out."""
+    """Return an element. `class_` is written as class, `stroke_width` as stroke-width; None attributes are left out."""
     rendered = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
     )
     inside = "".join(str(escape(c)) for c in children)
-    return Markup(f"<{name}{rendered}>{inside}</{name}>")  # its parts are escaped above
+    return Markup(f"<{name}{rendered}>{inside}</{name}>")  # the parts are escaped above
 
 
 def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
-    """A drawing as wide as its place; `label` is read out in its place, beside which a table has the numbers.
+    """Return a drawing that fills the available width. Screen readers read `label`; a table next to it has the numbers.
 
-    `across`: one that is wider than `width()` keeps its size, and its place is scrolled.
+    `across`: the width of a drawing that may be wider than `width()`; it keeps its size and is scrolled.
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
@@ -135,7 +135,7 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
 
 
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
-    """Vertical lines with their times below."""
+    """Return vertical grid lines with their times below."""
     times = axis.times(7 if width() == WIDTH else 3)
     names = spaced([name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width()))
     parts = list[Markup]()
@@ -150,7 +150,7 @@ def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
 
 
 def count_axis(axis: Axis, start: float, end: float, names: Iterable[tuple[int, str]]) -> list[Markup]:
-    """Horizontal lines with their numbers at the left."""
+    """Return horizontal grid lines with their labels at the left, from x = `start` to `end`."""
     parts = list[Markup]()
     for value, name in names:
         y = axis.position(value)

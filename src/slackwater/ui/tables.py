@@ -1,4 +1,4 @@
-"""Tables that are read as lists on a narrow screen: each cell bears the name of its column.
+"""Tables that are shown as lists on a narrow screen: each cell has the name of its column as an attribute.
 
 <td>7</td>  ──▶  <td data-label="rows">7</td>, which the stylesheet puts before the value
 """
@@ -19,9 +19,9 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def with_labels(page: str) -> str:
-    """Return HTML of our own templates with the names of columns on the cells of its tables.
+    """Return rendered HTML with the column names added to the cells of its tables.
 
-    Values in it are escaped, so that no text of a user looks like a tag.
+    Values in it must be escaped, so that a user's text cannot look like a tag.
     """
     return _TABLE.sub(lambda table: _labelled(table[0]), page)
 

@@ -1,4 +1,4 @@
-"""How big will it be? Rows and bytes of the kept commits, and the straight line through them."""
+"""Block "How big will it be?": rows and bytes of the kept commits, and a linear trend through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.state.commit import Commit, StageState
 
 @dataclass(frozen=True)
 class SizePoint:
-    """A kept commit. `rows`: of the state; `open`: windows, or rows that wait in a join."""
+    """Size of the state in a kept commit. `open`: open windows, or rows that wait in a join."""
 
     epoch: int
     committed_us: int
@@ -23,7 +23,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class ShardSpread:
-    """The rows of a stage in each of its shards, and how many times the mean the fullest one holds."""
+    """Rows of a stage in each of its shards. `skew`: rows of the fullest shard divided by the mean."""
 
     stage: str
     rows: tuple[int, ...]
@@ -32,7 +32,13 @@ class ShardSpread:
 
 @dataclass(frozen=True)
 class StateGrowth:
-    """The block. `bytes_per_hour`: None where they span less than an hour; `full_us`: when it holds `bound` bytes, if it grows."""
+    """The block.
+
+    Args:
+        bytes_per_hour: growth of the state; None if the commits span less than an hour.
+        bound: a large size in bytes.
+        full_us: when the state will reach `bound` (µs UTC); None if it does not grow.
+    """
 
     commits: tuple[SizePoint, ...]
     bytes_per_hour: float | None
@@ -42,7 +48,7 @@ class StateGrowth:
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
-    """From the kept commits, oldest first."""
+    """Build the block from the kept commits, oldest first."""
     trend = forecast_growth(commits)
     full = None
     if trend is not None and trend.hours is not None and trend.hours < 24 * 365 * 100:

@@ -1,4 +1,4 @@
-"""What is so, in one sentence; and of which commit the page tells."""
+"""Block at the top of the page: the commit that is shown, and a sentence about its rows and its watermark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from slackwater.ui.format import format_number, format_span, format_time
 
 @dataclass(frozen=True)
 class Header:
-    """`stage`: of several the one that it tells of, None for the whole pipeline. `accounted`: no row is unaccounted for. `told`: what `slackwater why` says of this commit, line by line."""
+    """The block.
+
+    Args:
+        stage: the stage that is shown; None for the whole pipeline.
+        published: whether the output of the commit is published.
+        accounted: whether no row is unaccounted for.
+        sentence: what became of all rows.
+        held: what holds the watermark.
+        told: the lines of `slackwater why` about this commit.
+    """
 
     pipeline: str
     stage: str | None

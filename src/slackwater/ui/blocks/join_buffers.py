@@ -1,8 +1,8 @@
-"""Joins: what waits on each side, by event time; which share of it found a partner; and the key with the most rows.
+"""Block "Joins": waiting rows of each side by event time, the share that found a partner, and the largest key.
 
         expires at                watermark
-left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row is over once the watermark is past its time plus what its side keeps:
-right ────────────────────────┼─▃▇▅▁─┤        those before the line are gone, and are not counted
+left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row expires when the watermark passes its event time plus the time that
+right ────────────────────────┼─▃▇▅▁─┤        its side keeps rows; expired rows are not counted
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BINS = 100
 
 @dataclass(frozen=True)
 class AgeBin:
-    """Rows with event times of `from_us` <= … < `to_us`. `matched`: that found a partner, None of a side that is not outer."""
+    """Rows with event times in [from_us, to_us). `matched`: rows that found a partner; None for a side that is not outer."""
 
     from_us: int
     to_us: int
@@ -40,7 +40,7 @@ class AgeBin:
 
 @dataclass(frozen=True)
 class BufferHotKey:
-    """The key with the most rows of a side, and how many."""
+    """The key with the most rows of a side, and their number."""
 
     key: Mapping[str, Any]
     rows: int
@@ -48,10 +48,16 @@ class BufferHotKey:
 
 @dataclass(frozen=True)
 class BufferSide:
-    """A side. `rows` wait now; `expires_us`: those before it are over, None before there is a watermark.
+    """One side of a join. `entered` and the fields after it count rows since the pipeline began.
 
-    Over the life of the pipeline: `entered` the state, of which `matched` found a partner (that is known of all rows of an
-    outer side; of another one's, of those that found one as they came); `unmatched` came out alone, `evicted` had to go.
+    Args:
+        keep_us: how long a row is kept after the watermark passed its event time (µs).
+        expires_us: rows before this event time have expired; None without a watermark.
+        rows: rows that wait now.
+        entered: rows that entered the state.
+        matched: entered rows that found a partner. For a side that is not outer, only those that found it on arrival.
+        unmatched: rows emitted without a partner.
+        evicted: rows removed before their time because of `on_state_cap`.
     """
 
     side: str
@@ -71,13 +77,13 @@ class BufferSide:
 
     @property
     def share(self) -> float | None:
-        """Of what entered, the part that found a partner."""
+        """The share of the entered rows that found a partner; None if none entered."""
         return self.matched / self.entered if self.entered else None
 
 
 @dataclass(frozen=True)
 class JoinBuffers:
-    """The block. `width_us`: of the ages of both sides; `pairs`: over the life of the pipeline."""
+    """The block. `width_us`: width of the bins of both sides; `pairs`: pairs emitted since the pipeline began."""
 
     watermark_us: int | None
     width_us: int
@@ -86,7 +92,10 @@ class JoinBuffers:
 
 
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
-    """Of a snapshot of one stage; None where that is no join. `sources`: of the left side and the right. Raises StateError."""
+    """Build the block from a snapshot of one stage; return None if it is not a join.
+
+    `sources`: the inputs of the left and the right side. Raises StateError.
+    """
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None
@@ -130,7 +139,7 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
 
 
 def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> BufferHotKey | None:
-    """The key is looked up by its hash; of keys that share one, which is next to never, the larger one."""
+    """Return the key with the most rows, found by its hash. If keys share a hash, which is rare, return the largest."""
     if not len(hashes):
         return None
     values, counts = np.unique(hashes, return_counts=True)

@@ -1,4 +1,4 @@
-"""One key: its windows in the state, with what they hold, and what a row of it would meet."""
+"""Block "One key": the windows of a key in the state with their values, and the watermark."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ from slackwater.windows.state_rows import FLOOR
 
 @dataclass(frozen=True)
 class KeyWindow:
-    """A window or session; µs. `last_us`: a session's last event, behind which its gap lies up to `end_us`.
+    """A window or session of the key.
 
-    `cap_us`: where it is cut at the latest; `closes_us`: the watermark that closes it; `revision`: how often it was emitted,
-    None where windows are emitted once.
+    Args:
+        last_us: the last event of a session, which its gap follows up to `end_us` (µs); None for a window.
+        cap_us: the time at which a session is cut at the latest (µs).
+        closes_us: the watermark that closes it (µs).
+        cut: whether the cap closes it.
+        revision: how many times it was emitted; None if windows are emitted once.
     """
 
     start_us: int
@@ -45,7 +49,13 @@ class KeyWindow:
 
 @dataclass(frozen=True)
 class KeyView:
-    """The block. `told`: the lines of `why --key` about it; `history`: its late rows and last results, where a config says where they are."""
+    """The block.
+
+    Args:
+        of_sessions: whether the windows are sessions.
+        told: the lines of `why --key` about the key.
+        history: its late rows and latest results; None without a config.
+    """
 
     key: Mapping[str, Any]
     of_sessions: bool
@@ -59,7 +69,7 @@ class KeyView:
 def one_key(
     snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
 ) -> KeyView:
-    """The windows of a key in a snapshot of one stage. Raises StartError for a wrong key, and for a join."""
+    """Build the block from a snapshot of one stage. Raises StartError for a wrong key, and for a stage without windows."""
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: rows of a {kind} have no window, so there is no page of a key")
@@ -102,7 +112,7 @@ def one_key(
 
 @singledispatch
 def _longest(operator: Operator) -> int | None:
-    """How long a session may be, in µs; None of windows that are no sessions."""
+    """Return the cap of sessions in µs; None if the windows are not sessions."""
     unregistered(operator, "slackwater.ui.blocks.key")
 
 

@@ -1,7 +1,7 @@
-"""Where did every row go? What came in, and what became of it: in all, and of each kept epoch.
+"""Block "Where did every row go?": the rows that came in and what became of them, in total and per kept epoch.
 
-in  =  used + late + refused + bad + lost          rows of a source; "lost": gone before they were read
-       + by the SQL (left out; negative: made)  + without a key (joins)
+in  =  used + late + refused + bad + lost          "lost": removed from the source before they were read
+       + by the SQL (left out; negative: added)  + without a key (joins)
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sq
 
 @dataclass(frozen=True)
 class Account:
-    """Rows. `rows_in` counts those that were `lost`, too; `unaccounted`: how many more went in than are
-    told of. `replayed`: late rows that `dlq replay` has applied since, which only a total knows."""
+    """Counts of rows.
+
+    Args:
+        rows_in: rows that came in, including lost ones.
+        by_sql: rows that the SQL left out; negative if it added rows.
+        unaccounted: rows that came in and are in no other count.
+        replayed: late rows that `dlq replay` has applied; only known in total.
+    """
 
     rows_in: int
     used: int
@@ -35,7 +41,7 @@ class Account:
 
 @dataclass(frozen=True)
 class EpochRows:
-    """A kept commit; `account`: of the rows since the one before it, None where that is not kept. `emitted`: since then."""
+    """Rows of a kept commit since the previous one. `account` and `emitted` are None if the previous one is not kept."""
 
     epoch: int
     committed_us: int
@@ -45,9 +51,12 @@ class EpochRows:
 
 @dataclass(frozen=True)
 class RowAccounting:
-    """The block. `letters` and `late`: by reason, over the life of the pipeline; so is `total`.
+    """The block. `total`, `letters`, `late` and `emitted` count since the pipeline began; the last three by reason.
 
-    `lateness`: of the rows since the sources have their present lateness, with what more of it would have kept.
+    Args:
+        unaccounted: the largest unaccounted count, in total or of an epoch.
+        lateness: statistics of late rows since the current lateness of the sources was set.
+        advice: a text about the lateness that would have kept more rows.
     """
 
     total: Account
@@ -63,7 +72,7 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """From the kept commits, oldest first; `lateness` and `advice`: what `why` says of the latest."""
+    """Build the block from the kept commits, oldest first. `lateness` and `advice` come from `why`."""
     latest = next_commit.total_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
     applied = min(latest.replayed_late, total.late)
@@ -106,7 +115,7 @@ def _parts(commit: Commit) -> dict[str, int]:
 
 
 def _account(p: Mapping[str, int], sql: bool) -> Account:
-    """`sql`: whether there is a SELECT that may leave rows out or make some; else nothing may differ behind the source."""
+    """Return the account of row counts. `sql`: whether there is a SELECT, which may leave rows out or add rows."""
     by_sql = p["in"] - p["bad"] - p["sql"]
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:

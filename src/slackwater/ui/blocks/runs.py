@@ -1,4 +1,4 @@
-"""How did its runs go? The noted runs of a pipeline, newest first."""
+"""Block "How did its runs go?": the recorded runs of a pipeline, newest first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class PastRun:
-    """One run. Times in microseconds UTC, lengths in microseconds.
+    """One run. Times are microseconds UTC, durations microseconds.
 
-    `outcome`: a key of OUTCOMES; `epochs`: that it committed, None where nobody knows; `ended_us`, `lasted_us`: None while
-    it runs, and of one that was killed.
+    Args:
+        ended_us: None while it runs, and for a killed run; so is `lasted_us`.
+        outcome: a key of OUTCOMES.
+        said: the outcome as text.
+        last_epoch: the last epoch that it committed; None if it committed none.
+        epochs: the number of epochs that it committed.
     """
 
     started_us: int
@@ -39,14 +43,14 @@ class PastRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """The block. `runs`: newest first; `failure`: the latest run, if that failed or was killed and nobody runs since."""
+    """The block. `runs`: newest first. `failure`: the latest run if it failed or was killed and no runner is up."""
 
     runs: tuple[PastRun, ...]
     failure: PastRun | None
 
 
 def runs(noted: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """From the noted runs, oldest first, who runs now, and the latest epoch."""
+    """Build the block from the recorded runs, oldest first, the current runner, and the latest epoch."""
     nexts: list[Run | None] = [*noted[1:], None]
     past_runs = [
         _past(run, epoch if after is None else after.epoch, after is None and runner is not None)
@@ -58,7 +62,7 @@ def runs(noted: Sequence[Run], runner: str | None, epoch: int) -> Runs:
 
 
 def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
-    """`epoch`: the latest one that was committed before the next run began."""
+    """Return one run of the block. `epoch`: the latest epoch committed before the next run began."""
     outcome = run.outcome or ("running" if may_run else "killed")
     last = epoch if run.last_epoch is None else run.last_epoch
     ended = run.ended_us

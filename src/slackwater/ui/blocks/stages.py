@@ -1,4 +1,4 @@
-"""The stages of a pipeline as its latest commit has them: what each reads, what holds it back, what it holds."""
+"""Block of the stages: what each stage reads, what its watermark waits for, and what its state holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from slackwater.state.commit import Commit, StageState
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage. `open`: windows, or rows that wait; `rows`, `bytes`: of its state; `emitted`: over its life.
+    """Summary of one stage. `rows_in`, `late` and `emitted` count since the stage began.
 
-    `waits_for`: what its watermark waits for, in words. `at`: its part of an address. `targets`: those that get what it emits.
+    Args:
+        at: its part of an address.
+        reads: the sources and stages that it reads.
+        waits_for: a text about what its watermark waits for.
+        open: open windows, or rows that wait in a join.
+        rows: rows of its state; `bytes` is their size.
+        targets: the targets that get its output.
+        kept: for a stage where nothing waits, a text about its state.
     """
 
     name: str
@@ -30,17 +37,17 @@ class StageSummary:
     late: int
     emitted: int
     targets: tuple[str, ...]
-    kept: str | None = None  # where nothing waits: what is in its state
+    kept: str | None = None
 
 
 def build_stages(commit: Commit, why: WhyReport) -> tuple[StageSummary, ...]:
-    """Every stage that `why` tells of, in order."""
+    """Build the summaries of all stages, in order."""
     by_name = {s.name: (n, s) for n, s in enumerate(commit.stages)}
     return tuple(_stage(commit, *by_name[s.stage], s) for s in why.reported_stages)
 
 
 def stage_address(name: str, number: int) -> str:
-    """What stands for a stage in an address: its name, or its number where that is no part of a path."""
+    """Return the part of an address for a stage: its name, or `~` and its number if the name does not fit in a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 

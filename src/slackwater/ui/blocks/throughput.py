@@ -1,6 +1,6 @@
-"""Does it keep up? Where the time of each kept epoch went, how many rows came in, and what waits at the sources.
+"""Block "Does it keep up?": the time of each kept epoch by phase, its rows, and the backlog of the sources.
 
-commit n tells of   plan read ingest emit of n, commit write note of n - 1: what lies behind it as it is written
+commit n records    plan read ingest emit of n, commit write note of n - 1, which follow the writing of a commit
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from slackwater.engine import next_commit
 from slackwater.sources.backlog import Backlog
 from slackwater.state.commit import Commit
 
-OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases that a commit tells of itself
-LATER_PHASES = ("commit", "write", "note")  # and those that the next one tells of it
+OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the commit of the epoch records
+LATER_PHASES = ("commit", "write", "note")  # phases whose time the next commit records
 PHASES = (*OWN_PHASES, *LATER_PHASES)
 
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """A kept commit. `rows`: that came in since the one before it; `since_us`: how long ago that was; None where it is not
-    kept. `phases`: µs, without those that are not known (yet)."""
+    """Timing of a kept commit.
+
+    Args:
+        rows: rows that came in since the previous commit; None if that is not kept.
+        since_us: the time since the previous commit (µs); None if that is not kept.
+        phases: the time of each phase (µs), without phases that are not known yet.
+    """
 
     epoch: int
     committed_us: int
@@ -31,13 +36,19 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block. Over the kept commits: `rows` came in within `over_us`, which is `rows_per_s`; while an epoch was worked on it was
-    `busy_per_s`, which is what it can do; `busy`: the share of time that epochs took. None where that is not known.
+    """The block. Rates are over the kept commits, and None if they are not known.
 
-    The time begins with the first kept commit, or with the work on it if it is the pipeline's first one: all that it
-    brought counts then, and a run that read everything at once has its rate. Where no row came, none is told.
+    The time begins with the first kept commit. If that is the first commit of the pipeline, it begins with the work on it
+    and its rows count, so that a run that read everything in one epoch has a rate.
 
-    `behind_us`: how long it takes to read what waits, at the speed that it has while it works, if nothing more comes.
+    Args:
+        rows: rows that came in within `over_us`.
+        rows_per_s: `rows` per second of `over_us`.
+        busy_per_s: rows per second while an epoch was in progress, which is the capacity.
+        busy: the share of the time in which an epoch was in progress.
+        waits: the backlog of each source.
+        asked_us: when the sources were polled (µs UTC).
+        behind_us: how long it takes to read the backlog at the capacity, if no more rows arrive.
     """
 
     laps: tuple[EpochTiming, ...]
@@ -52,7 +63,7 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us: int) -> Throughput:
-    """From the kept commits, oldest first."""
+    """Build the block from the kept commits, oldest first."""
     laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
     first, last = commits[0], commits[-1]
     rows = _rows(last) - _rows(first)
@@ -61,9 +72,9 @@ def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us
         rows, spent = _rows(last), _spent_us(last)
         over += sum(_spent_by_phase(first).get(p, 0) for p in OWN_PHASES)
     elif _spent_us(first) == 0:
-        spent = 0  # it was written before commits told of it
-    over = max(over, 0)  # a clock may have been set back
-    # over the kept commits, else over its whole life
+        spent = 0  # a version without timings wrote the first commit
+    over = max(over, 0)  # the clock may have been set back
+    # over the kept commits, else since the pipeline began
     read, within = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
     able = 1e6 * read / within if read and within else None
     waiting = [w.rows for w in waits if w.rows is not None]
@@ -86,7 +97,7 @@ def _rows(commit: Commit) -> int:
 
 
 def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, Commit | None]:
-    """The commits right before and after one, where they are kept."""
+    """Return the commits directly before and after one, each None if it is not kept."""
     before = commits[index - 1] if index and commits[index - 1].epoch == commits[index].epoch - 1 else None
     after = (
         commits[index + 1]
@@ -106,7 +117,7 @@ def _epoch_timing(commit: Commit, before: Commit | None, after: Commit | None) -
         p: spent[p] - former.get(p, 0) for p in OWN_PHASES if p in spent and is_complete and (former or before is None)
     }
     phases |= {p: later[p] - spent.get(p, 0) for p in LATER_PHASES if p in later and spent}
-    # of a runner that stopped in between the next one cannot tell
+    # if the runner stopped in between, the next commit does not record these phases
     shown_phases = phases if phases.get("commit", 1) > 0 else {p: us for p, us in phases.items() if p in OWN_PHASES}
     since = None if before is None else commit.committed_us - before.committed_us
     return EpochTiming(commit.epoch, commit.committed_us, rows if is_complete else None, since, shown_phases)

@@ -1,8 +1,8 @@
-"""What closes next? Open windows by the watermark that closes them, in at most BINS bins; and the first keys of one bin.
+"""Block "What closes next?": open windows by the watermark that closes them, in at most BINS bins, and the keys of a bin.
 
 watermark
-    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: from one scan of three columns, WHOLE rows close when they are due;
-    └──────────────▶ closes at           fragments that the cap may yet cut are put together as they would come out
+    │  ▂▅█▃▁▁  ▂▁              ▁        sessions: one scan of a few columns; WHOLE rows close when they are due, fragments
+    └──────────────▶ closes at           that the cap may still cut are merged as they would be emitted
                                          windows: from the counts of keys per pane, which are part of the commit
 """
 
@@ -34,14 +34,14 @@ from slackwater.windows import panes
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
-KEYS = 100  # of a bin that are listed
-PANES = 5000  # that are looked into for these, of very short hops in a very long window
-AT_ONCE = 50_000  # units that are put together at a time
+KEYS = 100  # listed keys of a bin
+PANES = 5000  # panes that are read for them, which matters for short hops in a long window
+AT_ONCE = 50_000  # units that are merged at a time
 
 
 @dataclass(frozen=True)
 class CloseBin:
-    """Windows that close at a watermark of `from_us` <= … < `to_us`."""
+    """Number of windows that close at a watermark in [from_us, to_us)."""
 
     from_us: int
     to_us: int
@@ -50,9 +50,12 @@ class CloseBin:
 
 @dataclass(frozen=True)
 class UpcomingCloses:
-    """The block. `what`: sessions; keys in windows, for hopping ones the most that it can be. `bins`: those with windows.
+    """The block.
 
-    `width_us`: of each bin but the last one, which may be wider: it holds what is far behind the others.
+    Args:
+        what: "sessions" or "keys in windows". For hopping windows the count of keys is an upper bound.
+        width_us: the width of each bin. The last bin may be wider: it holds the windows that close much later.
+        bins: the bins that have windows.
     """
 
     what: str
@@ -64,7 +67,7 @@ class UpcomingCloses:
 
 @dataclass(frozen=True)
 class ClosingWindow:
-    """An open window of a key; µs."""
+    """An open window of a key; times in µs."""
 
     key: Mapping[str, Any]
     start_us: int
@@ -73,14 +76,14 @@ class ClosingWindow:
 
 
 def count_windows(count: int, noun: str) -> str:
-    """Windows with their noun: `1 open session`, `2,000 keys in open windows`."""
+    """Return a count with its noun: `1 open session`, `2,000 keys in open windows`."""
     if noun == "sessions":
         return plural(count, "open session")
     return plural(count, "key in open windows", "keys in open windows")
 
 
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
-    """The windows of a snapshot of one stage; None where that is a join. Raises StateError."""
+    """Build the block from a snapshot of one stage; return None if it has no windows. Raises StateError."""
     last = snapshot.commit.stages[-1]
     closes = _closes(step_in(snapshot.commit, -1), snapshot)
     if closes is None:
@@ -93,7 +96,7 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 
 @singledispatch
 def _closes(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
-    """What closes, when (in any order), and how many then."""
+    """Return the noun of what closes, the closing times in any order, and the count at each time."""
     unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
 
 
@@ -131,9 +134,9 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 
 
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
-    """Times with their counts in bins of one handy width. The last per cent lies in one bin, if it is far away.
+    """Return the bin width and the bins of times with their counts. If the last per cent is far away, it gets one bin.
 
-    Nothing is sorted: there may be millions.
+    Nothing is sorted, since there may be millions of times.
     """
     if not len(times):
         return 0, ()
@@ -141,7 +144,7 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
     near = _percentile(times, counts)
     end = near if last - first > 20 * max(near - first, 1_000_000) else last
     width = tick_step(end - first + 1, BINS - 2)
-    end = (end // width + 1) * width - 1  # of the bin that it is in
+    end = (end // width + 1) * width - 1  # the end of its bin
     low = first // width
     far = times > end
     inside = ~far
@@ -155,8 +158,8 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
 
 
 def _percentile(times: Int64s, counts: Int64s) -> int:
-    """The time before which 99 of 100 lie."""
-    if len(times) == counts.sum():  # each counts once
+    """Return the 99th percentile of the times."""
+    if len(times) == counts.sum():  # every count is 1
         place = max(-(-99 * len(times) // 100) - 1, 0)
         return int(np.partition(times, place)[place])
     order = np.argsort(times)
@@ -164,7 +167,7 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
-    """The first KEYS windows that close within a bin, by when they close. Raises StateError."""
+    """Return the first KEYS windows that close within a bin, by closing time. Raises StateError."""
     return _keys(step_in(snapshot.commit, -1), snapshot, from_us, to_us)
 
 
@@ -197,7 +200,7 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """The units of a shard that may have the first windows of a bin; all that make up a window come at once."""
+    """Yield hashes of the state units that may hold the first windows of a bin. Units of one window come together."""
     unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
@@ -208,7 +211,7 @@ def _(
     h, start = rows["__h"].to_numpy(), rows["__start"].to_numpy()
     inside = np.flatnonzero((start < high) & (start >= low - operator.duration_us))
     starts = distinct_values(np.sort(start[inside]))[:PANES]
-    # the first windows are those of the first panes: as many keys of each pane as are listed, then all panes of these
+    # the first windows belong to the first panes: take KEYS keys of each pane, then all panes of these keys
     picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
     if picked:
         hashes = distinct_values(reader.units(distinct_values(np.concatenate(picked)))["__kh"].to_numpy())

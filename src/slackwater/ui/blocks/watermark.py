@@ -1,4 +1,4 @@
-"""Who holds the watermark? A lane per source and partition, and how far the watermark was behind the clock, commit by commit."""
+"""Block "Who holds the watermark?": a lane per source and partition, and the lag behind the clock of each commit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class WatermarkLane:
-    """A source (`partition` is None), one of its partitions, or a stage that is read (`of_stage`); µs.
+    """A source (`partition` is None), one of its partitions, or a stage that is read (`of_stage`). Times in µs.
 
-    `since_us`: when its last row was, by the engine's clock.
+    Args:
+        newest_us: the newest event time.
+        quiet_us: how long it has had no rows.
+        since_us: when its last row was read, by the engine's clock.
+        holds: whether it holds the watermark.
     """
 
     source: str
@@ -31,7 +35,7 @@ class WatermarkLane:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """A kept commit: the clock at it, and how far the watermark was behind that; None before there is a watermark."""
+    """Lag of the watermark behind the clock at a kept commit (µs); None before there is a watermark."""
 
     epoch: int
     committed_us: int
@@ -40,7 +44,7 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class WatermarkBlock:
-    """The block."""
+    """The block. `behind`: the lag at each kept commit."""
 
     watermark_us: int | None
     lanes: tuple[WatermarkLane, ...]
@@ -48,7 +52,7 @@ class WatermarkBlock:
 
 
 def build_watermark(why: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
-    """From the answer of `why`, and the kept commits, oldest first: of one stage, or of all sources."""
+    """Build the block from a report of `why` and the kept commits, oldest first; for one stage or for all sources."""
     return WatermarkBlock(
         _watermark(why, commits),
         tuple(_lane(c, why) for c in shown_clocks(why)),
@@ -57,7 +61,10 @@ def build_watermark(why: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock
 
 
 def shown_clocks(why: WhyReport) -> tuple[ClockReport, ...]:
-    """The inputs of the stage that it is about; where it tells of several, the sources, as the first that reads each has it."""
+    """Return the clocks of the inputs of a report about one stage.
+
+    For a report about several stages, return the clock of each source in the first stage that reads it.
+    """
     if not why.stages:
         return why.clocks
     readers: dict[str, str] = {}
@@ -72,7 +79,10 @@ def _watermark(why: WhyReport, commits: Sequence[Commit]) -> int | None:
 
 
 def _holds(c: ClockReport, why: WhyReport) -> bool:
-    """Whether the watermark waits for it: the stage that is read, or the source; of several stages the source at the end."""
+    """Return whether the watermark waits for this input.
+
+    For a report about several stages, this is the source at the end of the chain.
+    """
     if c.of_stage:
         return why.through[:1] == (c.source,)
     return c == why.holder and (bool(why.stages) or not why.through)
