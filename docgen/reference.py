@@ -78,7 +78,7 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
     "ddl": "sources",
     "keyed": "transform",
     **{
-        step.__module__.rpartition(".")[2]: key_docs.place_of(step).partition("#")[2]
+        step.__module__.rpartition(".")[2]: key_docs.doc_link(step).partition("#")[2]
         for step in Transform.STEPS.values()
     },
     "join_checks": "joins",
@@ -152,10 +152,10 @@ def keys_page() -> str:
         for key, of in shape["properties"].items():
             if key in units.values():
                 continue
-            text = of["description"] if of.get("deprecated") else key_docs.text_of(spec, units.get(key, key))
+            text = of["description"] if of.get("deprecated") else key_docs.key_sentence(spec, units.get(key, key))
             default = _code(json.dumps(of["default"])) if "default" in of else ""
             lines.append(f"| `{key}` | {_values(of)} | {default} | {_cell(text)} |")
-        page, _, anchor = key_docs.place_of(spec).removeprefix("docs/").partition("#")
+        page, _, anchor = key_docs.doc_link(spec).removeprefix("docs/").partition("#")
         lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
     return "\n".join(lines) + "\n"
 

@@ -128,8 +128,8 @@ def _source(s: Source, connection: Connection | None) -> str:
     if s.dataframe is not None or connection is None:
         return f'"{s.name}": a streaming DataFrame'
     connector = CONNECTORS[connection.kind]
-    most = connector.most(s)
-    return f'"{s.name}": {connector.rows(s)}' + (f", at most {most} per epoch" if most else ", all new ones per epoch")
+    limit = f"at most {most} per epoch" if (most := connector.batch_limit(s)) else "all new ones per epoch"
+    return f'"{s.name}": {connector.plan_text(s)}, {limit}'
 
 
 def _event_time(pipeline: Pipeline) -> ExplainedStage:
@@ -264,8 +264,8 @@ def _shuffle_sides(join: Join) -> ExplainedStage:
 
 def join_text(join: Join) -> str:
     """Return the join as text: its kind and its two inputs."""
-    outer = "" if join.how == "inner" else " outer"
-    return f'{join.how}{outer} join of "{join.left_source}" and "{join.right_source}"'
+    outer = "" if join.join_type == "inner" else " outer"
+    return f'{join.join_type}{outer} join of "{join.left_source}" and "{join.right_source}"'
 
 
 def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(
         f"{side} rows are kept until the watermark is {duration_text(ms)} past them"
         + (f", which trails the newest events by {duration_text(lateness)}" if lateness else "")
-        for side, ms in zip(SIDES, join.keeps_ms, strict=True)
+        for side, ms in zip(SIDES, join.retention_ms, strict=True)
     )
 
 
@@ -332,14 +332,14 @@ def target_text(pipeline: Pipeline) -> str:
         return "; ".join(
             f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.per_target.items()
         )
-    return CONNECTORS[kind_of(pipeline.target, pipeline)].place(pipeline.target)
+    return CONNECTORS[kind_of(pipeline.target, pipeline)].location_text(pipeline.target)
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     # joined pairs, stateless rows and dead letters have no identity to upsert by
     adds = pipeline.target_stage.transform.window is None or t is not pipeline.target
     within = t is pipeline.target and shares_transaction(pipeline)
-    return CONNECTORS[kind_of(t, pipeline)].written(t, adds, within)
+    return CONNECTORS[kind_of(t, pipeline)].write_text(t, adds, within)
 
 
 def kind_of(t: Target, pipeline: Pipeline) -> str:
@@ -367,13 +367,13 @@ def delivery_guarantee(pipeline: Pipeline) -> str:
             return "; ".join(f"{name}: {guarantee}" for name, guarantee in each.items())
         return next(iter(each.values()))
     connector = CONNECTORS[kind_of(pipeline.target, pipeline)]
-    if (weaker := connector.weaker(pipeline.target)) is not None:
+    if (weaker := connector.at_least_once_reason(pipeline.target)) is not None:
         return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
     if shares_transaction(pipeline):
         return "exactly once: state, offsets and output are one transaction"
-    return connector.once
+    return connector.exactly_once_text
 
 
 def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:

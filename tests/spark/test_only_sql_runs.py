@@ -427,7 +427,7 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[
     )
     resolve_query(sql, {"source": KNOWN, "users": users, "others": others}, here)
     assert here.problems == []
-    assert here.beyond <= found
+    assert here.non_row_wise <= found
 
 
 TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source"

@@ -14,7 +14,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import table_parser
 from slackwater.config.step_spec import StepSpec, StepSummary
 from slackwater.config.transform import Transform
-from slackwater.config.value_parsers import Kind, integer_parser, parse_text
+from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed
 from slackwater.operators.keyed import KEY, KeyedOperator
@@ -30,7 +30,11 @@ class Nth(KeyedStep):
     number_column: str | None = None  # says the how manieth a row is
 
     CONFIG_PATH: ClassVar[str] = "transform.nth"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"every": integer_parser(1), "number_column": parse_text, **KeyedStep.KINDS}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
+        "every": integer_parser(1),
+        "number_column": parse_text,
+        **KeyedStep.PARSERS,
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
     TEXTS: ClassVar[Mapping[str, str]] = {
         "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
@@ -52,7 +56,7 @@ class WithNth(Transform):
     nth: Nth | None = None
 
     STEPS: ClassVar[Mapping[str, type[StepSpec]]] = {**Transform.STEPS, "nth": Nth}
-    KINDS: ClassVar[Mapping[str, Kind]] = {**Transform.KINDS, "nth": table_parser(Nth)}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {**Transform.PARSERS, "nth": table_parser(Nth)}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from slackwater.config import connection
 from slackwater.config.connection import Connection
 from slackwater.config.connector_info import CONNECTORS, ConnectorInfo, StartPosition, kinds_of_keys
 from slackwater.config.source import Source
-from slackwater.config.value_parsers import Kind, choice_parser, integer_parser
+from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
 from slackwater.core import offsets
 from slackwater.core.offsets import OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
@@ -31,7 +31,7 @@ class TicksConnection(Connection):
     kind: Literal["ticks"] = "ticks"
     count: int
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("ticks"), "count": integer_parser(0)}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("ticks"), "count": integer_parser(0)}
     REQUIRED: ClassVar[tuple[str, ...]] = ("count",)
     WRITES: ClassVar[bool] = False
 
@@ -69,12 +69,12 @@ class TicksRead(Offsets):
 # -- config/connector_info.py ----------------------------------------------------------------------------------------------
 TICKS = ConnectorInfo(
     keeps_history=True,
-    own_time=True,
+    has_timestamp=True,
     keys=("starting_offsets", "max_messages_per_trigger"),
     offsets=TicksRead,
-    begins=StartPosition("earliest", without="ticks begin at the first"),
-    named=lambda s: f"ticks of {s.query}",
-    rows=lambda s: f"ticks of {s.query}",
+    start=StartPosition("earliest", no_offsets_reason="ticks begin at the first"),
+    short_name=lambda s: f"ticks of {s.query}",
+    plan_text=lambda s: f"ticks of {s.query}",
 )
 
 
@@ -146,5 +146,7 @@ def known() -> Iterator[None]:
         patch.setitem(CONNECTORS, "ticks", TICKS)  # type: ignore[arg-type]
         patch.setitem(CONNECTOR_TYPES, "ticks", Ticks)  # type: ignore[arg-type]
         patch.setattr(offsets, "KINDS", (TicksRead, *offsets.KINDS))
-        patch.setattr(Source, "OF", kinds_of_keys("format", "max_files_per_trigger", "schema_", *Source.KINDS))
+        patch.setattr(
+            Source, "KINDS_BY_KEY", kinds_of_keys("format", "max_files_per_trigger", "schema_", *Source.PARSERS)
+        )
         yield

@@ -49,8 +49,8 @@ def test_only_check_names_places(slackwater: Command, tmp_path: Path, command: s
 
 def test_every_place_that_a_mistake_leads_to_is_there() -> None:
     """For each line of the table of errors: a page, and a heading on it."""
-    places = {key_docs.find_place(line.partition(": ")[0]) for case in CASES for line in case[3:]}
-    places |= {key_docs.place_of(spec) for spec in key_docs.TEXTS}
+    places = {key_docs.find_doc_link(line.partition(": ")[0]) for case in CASES for line in case[3:]}
+    places |= {key_docs.doc_link(spec) for spec in key_docs.TEXTS}
     assert len(places) == 10
     for page, _, anchor in (place.partition("#") for place in places):
         assert anchor in anchors((ROOT / page).read_text()), f"{page} has no heading {anchor}"

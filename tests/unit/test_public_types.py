@@ -108,7 +108,7 @@ def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> 
     (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
     given = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
     names = {"as": "as_", "from": "from_"}
-    assert set(given) == {names.get(key, key) for key in (*cls.KINDS, *with_units(cls))}
+    assert set(given) == {names.get(key, key) for key in (*cls.PARSERS, *with_units(cls))}
     given = {name: default for name, default in given.items() if name not in with_units(cls)}
     for name, default in given.items():
         attribute = "schema_" if name == "schema" else name

@@ -32,12 +32,12 @@ def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
     known, connection = CONNECTORS[kind], CONNECTIONS[kind]
     source = Source.model_construct(name="s", query="q", format="json")
     target = Target.model_construct(path="/p", table="t", topic="o")
-    assert ("q" in known.rows(source)) and ("q" in known.named(source))
-    assert bool(known.injected) == known.own_time, "whoever adds columns adds the time of the record"
-    assert connection.READS or not (known.injected or known.keeps_history or known.begins.default)
+    assert ("q" in known.plan_text(source)) and ("q" in known.short_name(source))
+    assert bool(known.metadata_columns) == known.has_timestamp, "whoever adds columns adds the time of the record"
+    assert connection.READS or not (known.metadata_columns or known.keeps_history or known.start.default)
     if connection.WRITES and kind != "console":
-        assert any(word in known.place(target) for word in ("/p", "t", "o"))
-        assert known.place(target).split()[-1].strip('"') in known.written(target, True, False)
+        assert any(word in known.location_text(target) for word in ("/p", "t", "o"))
+        assert known.location_text(target).split()[-1].strip('"') in known.write_text(target, True, False)
 
 
 def test_a_dataframe_adds_no_columns() -> None:

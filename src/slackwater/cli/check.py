@@ -35,7 +35,7 @@ def _names_key(file: Path, line: str) -> bool:
 
 
 def _key_page(line: str) -> str:
-    return key_docs.find_place(line.partition(": ")[0])
+    return key_docs.find_doc_link(line.partition(": ")[0])
 
 
 def _check_config(file: Path, connect: bool) -> None:

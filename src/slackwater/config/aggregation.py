@@ -13,7 +13,7 @@ from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     integer_parser,
     parse_text,
@@ -165,7 +165,7 @@ class Aggregation(Spec):
             options: Mapping[str, Any] = ...,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "agg": _agg,
         "column": parse_text,
         "as": parse_text,
@@ -180,8 +180,8 @@ class Aggregation(Spec):
         "columns": _columns,
         "options": _options,
     }
-    FIELDS: ClassVar[Mapping[str, str]] = {"as": "as_"}
-    OLD: ClassVar[Mapping[str, str]] = {"kind": "agg", "input_column": "column", "output_name": "as"}
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"as": "as_"}
+    ALIASES: ClassVar[Mapping[str, str]] = {"kind": "agg", "input_column": "column", "output_name": "as"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
 
     @classmethod
@@ -193,11 +193,11 @@ class Aggregation(Spec):
             values.setdefault("mode", "approximate")
         return values, wrong
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         return {"mode": "approximate"} if self.agg == "count_distinct" else {}
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return (
             "name the output column"
             if key == "as"

@@ -48,7 +48,7 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
             yield "sources", f"{times} sources are called {shown}; give each its own name"
 
 
-def placed_targets(values: Values) -> list[tuple[str, Target]]:
+def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
     """The targets of a draft with the keys that hold them."""
     several: Sequence[Target] = values.get("targets") or ()
     if several:
@@ -88,7 +88,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
                 line = f"{payload} needs schema_registry in the connection, which has none; add it"
                 yield f"{path}.payload_format", line
     letters: Target | None = values.get("dead_letter")
-    for path, target in (*placed_targets(values), *([] if letters is None else [("dead_letter", letters)])):
+    for path, target in (*targets_with_keys(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:
             continue
         connection = resolve_connection(target.connection, connections)
@@ -142,12 +142,12 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             )
         columns = [c.casefold() for c in declared]
         connection = resolve_connection(source.connection, connections) if source.connection is not None else None
-        own_time = connection is not None and CONNECTORS[connection.kind].own_time
+        own_time = connection is not None and CONNECTORS[connection.kind].has_timestamp
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
         files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
-        of_files = files_keys if connection is None else CONNECTORS[connection.kind].brings_files
+        of_files = files_keys if connection is None else CONNECTORS[connection.kind].exposes_files
         table = connection is not None and CONNECTORS[connection.kind].is_table
         needed = step is not ROWS and not (processing or named)
         if needed and source.dataframe is None and of_files and "_event_ts" not in columns:
@@ -184,7 +184,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     if not (reopens or window.emit == "updates") or target.upserts(connection.kind, window):
         return
     key = "emit" if window.emit == "updates" else "late_data"
-    target_text = CONNECTORS[connection.kind].only_adds or f"a {connection.kind} target"
+    target_text = CONNECTORS[connection.kind].append_only_text or f"a {connection.kind} target"
     yield (
         f"transform.window.{key}",
         f"{format_value(getattr(window, key))} writes a window again, and {target_text} only adds "
@@ -228,7 +228,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             f"{step.CONFIG_PATH}.crash_recovery",
             f'{format_value(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
-    targets = [t for _, t in placed_targets(values)]
+    targets = [t for _, t in targets_with_keys(values)]
     if not targets or any("delivery" in t._wrong for t in targets):
         return
     topics = [t for t in targets if t.topic is not None] or targets

@@ -14,7 +14,7 @@ from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     parse_text,
     settings_parser,
@@ -41,14 +41,14 @@ class FilesConnection(Connection):
 
     kind: Literal["files"] = "files"
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("files"), "options": _options}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("files"), "options": _options}
 
 
 class ConsoleConnection(Connection):
     """Prints what it is given; a target only."""
 
     kind: Literal["console"] = "console"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("console")}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("console")}
     READS: ClassVar[bool] = False
 
 
@@ -63,19 +63,19 @@ class KafkaConnection(Connection):
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
     schema_registry: str | None = None
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser("kafka"),
         "bootstrap_servers": parse_text,
         "options": _options,
         "schema_registry": parse_text,
     }
-    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("bootstrap.servers", "brokers", "servers", "url"), "bootstrap_servers"
     )
     REQUIRED: ClassVar[tuple[str, ...]] = ("bootstrap_servers",)
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'the brokers, as in "kafka-1:9092,kafka-2:9092"'
 
 
@@ -85,13 +85,15 @@ class PostgresConnection(Connection):
     kind: Literal["postgres"] = "postgres"
     url: str = Field(repr=False)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("postgres"), "url": parse_text}
-    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("dsn", "uri", "host", "dbname", "database", "password"), "url")
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("postgres"), "url": parse_text}
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("dsn", "uri", "host", "dbname", "database", "password"), "url"
+    )
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     READS: ClassVar[bool] = False
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'the database, as in "${WAREHOUSE_URL}" with postgresql://user:password@host/database'
 
 
@@ -101,7 +103,7 @@ class DeltaConnection(Connection):
     kind: Literal["delta"] = "delta"
     options: Mapping[str, str] = Field(default_factory=dict)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("delta"), "options": _options}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("delta"), "options": _options}
 
 
 class IcebergConnection(Connection):
@@ -114,20 +116,20 @@ class IcebergConnection(Connection):
     catalog_name: str = "default"
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser("iceberg"),
         "catalog": choice_parser("rest", "sql", "glue", "hive"),
         "catalog_name": parse_text,
         "options": _options,
     }
-    MEANT: ClassVar[Mapping[str, str]] = {
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
         "type": "catalog",
         **dict.fromkeys(("uri", "url", "warehouse", "token"), "options"),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("catalog",)
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'the kind of its catalog: "rest", "sql", "glue" or "hive"'
 
     @classmethod
@@ -157,13 +159,13 @@ class RabbitMQConnection(Connection):
     kind: Literal["rabbitmq"] = "rabbitmq"
     url: str = Field(repr=False)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"kind": choice_parser("rabbitmq"), "url": parse_text}
-    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("rabbitmq"), "url": parse_text}
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("uri", "host", "password"), "url")
     REQUIRED: ClassVar[tuple[str, ...]] = ("url",)
     WRITES: ClassVar[bool] = False
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'the broker, as in "${RABBITMQ_URL}" with amqp://user:password@host/vhost'
 
 
@@ -175,7 +177,7 @@ class KinesisConnection(Connection):
     endpoint: str | None = None
     options: Mapping[str, str] = Field(default_factory=dict)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser("kinesis"),
         "region": parse_text,
         "endpoint": parse_text,
@@ -185,7 +187,7 @@ class KinesisConnection(Connection):
     WRITES: ClassVar[bool] = False
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'the region, as in "eu-central-1"'
 
 
@@ -197,7 +199,7 @@ class PubSubConnection(Connection):
     location: str
     options: Mapping[str, str] = Field(default_factory=dict)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser("pubsub"),
         "project": parse_text,
         "location": parse_text,
@@ -207,7 +209,7 @@ class PubSubConnection(Connection):
     WRITES: ClassVar[bool] = False
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return "the project's number or name" if key == "project" else 'the region or zone, as in "europe-west3-a"'
 
 
@@ -250,14 +252,14 @@ def parse_connection(value: Any) -> Connection:
         raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None)
     problems: list[str] = []
     _remember(value)
-    built = CONNECTIONS[kind].build(value, "", "", problems)
+    built = CONNECTIONS[kind].parse(value, "", "", problems)
     if built is None:
         raise InvalidTableError(problems, None)
     return built
 
 
 @with_schema(of=Connection, named={})
-def all_connections(value: Any) -> dict[str, Connection]:
+def parse_connections(value: Any) -> dict[str, Connection]:
     """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")

@@ -29,9 +29,9 @@ class StartPosition:
     default: str | None = None
     offsets: bool = False
     from_first: bool = False
-    at: str = "where its connector begins"
-    otherwise: str = "begins where its connector does"
-    without: str = ""
+    position_text: str = "where its connector begins"
+    default_text: str = "begins where its connector does"
+    no_offsets_reason: str = ""
 
 
 def absolute_path(path: str | None) -> str:
@@ -57,27 +57,27 @@ class ConnectorInfo:
     """One kind. `written`: how results are, given whether rows are only ever added, and whether that is part of the commit."""
 
     # -- rows from it ----------------------------------------------------------------------------------------------
-    injected: tuple[str, ...] = ()  # columns that every row has beside its payload
-    own_time: bool = False  # and `_event_ts`, the time of the record
-    own_clock: bool = False  # where a record brings no time, it is the epoch's clock
+    metadata_columns: tuple[str, ...] = ()  # columns that every row has beside its payload
+    has_timestamp: bool = False  # and `_event_ts`, the time of the record
+    uses_ingest_time: bool = False  # where a record brings no time, it is the epoch's clock
     keeps_history: bool = False  # what was read can be read once more
-    brings_files: bool = False  # Spark reads files for it, and knows which one a row is of
+    exposes_files: bool = False  # Spark reads files for it, and knows which one a row is of
     is_table: bool = False  # its columns are its own, and not known before the start
     by_path: bool = False  # its query is a path
     keys: tuple[str, ...] = ()  # of a source, beside those that every source has
     offsets: type[Offsets] | None = (
         None  # how far it was read, as a commit keeps it; None: only Spark's checkpoint knows
     )
-    begins: StartPosition = StartPosition()  # frozen
-    named: Callable[[Source], str] = _named  # in short
-    rows: Callable[[Source], str] = _named  # as a plan has it
-    most: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
+    start: StartPosition = StartPosition()  # frozen
+    short_name: Callable[[Source], str] = _named  # in short
+    plan_text: Callable[[Source], str] = _named  # as a plan has it
+    batch_limit: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
     # -- results to it ---------------------------------------------------------------------------------------------
-    place: Callable[[Target], str] = _console
-    written: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
-    only_adds: str = ""  # which targets of this kind do, in words; else all
-    weaker: Callable[[Target], str | None] = _nothing  # why delivery is at least once; None: it is not
-    once: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
+    location_text: Callable[[Target], str] = _console
+    write_text: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
+    append_only_text: str = ""  # which targets of this kind do, in words; else all
+    at_least_once_reason: Callable[[Target], str | None] = _nothing  # why delivery is at least once; None: it is not
+    exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
 
 
 def _kafka_weaker(t: Target) -> str | None:
@@ -98,7 +98,7 @@ def _stream(kind: str) -> dict[str, Any]:
     def text(s: Source) -> str:
         return f"{s.query} in {kind}"
 
-    return {"named": text, "rows": text}
+    return {"short_name": text, "plan_text": text}
 
 
 def _table(kind: str, version: str) -> dict[str, Any]:
@@ -107,39 +107,43 @@ def _table(kind: str, version: str) -> dict[str, Any]:
 
     return {
         "keeps_history": True,
-        "brings_files": True,
+        "exposes_files": True,
         "is_table": True,
         "keys": ("max_files_per_trigger", "starting_offsets", "starting_version", "on_rewrite", "schema_changes"),
         "offsets": TableOffsets,
-        "begins": StartPosition(
+        "start": StartPosition(
             "earliest",
-            otherwise="begins with what it holds, or with what comes next",
-            without=f"a table begins at one of its {version}: starting_version",
+            default_text="begins with what it holds, or with what comes next",
+            no_offsets_reason=f"a table begins at one of its {version}: starting_version",
         ),
-        "named": text,
-        "rows": text,
-        "most": lambda s: s.max_files_per_trigger,
+        "short_name": text,
+        "plan_text": text,
+        "batch_limit": lambda s: s.max_files_per_trigger,
     }
 
 
 CONNECTORS: Mapping[str, ConnectorInfo] = {
     "files": ConnectorInfo(
         keeps_history=True,
-        brings_files=True,
+        exposes_files=True,
         by_path=True,
         keys=("format", "max_files_per_trigger", "schema_"),
         offsets=FileOffsets,
-        begins=StartPosition(from_first=True, at="at its first file", otherwise="begins with the first of its files"),
-        named=lambda s: f"files {s.query}",
-        rows=lambda s: f"{s.format} files {s.query}",
-        most=lambda s: s.max_files_per_trigger,
-        place=lambda t: f'"{absolute_path(t.path)}"',
-        written=lambda t, adds, within: f'{t.format or "parquet"} files in "{absolute_path(t.path)}", one per epoch',
+        start=StartPosition(
+            from_first=True, position_text="at its first file", default_text="begins with the first of its files"
+        ),
+        short_name=lambda s: f"files {s.query}",
+        plan_text=lambda s: f"{s.format} files {s.query}",
+        batch_limit=lambda s: s.max_files_per_trigger,
+        location_text=lambda t: f'"{absolute_path(t.path)}"',
+        write_text=lambda t, adds, within: f'{t.format or "parquet"} files in "{absolute_path(t.path)}", one per epoch',
     ),
-    "console": ConnectorInfo(weaker=lambda t: "at least once: a console cannot take back what it printed"),
+    "console": ConnectorInfo(
+        at_least_once_reason=lambda t: "at least once: a console cannot take back what it printed"
+    ),
     "kafka": ConnectorInfo(
-        injected=("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
-        own_time=True,
+        metadata_columns=("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
+        has_timestamp=True,
         keeps_history=True,
         keys=(
             *_RECORDS,
@@ -152,53 +156,55 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
             "commit_group",
         ),
         offsets=KafkaOffsets,
-        begins=StartPosition("earliest", offsets=True),
-        named=lambda s: f"{s.query} in kafka",
-        rows=lambda s: f"{s.payload_format or 'json'} records of {s.query} in Kafka",
-        most=lambda s: s.max_offsets_per_trigger,
-        place=lambda t: f"Kafka topic {t.topic}",
-        written=lambda t, adds, within: f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}",
-        only_adds="a kafka target with these key_columns",
-        weaker=_kafka_weaker,
-        once="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
+        start=StartPosition("earliest", offsets=True),
+        short_name=lambda s: f"{s.query} in kafka",
+        plan_text=lambda s: f"{s.payload_format or 'json'} records of {s.query} in Kafka",
+        batch_limit=lambda s: s.max_offsets_per_trigger,
+        location_text=lambda t: f"Kafka topic {t.topic}",
+        write_text=lambda t, adds, within: (
+            f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
+        ),
+        append_only_text="a kafka target with these key_columns",
+        at_least_once_reason=_kafka_weaker,
+        exactly_once_text="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
     ),
-    "postgres": ConnectorInfo(place=lambda t: f"Postgres table {t.table}", written=_postgres_written),
+    "postgres": ConnectorInfo(location_text=lambda t: f"Postgres table {t.table}", write_text=_postgres_written),
     "rabbitmq": ConnectorInfo(
-        injected=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
-        own_time=True,
-        own_clock=True,
+        metadata_columns=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
+        has_timestamp=True,
+        uses_ingest_time=True,
         keys=_STREAM,
         **_stream("rabbitmq"),
     ),
     "kinesis": ConnectorInfo(
-        injected=("_value",),
-        own_time=True,
+        metadata_columns=("_value",),
+        has_timestamp=True,
         keys=(*_STREAM, "starting_offsets"),
-        begins=StartPosition("latest", without="Kinesis has no offsets to start at"),
+        start=StartPosition("latest", no_offsets_reason="Kinesis has no offsets to start at"),
         **_stream("kinesis"),
     ),
-    "pubsub": ConnectorInfo(injected=("_value",), own_time=True, keys=_STREAM, **_stream("pubsub")),
+    "pubsub": ConnectorInfo(metadata_columns=("_value",), has_timestamp=True, keys=_STREAM, **_stream("pubsub")),
     "delta": ConnectorInfo(
         **_table("Delta", "versions"),
         by_path=True,
-        place=lambda t: f'Delta table "{absolute_path(t.path)}"',
-        written=lambda t, adds, within: (
+        location_text=lambda t: f'Delta table "{absolute_path(t.path)}"',
+        write_text=lambda t, adds, within: (
             f'Delta table "{absolute_path(t.path)}", {"append" if adds else t.mode or "merge"}'
         ),
-        only_adds='a delta target with mode = "append"',
+        append_only_text='a delta target with mode = "append"',
     ),
     "iceberg": ConnectorInfo(
         **_table("Iceberg", "snapshots"),
-        place=lambda t: f"Iceberg table {t.table}",
-        written=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
-        only_adds='an iceberg target with mode = "append"',
+        location_text=lambda t: f"Iceberg table {t.table}",
+        write_text=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
+        append_only_text='an iceberg target with mode = "append"',
     ),
 }
 
 
 def metadata_columns(kind: str | None) -> tuple[str, ...]:
     """The columns that a connection of this kind adds to a row's own, beside `_event_ts`; none for a DataFrame."""
-    return () if kind is None else CONNECTORS[kind].injected
+    return () if kind is None else CONNECTORS[kind].metadata_columns
 
 
 def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:

@@ -59,7 +59,7 @@ def parse_columns(ddl: str) -> dict[str, str]:
         return {}
     columns = dict(reader.members(None))
     if not reader.at_end():
-        raise DdlError(f"{reader.shown()} is not expected {reader.after()}; {_FORM}")
+        raise DdlError(f"{reader.found_text()} is not expected {reader.location_text()}; {_FORM}")
     return columns
 
 
@@ -106,39 +106,39 @@ class DdlParser:
     """Recursive descent over the tokens of a schema."""
 
     tokens: list[_Token]
-    at: int = 0
+    position: int = 0
     path: list[str] = field(default_factory=list)
 
     def at_end(self) -> bool:
-        return self.at >= len(self.tokens)
+        return self.position >= len(self.tokens)
 
     def peek(self, further: int = 0) -> _Token:
-        index = self.at + further
+        index = self.position + further
         return self.tokens[index] if index < len(self.tokens) else _END
 
-    def shown(self) -> str:
+    def found_text(self) -> str:
         return "the end" if self.at_end() else f'"{self.peek().text}"'
 
-    def after(self) -> str:
-        return f'after "{self.tokens[self.at - 1].text}"' if self.at else "at the beginning"
+    def location_text(self) -> str:
+        return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
         """Whether the next token is one of these, which is then passed."""
         token = self.peek()
         if token.kind in ("word", "mark") and token.text.lower() in texts:
-            self.at += 1
+            self.position += 1
             return True
         return False
 
     def need(self, mark: str, construct: str) -> None:
         if not self.take(mark):
-            raise DdlError(f'{construct} needs "{mark}" {self.after()}, found {self.shown()}')
+            raise DdlError(f'{construct} needs "{mark}" {self.location_text()}, found {self.found_text()}')
 
     def number(self, construct: str, most: int) -> int:
         token = self.peek()
         if not token.text.isdecimal() or int(token.text[:6]) > most:
-            raise DdlError(f"{construct}: found {self.shown()}, expected a whole number of at most {most}")
-        self.at += 1
+            raise DdlError(f"{construct}: found {self.found_text()}, expected a whole number of at most {most}")
+        self.position += 1
         return int(token.text)
 
     def members(self, closing: str | None) -> list[tuple[str, str]]:
@@ -149,9 +149,9 @@ class DdlParser:
             self.take(":")
             type_ = self.type(name)
             if self.peek().word == "not" and self.peek(1).word == "null":
-                self.at += 2
+                self.position += 2
             if self.peek().word == "comment" and self.peek(1).kind == "text":
-                self.at += 2
+                self.position += 2
             columns.append((name, type_))
             if not self.take(","):
                 return columns
@@ -161,8 +161,8 @@ class DdlParser:
     def name(self) -> str:
         token = self.peek()
         if token.kind not in ("word", "quoted") or token.text.isdecimal():
-            raise DdlError(f"{self.shown()} is not expected {self.after()}; {_FORM}")
-        self.at += 1
+            raise DdlError(f"{self.found_text()} is not expected {self.location_text()}; {_FORM}")
+        self.position += 1
         if self.peek().kind == "mark" and self.peek().text not in "<>(),:":
             odd = self.peek().text
             raise DdlError(
@@ -174,9 +174,9 @@ class DdlParser:
         token = self.peek()
         owner = f' of "{column}"' if column else ""
         if token.kind != "word":
-            subject = f"column {format_value(column)} has" if column else f"{self.shown()} is"
+            subject = f"column {format_value(column)} has" if column else f"{self.found_text()} is"
             raise DdlError(f"{subject} no type; {_FORM}")
-        self.at += 1
+        self.position += 1
         word = token.word
         if word in _SIMPLE:
             if word == "timestamp" and self._zone():
@@ -184,7 +184,7 @@ class DdlParser:
             if self.peek().text == "(":
                 raise DdlError(f'"{token.text}"{owner} takes no length; remove the parentheses')
             if word == "string" and self.peek().word == "collate":
-                self.at += 2
+                self.position += 2
                 return "string collated"
             return _SIMPLE[word]
         if word in ("array", "map", "struct"):
@@ -198,7 +198,7 @@ class DdlParser:
     def _zone(self) -> bool:
         words = [self.peek(i).word for i in range(3)]
         if words == ["without", "time", "zone"]:
-            self.at += 3
+            self.position += 3
             return True
         return False
 
@@ -238,7 +238,7 @@ class DdlParser:
             return f"time({precision})"
         self.need("(", construct)
         inner = self.peek().text  # a length, or a reference system
-        self.at += 1
+        self.position += 1
         self.need(")", construct)
         return f"{'char' if word == 'character' else word}({inner})"
 

@@ -45,7 +45,7 @@ SEVERAL = GroupableColumns(
 )
 
 
-def bounds_of(step: StepSpec) -> GroupableColumns:
+def groupable_columns_of(step: StepSpec) -> GroupableColumns:
     """By what the results of a step may be put together in the epoch that brings them."""
     if isinstance(step, Join):
         return GroupableColumns(

@@ -21,7 +21,7 @@ _AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DELTA = set(" ,;{}()\n\t=")
 
 
-def check_names_of_state(values: Values) -> Iterator[Problem]:
+def check_state_identifiers(values: Values) -> Iterator[Problem]:
     """One line for each name that the state store cannot hold."""
     stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
     store: StateStore | None = values.get("state_store")
@@ -33,7 +33,7 @@ def check_names_of_state(values: Values) -> Iterator[Problem]:
                 yield from _columns(stage.window, "the state is in Postgres", state=True)
 
 
-def check_held_names(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
+def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
     """One line for each name that the target refuses, cuts, or has a use of its own for; `path`: the key that holds it."""
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")

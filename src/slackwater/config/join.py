@@ -17,7 +17,7 @@ from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
 from slackwater.config.value_parsers import (
     Duration,
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     duration_parser,
     integer_parser,
@@ -30,7 +30,7 @@ from slackwater.errors import StartError
 
 EVENT_TIME = "_event_ts"
 SIDES = ("left", "right")
-HOW = {  # as written -> as meant
+JOIN_TYPES = {  # as written -> as meant
     "stream_stream_join": "inner",
     "inner": "inner",
     "left": "left",
@@ -118,8 +118,8 @@ class Join(StepSpec):
         ) -> None: ...
 
     CONFIG_PATH: ClassVar[str] = "transform.join"
-    KINDS: ClassVar[Mapping[str, Kind]] = {
-        "kind": choice_parser(*HOW),
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
+        "kind": choice_parser(*JOIN_TYPES),
         "left_source": parse_text,
         "right_source": parse_text,
         "left_keys": parse_texts,
@@ -141,13 +141,13 @@ class Join(StepSpec):
         "on_state_cap": choice_parser("fail", "drop_oldest"),
         "crash_recovery": RECOVERY,
     }
-    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(("how", "type", "join_type"), "kind")
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("how", "type", "join_type"), "kind")
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind", "left_source", "right_source", "left_keys", "right_keys")
 
     @property
-    def how(self) -> str:
+    def join_type(self) -> str:
         """inner, left, right or full, however `kind` spells it."""
-        return HOW[self.kind]
+        return JOIN_TYPES[self.kind]
 
     @property
     def bounds_ms(self) -> tuple[int, int]:
@@ -163,10 +163,10 @@ class Join(StepSpec):
     @property
     def outer(self) -> tuple[bool, bool]:
         """Whether rows of the left, of the right side come out when they found no partner."""
-        return self.how in ("left", "full"), self.how in ("right", "full")
+        return self.join_type in ("left", "full"), self.join_type in ("right", "full")
 
     @property
-    def keeps_ms(self) -> tuple[int, int]:
+    def retention_ms(self) -> tuple[int, int]:
         """How far the watermark has to pass a left, a right row's time before the row leaves the state."""
         (lower, upper), allowed = self.bounds_ms, int(allowed_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
@@ -180,9 +180,9 @@ class Join(StepSpec):
         return int(allowed_ms(self)) + max(by_left, by_right)
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         if key == "kind":
-            return f"expected {' or '.join(format_value(how) for how in dict.fromkeys(HOW.values()))}"
+            return f"expected {' or '.join(format_value(how) for how in dict.fromkeys(JOIN_TYPES.values()))}"
         side = key.partition("_")[0]
         if key.endswith("source"):
             return f"name the one of the [[sources]] that is the {side} side"

@@ -47,7 +47,7 @@ def check_join(values: Values) -> Iterator[Problem]:
             )
 
 
-def check_only_added(values: Values, path: str = "target") -> Iterator[Problem]:
+def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
     """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
     target: Target | None = values.get("target")
     transform = values.get("transform")

@@ -18,7 +18,7 @@ from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregat
 from slackwater.config.aggregator import PATH
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.join import Join
-from slackwater.config.key_docs import place_of, text_of
+from slackwater.config.key_docs import doc_link, key_sentence
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec import Spec, with_units
@@ -82,10 +82,10 @@ def _duration_text(least: int | None) -> Schema:
 def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
     """The keys of a table; of a connection those of all kinds, which its rules tell apart."""
     if spec is not Connection:
-        return {key: kind for key, kind in spec.KINDS.items() if key not in spec.PYTHON_ONLY}
+        return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
     parsers: dict[str, Any] = {}
     for connection in CONNECTIONS.values():
-        for key, kind in connection.KINDS.items():
+        for key, kind in connection.PARSERS.items():
             parsers.setdefault(key, kind)
     return parsers
 
@@ -102,7 +102,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
                 keys[units[key]]["default"] = duration_text(described["default"])
             described["description"] = f'The same as "{units[key]}", or a number of milliseconds.'
         keys[key] = described
-    for old, new in spec.OLD.items():
+    for old, new in spec.ALIASES.items():
         keys[old] = {**keys[new], "description": f'The older spelling of "{new}".', "deprecated": True}
     if spec is Pipeline:
         keys["name"] = {
@@ -111,7 +111,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
         }
     rules = [_given(spec, key) for key in spec.REQUIRED]
     rules += [
-        {"not": {"required": list(both)}} for key in spec.KINDS for both in combinations(_spellings(spec, key), 2)
+        {"not": {"required": list(both)}} for key in spec.PARSERS for both in combinations(_spellings(spec, key), 2)
     ]
     rules += _rules(spec)
     schema: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
@@ -119,9 +119,9 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
 
 
 def _described(spec: type[Spec], key: str) -> str:
-    words = [*dict.fromkeys(w for w, meant in spec.MEANT.items() if meant == key)]
+    words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
-    return f"{text_of(spec, key)}{elsewhere} See {place_of(spec)}"
+    return f"{key_sentence(spec, key)}{elsewhere} See {doc_link(spec)}"
 
 
 def _with_unit(shape: Schema) -> Schema:
@@ -132,7 +132,7 @@ def _with_unit(shape: Schema) -> Schema:
 
 
 def _default(spec: type[Spec], key: str) -> Schema:
-    field = spec.model_fields.get(spec.FIELDS.get(key, key))
+    field = spec.model_fields.get(spec.ATTRIBUTES.get(key, key))
     if field is None or field.is_required() or key == "kind":
         return {}
     default = field.get_default(call_default_factory=True)
@@ -173,7 +173,7 @@ def _first_line(spec: type[Spec]) -> str:
 
 def _spellings(spec: type[Spec], *keys: str) -> list[str]:
     """The keys with all their spellings."""
-    further = {**with_units(spec), **spec.OLD}
+    further = {**with_units(spec), **spec.ALIASES}
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 
@@ -204,7 +204,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         every = set(_kinds(Connection))
         rules.append({"required": ["kind"]})
         for kind, connection in CONNECTIONS.items():
-            then = {"required": list(connection.REQUIRED)} | _without(sorted(every - set(connection.KINDS)))
+            then = {"required": list(connection.REQUIRED)} | _without(sorted(every - set(connection.PARSERS)))
             rules.append(_where({"const": kind}, then, "kind"))
     if issubclass(spec, StepSpec):
         rules += _step_rules(spec)
@@ -249,7 +249,7 @@ def _step_rules(spec: type[Spec]) -> list[Schema]:
     own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
     reopens = [{"if": _given(spec, "allowed_lateness_ms"), "then": _only("late_data", "reopen")}]
     return [
-        *(reopens if "late_data" in spec.KINDS else ()),
+        *(reopens if "late_data" in spec.PARSERS else ()),
         _where({"const": "processing"}, {"properties": own_time}, "time_mode"),
     ]
 
@@ -278,7 +278,7 @@ def _window_rules() -> list[Schema]:
 
 
 def _aggregation_rules() -> list[Schema]:
-    spelled = {new: old for old, new in Aggregation.OLD.items()}
+    spelled = {new: old for old, new in Aggregation.ALIASES.items()}
     names = ("agg", spelled["agg"])
     column = _given(Aggregation, "column")
     rules: list[Schema] = []

@@ -19,7 +19,7 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
-Place = str  # a page and a heading of it: "docs/configuration.md#windows"
+DocLink = str  # a page and a heading of it: "docs/configuration.md#windows"
 _KEYS = "docs/configuration.md"
 
 _TIMES = {
@@ -189,7 +189,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
     },
 }
 
-_PLACES: Mapping[type[Spec], Place] = {
+_DOC_LINKS: Mapping[type[Spec], DocLink] = {
     Pipeline: f"{_KEYS}#the-pipeline",
     Connection: f"{_KEYS}#connections",
     Source: f"{_KEYS}#sources",
@@ -204,7 +204,7 @@ _PLACES: Mapping[type[Spec], Place] = {
 }
 
 
-def text_of(spec: type[Spec], key: str) -> str:
+def key_sentence(spec: type[Spec], key: str) -> str:
     """The sentence of a key; of a stage those of a transform, too. Specs of other files bring their own."""
     for cls in spec.__mro__:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
@@ -216,12 +216,12 @@ def text_of(spec: type[Spec], key: str) -> str:
     return "" if step is None else (step.__doc__ or "").partition("\n")[0]
 
 
-def place_of(spec: type[Spec]) -> Place:
+def doc_link(spec: type[Spec]) -> DocLink:
     """Where the keys of a table are documented."""
-    return getattr(spec, "PLACE", None) or next(_PLACES[c] for c in spec.__mro__ if c in _PLACES)
+    return getattr(spec, "DOC_LINK", None) or next(_DOC_LINKS[c] for c in spec.__mro__ if c in _DOC_LINKS)
 
 
-def find_place(key: str) -> Place:
+def find_doc_link(key: str) -> DocLink:
     """Where a key of a config is documented, as errors name it: `transform.window.aggregations[0].as`.
 
     Of a key that does not exist: where those of its table are.
@@ -230,7 +230,7 @@ def find_place(key: str) -> Place:
     steps = re.findall(r'"(?:[^"\\]|\\.)*"|[^.\[\]"]+|\[\d+\]', key)
     table = 0
     while table < len(steps):
-        kind = spec.KINDS.get(spec.OLD.get(steps[table], steps[table]))
+        kind = spec.PARSERS.get(spec.ALIASES.get(steps[table], steps[table]))
         shape = getattr(kind, "shape", {})
         table += 1
         if "of" not in shape:
@@ -238,4 +238,4 @@ def find_place(key: str) -> Place:
         spec = shape["of"]
         if shape.get("type") == "array" or "named" in shape:
             table += 1  # the number, or the name
-    return place_of(spec)
+    return doc_link(spec)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from slackwater.config.spec import Problem, Values
 from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec
-from slackwater.config.value_parsers import Kind, parse_texts
+from slackwater.config.value_parsers import ValueParser, parse_texts
 
 
 class KeyedStep(StepSpec):
@@ -15,11 +15,11 @@ class KeyedStep(StepSpec):
 
     key: tuple[str, ...]
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"key": parse_texts, **TIMES, "crash_recovery": RECOVERY}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"key": parse_texts, **TIMES, "crash_recovery": RECOVERY}
     REQUIRED: ClassVar[tuple[str, ...]] = ("key",)
     STATE_KEYS: ClassVar[tuple[str, ...]] = ("key",)
     TEXTS: ClassVar[Mapping[str, str]] = {"key": "The columns by which rows belong together."}
-    PLACE: ClassVar[str] = "docs/configuration.md#transform"
+    DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     @property
     def added(self) -> Mapping[str, str]:
@@ -27,7 +27,7 @@ class KeyedStep(StepSpec):
         return {}
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'name columns, as in ["user"]' if key == "key" else "give it"
 
     @classmethod

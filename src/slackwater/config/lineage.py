@@ -27,11 +27,11 @@ class InputPath:
     origin: str
     through: tuple[Stage, ...] = ()
 
-    def reaches(self, stage: str | None) -> bool:
+    def passes(self, stage: str | None) -> bool:
         """Whether a stage of SQL lies on it; None: the step itself."""
         return stage is None or any(s.name == stage for s in self.through)
 
-    def before(self, stage: str | None) -> tuple[str, ...]:
+    def upstream_of(self, stage: str | None) -> tuple[str, ...]:
         """What rows have behind them when they come to a stage that lies on it."""
         names = [s.name for s in self.through]
         return (self.origin, *(names if stage is None else names[: names.index(stage)]))

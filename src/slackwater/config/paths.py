@@ -79,17 +79,17 @@ def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
         path = connection is not None and CONNECTORS[connection.kind].by_path
         return at(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
-    def looking_up(transform: _T) -> _T:
+    def with_lookups(transform: _T) -> _T:
         lookups = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}
         return transform.model_copy(update={"lookups": lookups}) if lookups else transform
 
-    stages = tuple(looking_up(s) for s in pipeline.stages)
+    stages = tuple(with_lookups(s) for s in pipeline.stages)
     first = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
     store, letters = pipeline.state_store, pipeline.dead_letter
     return pipeline.model_copy(
         update={
             "sources": tuple(map(source, pipeline.sources)),
-            "transform": first or looking_up(pipeline.transform),
+            "transform": first or with_lookups(pipeline.transform),
             "stages": stages,
             "target": at(pipeline.target, "path"),
             "targets": tuple(at(t, "path") for t in pipeline.targets),

@@ -19,21 +19,21 @@ from slackwater.config.checks import (
     check_state,
     resolve_connection,
 )
-from slackwater.config.connection import Connection, all_connections
-from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, bounds_of
-from slackwater.config.identifier_checks import check_held_names, check_names_of_state
-from slackwater.config.join_checks import check_join, check_only_added
+from slackwater.config.connection import Connection, parse_connections
+from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, groupable_columns_of
+from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
+from slackwater.config.join_checks import check_append_only, check_join
 from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.stage_checks import check_stages, each_step
 from slackwater.config.target import StateStore, Target
-from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, shown_stages
+from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, published_stages
 from slackwater.config.transform import STEP, Stage, Transform
 from slackwater.config.value_parsers import (
     Duration,
-    Kind,
+    ValueParser,
     duration_parser,
     parse_text,
     settings_parser,
@@ -93,10 +93,10 @@ class Pipeline(Spec, NotebookRepr):
             idle_pause: str | None = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "name": parse_text,
         "formerly": parse_text,
-        "connections": all_connections,
+        "connections": parse_connections,
         "sources": table_list_parser(Source, "a list of sources ([[sources]])"),
         "transform": table_parser(Transform),
         "stages": table_list_parser(Stage, "a list of stages ([[stages]])"),
@@ -108,7 +108,7 @@ class Pipeline(Spec, NotebookRepr):
         "trigger_interval_ms": duration_parser(0),
         "idle_pause_ms": duration_parser(1),
     }
-    MEANT: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {"window": "transform.window", "join": "transform.join"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name", "sources")
 
     @property
@@ -136,7 +136,8 @@ class Pipeline(Spec, NotebookRepr):
             paths = input_paths(stage, self.stages, read)
             origins = dict.fromkeys(w.origin for w in paths)
             sources_of_stage = tuple(
-                sources.get(n) or Source(name=n, dataframe=StageOutputRef(bounds_of(steps[n]))) for n in origins
+                sources.get(n) or Source(name=n, dataframe=StageOutputRef(groupable_columns_of(steps[n])))
+                for n in origins
             )
             changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "preset_input_paths": paths}
             pipelines[stage.name] = self.model_copy(update=changed)
@@ -178,7 +179,7 @@ class Pipeline(Spec, NotebookRepr):
             if reader is None and self.transform.join
             else self.input_paths
         )
-        if len({w.before(name) for w in paths if w.reaches(name)}) > 1:
+        if len({w.upstream_of(name) for w in paths if w.passes(name)}) > 1:
             return SEVERAL
         return next(s for s in self.sources if s.name == way.origin).groupable_columns
 
@@ -249,7 +250,7 @@ class Pipeline(Spec, NotebookRepr):
         """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         transform = {"transform": self.running_stages[0]} if self.stages else {}
         return {**transform, "target": self.targets[0]} if self.targets else transform
 
@@ -271,7 +272,7 @@ class Pipeline(Spec, NotebookRepr):
         return name if isinstance(name, str) and re.fullmatch(NAME, name) else "pipeline"
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return {
             "name": "give the pipeline a name",
             "sources": "describe at least one in [[sources]]",
@@ -288,7 +289,7 @@ class Pipeline(Spec, NotebookRepr):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if values.get("stages"):
             yield from check_stages(values, wrong)
-            values.setdefault("transform", executed_stages(values["stages"], shown_stages(values))[0])
+            values.setdefault("transform", executed_stages(values["stages"], published_stages(values))[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
@@ -318,13 +319,13 @@ class Pipeline(Spec, NotebookRepr):
             problems += [
                 *check_corrections(stage_values),
                 *check_standalone(stage_values),
-                *check_only_added(stage_values, path),
+                *check_append_only(stage_values, path),
             ]
-            problems += check_held_names(stage_values, values.get("connections", {}), path)
+            problems += check_target_identifiers(stage_values, values.get("connections", {}), path)
         yield from dict.fromkeys(problems)  # what several targets mind about a stage is said once
         letters = {**values, "target": values.get("dead_letter"), "transform": None}
-        yield from check_held_names(letters, values.get("connections", {}), "dead_letter")
-        yield from check_names_of_state(values)
+        yield from check_target_identifiers(letters, values.get("connections", {}), "dead_letter")
+        yield from check_state_identifiers(values)
         if values.get("targets"):
             values.setdefault("target", values["targets"][0])
 

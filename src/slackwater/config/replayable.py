@@ -29,7 +29,7 @@ def late_refusal(pipeline: Pipeline) -> str | None:
         return None
     target, kind = next(iter(adds or targets))
     restriction = "only adds rows" if adds else "cannot be read back here"
-    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].place(target)}) {restriction}; {EXPECTED}"
+    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
 
 
 def late_notes(pipeline: Pipeline) -> Iterator[str]:

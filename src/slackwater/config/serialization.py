@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Spec)
 def as_data(spec: Spec) -> dict[str, Any] | None:
     """The keys of a spec that are not at their default, as strings, numbers, lists and tables; None if it holds what no text can name."""
     try:
-        return {key: _value(value) for key, value in spec.given().items()}
+        return {key: _value(value) for key, value in spec.non_defaults().items()}
     except _UnnamedError:
         return None
 
@@ -47,7 +47,7 @@ def _value(value: Any) -> Any:
 def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
     """The spec that `as_data` wrote. Raises ConfigError."""
     problems: list[str] = []
-    spec = cls.build(dict(data), where, "", problems)
+    spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:
         raise ConfigError(problems)
     return spec

@@ -21,7 +21,7 @@ from slackwater.config.value_parsers import (
     Duration,
     InvalidTableError,
     InvalidValueError,
-    Kind,
+    ValueParser,
     accept_anything,
     choice_parser,
     duration_parser,
@@ -161,7 +161,7 @@ class Source(Spec):
             dataframe: Any = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "name": parse_text,
         "connection": connection_or_name,
         "query": parse_text,
@@ -184,12 +184,14 @@ class Source(Spec):
         "lateness_ms": duration_parser(0),
         "dataframe": accept_anything,
     }
-    FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
-    MEANT: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
     )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    OF: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_of_keys("format", "max_files_per_trigger", "schema_", *KINDS)
+    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_of_keys(
+        "format", "max_files_per_trigger", "schema_", *PARSERS
+    )
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
@@ -208,7 +210,7 @@ class Source(Spec):
         """Whether it stands for what a stage emits."""
         return isinstance(self.dataframe, StageOutputRef)
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         return {"name": self.query}
 
     @classmethod
@@ -216,7 +218,7 @@ class Source(Spec):
         if "dataframe" in values:
             if "name" not in values and "name" not in wrong:
                 yield "name", "missing; a source over a DataFrame needs a name"
-            for key in ("connection", "query", "options", *cls.OF):
+            for key in ("connection", "query", "options", *cls.KINDS_BY_KEY):
                 if key in values:
                     yield key.rstrip("_"), "belongs to a connection, this source is a DataFrame; remove it"
             return
@@ -232,7 +234,7 @@ class Source(Spec):
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """What does not fit a connection of this kind."""
-        for key, kinds in cls.OF.items():
+        for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
                 named = " or ".join(format_value(k) for k in kinds)
                 yield (
@@ -241,13 +243,13 @@ class Source(Spec):
                 )
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
-        without = CONNECTORS[kind].begins.without
+        without = CONNECTORS[kind].start.no_offsets_reason
         if without and isinstance(values.get("starting_offsets"), Mapping):
             yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {without}'
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
             yield "starting_version", "says where to begin, as starting_offsets does; remove one of them"
         payload = values.get("payload_format") or "json"
-        if payload in FRAMED and kind in cls.OF["payload_format"] and kind != "kafka":
+        if payload in FRAMED and kind in cls.KINDS_BY_KEY["payload_format"] and kind != "kafka":
             yield (
                 "payload_format",
                 f'{format_value(payload)} belongs to connections of kind "kafka", this one is {format_value(kind)}; use "json" or "raw"',
@@ -270,7 +272,7 @@ class Source(Spec):
         for column in declared if payload == "json" else ():
             if column.casefold() in metadata_columns(kind):
                 yield "schema", f"declares {format_value(column.casefold())}, which is injected; rename the column"
-        if payload != "json" and kind in cls.OF["payload_format"] and values.get("schema_") is not None:
+        if payload != "json" and kind in cls.KINDS_BY_KEY["payload_format"] and values.get("schema_") is not None:
             yield "schema", f'belongs to payload_format = "json", this one is {format_value(payload)}; remove it'
 
 
@@ -318,7 +320,7 @@ class Lookup(Spec):
             refresh_interval: str | None = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "connection": connection_or_name,
         "query": parse_text,
         "format": choice_parser(*FORMATS),
@@ -326,14 +328,14 @@ class Lookup(Spec):
         "options": reader_options,
         "refresh_interval_ms": duration_parser(1),
     }
-    FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection", "query")
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         return {"format": guess_format(self.query)}
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return "name one of the [connections]" if key == "connection" else 'a path or glob, as in "data/users.parquet"'
 
     @classmethod

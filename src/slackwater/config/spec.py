@@ -21,7 +21,7 @@ from slackwater.config.message_format import (
     suggestion,
     suggestion_or_list,
 )
-from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, Kind, with_schema
+from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, ValueParser, with_schema
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
@@ -31,9 +31,9 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 @cache
 def with_units(cls: type[Spec]) -> Mapping[str, str]:
     """The keys that take a duration as text with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
-    durations = (key for key, kind in cls.KINDS.items() if "duration" in getattr(kind, "shape", {}))
+    durations = (key for key, kind in cls.PARSERS.items() if "duration" in getattr(kind, "shape", {}))
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
-    return {name: key for name, key in names.items() if name not in cls.KINDS}
+    return {name: key for name, key in names.items() if name not in cls.PARSERS}
 
 
 def _below(line: str) -> str:
@@ -54,11 +54,11 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {}  # key as written -> kind of its value
-    FIELDS: ClassVar[Mapping[str, str]] = {}  # key as written -> attribute, where they differ
-    OLD: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
-    MEANT: ClassVar[Mapping[str, str]] = {}  # other word for a key, of another system -> key, for the hint
-    LATER: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, may be empty
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {}  # key as written -> kind of its value
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key as written -> attribute, where they differ
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # other word for a key, of another system -> key, for the hint
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, may be empty
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that no table can hold -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
 
@@ -66,7 +66,7 @@ class Spec(BaseModel):
 
     def __init__(self, **data: Any) -> None:
         problems: list[str] = []
-        keys = {attribute: key for key, attribute in self.FIELDS.items()}
+        keys = {attribute: key for key, attribute in self.ATTRIBUTES.items()}
         values, _ = self.read({keys.get(k, k): v for k, v in data.items()}, self.label(data), "", problems)
         if problems:
             raise ConfigError(problems)
@@ -78,20 +78,20 @@ class Spec(BaseModel):
         return cls.__name__
 
     @classmethod
-    def build(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
+    def parse(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
         """A spec from a table of a config; None (and lines in `problems`) if anything is wrong."""
         count = len(problems)
-        draft = cls.draft(data, file, path, problems)
+        draft = cls.parse_partial(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
-    def draft(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
+    def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
         """As `build`, but returns what could be read of a wrong table too: absent attributes are None."""
         if isinstance(data, cls):
             return data
         blank = {name: None for name, field in cls.model_fields.items() if field.is_required()}
         values: Values = {}
-        wrong = set(cls.KINDS)
+        wrong = set(cls.PARSERS)
         if isinstance(data, Mapping):
             data = dict(data)
             prefix = f"{file}: {path}." if path else f"{file}: "
@@ -111,7 +111,7 @@ class Spec(BaseModel):
         prefix = f"{file}: {path}." if path else f"{file}: "
         data = {k: v for k, v in data.items() if v is not None}
         written: dict[str, str] = {}  # key -> the older spelling that the user chose
-        for old, new in cls.OLD.items():
+        for old, new in cls.ALIASES.items():
             if old in data and new in data:
                 del data[old]
                 problems.append(f'{prefix}{old}: is the older spelling of "{new}", which is given too; remove it')
@@ -131,7 +131,7 @@ class Spec(BaseModel):
             elif key not in data and not in_ms:
                 written[key] = name  # as messages call a key that is missing
         for key, value in data.items():
-            if key in cls.KINDS:
+            if key in cls.PARSERS:
                 at_key = f"{prefix}{written.get(key, key)}"
                 if written.get(key) in with_units(cls) and isinstance(value, int) and not isinstance(value, bool):
                     wrong.add(key)
@@ -142,49 +142,51 @@ class Spec(BaseModel):
                     wrong.add(key)
                     continue
                 try:
-                    values[cls.FIELDS.get(key, key)] = cls.KINDS[key](value)
+                    values[cls.ATTRIBUTES.get(key, key)] = cls.PARSERS[key](value)
                 except InvalidValueError as mismatch:
                     wrong.add(key)
-                    later = cls.later_value(key, value)
+                    later = cls.unsupported_value(key, value)
                     expected = str(mismatch)
                     if written.get(key) in with_units(cls):
                         expected = expected.replace(" or milliseconds)", ")")
                     problems.append(f"{at_key}: " + (later or f"found {format_value(value)}, expected {expected}"))
                 except InvalidTableError as nested:
                     wrong.add(key)
-                    values[cls.FIELDS.get(key, key)] = nested.draft
+                    values[cls.ATTRIBUTES.get(key, key)] = nested.draft
                     problems.extend(at_key + _below(line) for line in nested.problems)
-            elif key in cls.LATER:
-                advice = cls.LATER[key]
+            elif key in cls.UNSUPPORTED:
+                advice = cls.UNSUPPORTED[key]
                 wrong.add(key)
                 problems.append(f"{prefix}{key}: not available yet" + (f"; {advice}" if advice else ""))
             else:
-                meant = cls.MEANT.get(str(key))
+                meant = cls.SUGGESTIONS.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
-                others = [k for k in cls.KINDS if in_ms or k not in with_units(cls).values()]
+                others = [k for k in cls.PARSERS if in_ms or k not in with_units(cls).values()]
                 key_names = [*others, *with_units(cls)]
-                close = suggestion(str(key), [*cls.KINDS, *with_units(cls)]) or suggestion_or_list(str(key), key_names)
+                close = suggestion(str(key), [*cls.PARSERS, *with_units(cls)]) or suggestion_or_list(
+                    str(key), key_names
+                )
                 hint = f'; did you mean "{meant}"?' if meant else close
                 problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
-                problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.wanted(key)}")
+                problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.missing_hint(key)}")
                 wrong.add(key)
         conflicts = list(cls.check(values, wrong))
         spelled = {key: name for key, name in written.items() if name in with_units(cls)}
         problems += [f"{prefix}{written.get(key, key)}: {_respelled(line, spelled)}" for key, line in conflicts]
         return values, wrong | {key for key, _ in conflicts}
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         """Attribute values that follow from the others where the config does not give them; `to_toml` leaves them out."""
         return {}
 
-    def given(self) -> Values:
+    def non_defaults(self) -> Values:
         """The keys that are not at their default, or are spelled in a way of their own, with their values."""
-        cls, implied = type(self), self.implied()
+        cls, implied = type(self), self.derived()
         changed: Values = {}
-        for key in cls.KINDS:
-            attribute = cls.FIELDS.get(key, key)
+        for key in cls.PARSERS:
+            attribute = cls.ATTRIBUTES.get(key, key)
             field, value = cls.model_fields[attribute], getattr(self, attribute)
             spelled = isinstance(value, EnvString | EnvDuration)
             default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -193,12 +195,12 @@ class Spec(BaseModel):
         return changed
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         """What to write for a missing key."""
         return "it must be given"
 
     @classmethod
-    def later_value(cls, key: str, value: Any) -> str | None:
+    def unsupported_value(cls, key: str, value: Any) -> str | None:
         """The line for a value that other issues of this field know and this version does not; None for a plain mistake."""
         return None
 
@@ -208,7 +210,7 @@ class Spec(BaseModel):
         yield from ()
 
 
-def table_parser(cls: type[Spec], expected: str = "a table") -> Kind:
+def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
     """The kind of a nested table."""
 
     @with_schema(of=cls)
@@ -216,7 +218,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> Kind:
         if not isinstance(value, cls | Mapping):
             raise InvalidValueError(expected)
         problems: list[str] = []
-        spec = cls.draft(value, "", "", problems)
+        spec = cls.parse_partial(value, "", "", problems)
         if problems or spec._wrong:
             raise InvalidTableError(problems, spec)
         return spec
@@ -224,7 +226,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> Kind:
     return build
 
 
-def table_list_parser(cls: type[Spec], expected: str) -> Kind:
+def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
     """The kind of a list of tables."""
 
     @with_schema(type="array", of=cls)
@@ -232,7 +234,7 @@ def table_list_parser(cls: type[Spec], expected: str) -> Kind:
         if not isinstance(value, list | tuple):
             raise InvalidValueError(expected)
         problems: list[str] = []
-        specs = tuple(cls.draft(v, "", f"[{i}]", problems) for i, v in enumerate(value))
+        specs = tuple(cls.parse_partial(v, "", f"[{i}]", problems) for i, v in enumerate(value))
         if problems or any(m._wrong for m in specs):
             raise InvalidTableError(problems, specs)
         return specs

@@ -111,7 +111,7 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
         checked.skip(f"{key}.query", "the columns of a table are known at the start")
         return UNKNOWN
     more = dict.fromkeys(metadata_columns(kind))
-    if CONNECTORS[kind].own_time:
+    if CONNECTORS[kind].has_timestamp:
         more[EVENT_TIME] = "timestamp"
         if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":
@@ -153,8 +153,8 @@ class _StepCheck:
     """A window or a join with the SQL before it, as `pipeline` describes it; `at` is where the config does."""
 
     pipeline: Pipeline
-    at: str
-    found: CheckResult
+    path: str
+    result: CheckResult
     stages: Mapping[str, str]  # where each stage is described
     lookups: Mapping[str, Lookup]
 
@@ -166,17 +166,16 @@ class _StepCheck:
             declared = _declared(lookup)
             tables[name] = UNKNOWN if declared is None else KnownColumns(declared, True)
         for name in self.pipeline.transform.lookups:
-            if not tables[name].closed and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
-                self.found.skip(
-                    f"{self.at}.lookups.{name}.schema", "none is declared, so its columns are known at the start"
-                )
+            if not tables[name].is_complete and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
+                key = f"{self.path}.lookups.{name}.schema"
+                self.result.skip(key, "none is declared, so its columns are known at the start")
         for source in self.pipeline.sources:
             if not source.is_stage_output or all(s.is_stage_output for s in self.pipeline.sources):
                 self._event_time(source.name, inputs[source.name])
         outputs, sides = dict[str, KnownColumns](), dict[str, KnownColumns]()
         for way in self.pipeline.input_paths:
             groupable_names = next(s for s in self.pipeline.sources if s.name == way.origin).groupable_columns.names
-            columns = replace(inputs[way.origin], bounds=frozenset(map(str.casefold, groupable_names)))
+            columns = replace(inputs[way.origin], groupable=frozenset(map(str.casefold, groupable_names)))
             for stage in way.through:
                 bounds, key = self.pipeline.groupable_columns(way, stage), f"{self.stages[stage.name]}.sql"
                 columns = self._sql(way.origin, columns, tables, stage.sql, key, bounds)
@@ -190,7 +189,7 @@ class _StepCheck:
         if isinstance(step, KeyedStep):
             return self._keyed(step, outputs)
         assert isinstance(step, Window)
-        window = WindowColumns(step, self.at, self.found)
+        window = WindowColumns(step, self.path, self.result)
         for out in outputs.values():
             window.gap(out)
         first = next(iter(outputs.values()))
@@ -215,9 +214,9 @@ class _StepCheck:
             type_ = columns.types.get(EVENT_TIME)
             if type_ is not None and any(event_time_problems(type_, None)):
                 line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
-                self.found.add(f"{self.at}.sql", line)
+                self.result.add(f"{self.path}.sql", line)
             return
-        key, prefix = f"{self.at}.{self._kind}.event_time_column", self._of(source)
+        key, prefix = f"{self.path}.{self._kind}.event_time_column", self._of(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
         elif text in columns.types:
@@ -227,18 +226,18 @@ class _StepCheck:
             type_ = resolve_expression(text, columns, findings)
             shown = format_value(text)
             for line in findings.problems:
-                self.found.add(key, f"{prefix}{line}" if line.startswith("column") else f"{prefix}{shown} {line}")
-            for line in findings.unsure:
-                self.found.skip(key, f"{shown}: {line}")
-            if beyond := findings.beyond | set(lexical.clock_times(text)):
-                self.found.add(key, f"{prefix}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
-            if findings.problems or findings.unsure or beyond:
+                self.result.add(key, f"{prefix}{line}" if line.startswith("column") else f"{prefix}{shown} {line}")
+            for line in findings.undecided:
+                self.result.skip(key, f"{shown}: {line}")
+            if beyond := findings.non_row_wise | set(lexical.clock_times(text)):
+                self.result.add(key, f"{prefix}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
+            if findings.problems or findings.undecided or beyond:
                 return
-            if type_ is None and columns.closed:
-                self.found.skip(key, f"{shown}: whether it is a time, its type is known at the start")
+            if type_ is None and columns.is_complete:
+                self.result.skip(key, f"{shown}: whether it is a time, its type is known at the start")
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in event_time_problems(type_, step.event_time_unit):
-                self.found.add(f"{self.at}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
+                self.result.add(f"{self.path}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
 
     def _sql(
         self,
@@ -255,7 +254,7 @@ class _StepCheck:
         untimed = transform.is_stateless and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
         timed = KnownColumns(
-            {**columns.types, **added}, columns.closed, columns.bounds if bounds.names else frozenset()
+            {**columns.types, **added}, columns.is_complete, columns.groupable if bounds.names else frozenset()
         )
         if sql is None:
             return timed
@@ -265,35 +264,35 @@ class _StepCheck:
         prefix = self._of(source)
         secret = isinstance(sql, EnvString)
         for line in findings.problems:
-            self.found.add(key, f"{prefix}{line}" if not secret else f"{prefix}{re.sub(r' near .*', '', line)}")
-        for table in findings.assumed:
-            self.found.skip(
+            self.result.add(key, f"{prefix}{line}" if not secret else f"{prefix}{re.sub(r' near .*', '', line)}")
+        for table in findings.catalog_tables:
+            self.result.skip(
                 key, f'"{table}" is neither source nor a lookup; Spark looks for it in its catalog at the start'
             )
-        for line in findings.unsure:
-            self.found.skip(key, f"{line}; Spark judges it at the start")
-        if findings.beyond:
-            advice = "" if self._kind == "join" else f", and describe aggregation in [{self.at}.window]"
-            self.found.add(
+        for line in findings.undecided:
+            self.result.skip(key, f"{line}; Spark judges it at the start")
+        if findings.non_row_wise:
+            advice = "" if self._kind == "join" else f", and describe aggregation in [{self.path}.window]"
+            self.result.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(findings.beyond))}; filter, project and join lookups there{advice}"
-                + bounds.advice_for(findings.beyond),
+                f"must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}; filter, project and join lookups there{advice}"
+                + bounds.advice_for(findings.non_row_wise),
             )
         out = KnownColumns(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
-            out.closed,
-            out.bounds,
+            out.is_complete,
+            out.groupable,
         )
         if transform.is_stateless:
             return out
         if EVENT_TIME not in out.types:
-            if out.closed:
-                self.found.add(
+            if out.is_complete:
+                self.result.add(
                     key,
                     f'{prefix}does not select "{EVENT_TIME}", the event time; add it to the SELECT; it selects: {", ".join(out.types)}',
                 )
         elif out.types[EVENT_TIME] not in (None, "timestamp"):
-            self.found.add(
+            self.result.add(
                 key,
                 f'{prefix}selects "{EVENT_TIME}" as {out.types[EVENT_TIME]}, expected timestamp; select it unchanged',
             )
@@ -302,35 +301,35 @@ class _StepCheck:
     def _sql_key(self, source: str) -> str:
         join = self.pipeline.transform.join
         if join is None:
-            return f"{self.at}.sql"
-        return f"{self.at}.join.{'left' if source == join.left_source else 'right'}_sql"
+            return f"{self.path}.sql"
+        return f"{self.path}.join.{'left' if source == join.left_source else 'right'}_sql"
 
     def _keyed(self, step: KeyedStep, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """The keys are among the columns that come out, which go on as they are."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
-            for name in step.key if out.closed else ():
+            for name in step.key if out.is_complete else ():
                 type_ = out.types.get(name)
                 if name not in out.types:
                     line = (
                         f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}"
                     )
-                    self.found.add(f"{self.at}.{self._kind}.key", prefix + line)
+                    self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
                 elif type_ is not None and base_type(type_) in NO_KEYS:
                     line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
-                    self.found.add(f"{self.at}.{self._kind}.key", prefix + line)
+                    self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
             for name in step.added:
                 if name in out.types:
                     line = f"the SQL selects a column {format_value(name)}, too, which is the name of what is added; rename one"
-                    self.found.add(f"{self.at}.{self._kind}", prefix + line)
+                    self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
-        return KnownColumns({**rows.types, **step.added}, rows.closed)
+        return KnownColumns({**rows.types, **step.added}, rows.is_complete)
 
     def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """What several sources select must be one table."""
         (first, expected), *others = outputs.items()
         for name, out in others:
-            if not (expected.closed and out.closed):
+            if not (expected.is_complete and out.is_complete):
                 continue
             for column in dict.fromkeys((*expected.types, *out.types)):
                 a, b = (c.types.get(column) for c in (expected, out))
@@ -341,8 +340,8 @@ class _StepCheck:
                     f"{(t or 'there') if is_there else 'missing'} in source {format_value(source)}"
                     for t, is_there, source in zip((a, b), present, (first, name), strict=True)
                 ]
-                self.found.add(
-                    f"{self.at}.sql",
+                self.result.add(
+                    f"{self.path}.sql",
                     f"column {format_value(column)} is {shown[0]} and {shown[1]}; expected the same columns from every source: cast or "
                     "rename in the SQL",
                 )
@@ -351,13 +350,13 @@ class _StepCheck:
     # -- a join --------------------------------------------------------------------------------------------------
 
     def _join(self, join: Join, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        join_key = f"{self.at}.join"
+        join_key = f"{self.path}.join"
         sides = [outputs[source] for source in join.sources]
         keys: list[list[str | None]] = [[], []]
         for i, (side, names) in enumerate(zip(SIDES, (join.left_keys, join.right_keys), strict=True)):
             for name in names:
-                if name not in sides[i].types and sides[i].closed:
-                    self.found.add(
+                if name not in sides[i].types and sides[i].is_complete:
+                    self.result.add(
                         f"{join_key}.{side}_keys",
                         f"column {format_value(name)} does not come out of the {side} side{suggestion_or_list(name, sides[i].types)}",
                     )
@@ -367,12 +366,12 @@ class _StepCheck:
                 continue
             pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
             if base_type(a) in NO_KEYS or base_type(b) in NO_KEYS:
-                self.found.add(join_key, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
+                self.result.add(join_key, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
-                self.found.add(
+                self.result.add(
                     join_key, f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"
                 )
-        if not all(side.closed for side in sides):
+        if not all(side.is_complete for side in sides):
             return UNKNOWN
         hidden = [self._injected(source) for source in join.sources]
         try:
@@ -380,7 +379,7 @@ class _StepCheck:
         except StartError as error:
             for line in str(error).splitlines():
                 key, _, fact = line.removeprefix(Join.CONFIG_PATH).partition(": ")
-                self.found.add(f"{join_key}{key}", fact)
+                self.result.add(f"{join_key}{key}", fact)
             return UNKNOWN
         types = {
             out: side.types[name] for side, names in zip(sides, chosen, strict=True) for name, out in names.items()

@@ -10,7 +10,7 @@ from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import Lookup
 from slackwater.config.spec import Problem, Values
 from slackwater.config.step_spec import MOST_STAGES
-from slackwater.config.target_checks import shown_stages
+from slackwater.config.target_checks import published_stages
 from slackwater.config.transform import Stage
 
 
@@ -21,7 +21,7 @@ def each_step(values: Values) -> Iterator[Values]:
         yield values
         return
     read, sources = _reads(values), _sources(values)
-    for stage in executed_stages(stages, shown_stages(values)):
+    for stage in executed_stages(stages, published_stages(values)):
         try:
             origins = {w.origin for w in input_paths(stage, stages, read)}
         except (KeyError, RecursionError):  # what it reads is not there, and that was said
@@ -60,7 +60,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if problems:
         return
     read = _reads(values)
-    yield from _unread(stages, sources, read, shown_stages(values))
+    yield from _unread(stages, sources, read, published_stages(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
         if stage.name in readers and not stage.is_stateless:

@@ -46,7 +46,7 @@ def size_warnings(step: StepSpec) -> tuple[str, ...]:
     """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
     if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()
-    nobody_chose_it = step.max_groups_per_window == step.implied().get("max_groups_per_window")
+    nobody_chose_it = step.max_groups_per_window == step.derived().get("max_groups_per_window")
     if nobody_chose_it and size <= DEFAULT_GIB * GIB:
         return ()
     return (

@@ -10,7 +10,7 @@ from slackwater.config.message_format import show_duration
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     duration_parser,
     parse_text,
@@ -37,7 +37,7 @@ def parse_time_zone(value: Any) -> str:
     return name
 
 
-TIMES: Mapping[str, Kind] = {
+TIMES: Mapping[str, ValueParser] = {
     "event_time_column": parse_text,
     "event_time_unit": choice_parser("s", "ms", "us", "ns"),
     "event_time_zone": parse_time_zone,

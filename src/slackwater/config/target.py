@@ -14,7 +14,7 @@ from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.value_parsers import (
     Duration,
-    Kind,
+    ValueParser,
     choice_parser,
     duration_parser,
     integer_parser,
@@ -69,7 +69,7 @@ class Target(Spec):
             partitions: int | None = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "name": parse_text,
         "from": parse_text,
         "connection": connection_or_name,
@@ -84,8 +84,8 @@ class Target(Spec):
         "create": parse_flag,
         "partitions": integer_parser(1, 100_000),
     }
-    FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    OF: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
+    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
         "path": ("files", "delta"),
         "format": ("files",),
         "table": ("postgres", "iceberg"),
@@ -97,7 +97,9 @@ class Target(Spec):
         "create": ("kafka",),
         "partitions": ("kafka",),
     }
-    NEEDED: ClassVar[Mapping[str, tuple[str, str]]] = {  # kind of connection -> the key it needs, and what to write
+    REQUIRED_BY_KIND: ClassVar[
+        Mapping[str, tuple[str, str]]
+    ] = {  # kind of connection -> the key it needs, and what to write
         "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
         "delta": ("path", 'a delta target needs a directory, as in "lake/sessions"'),
         "postgres": ("table", 'a postgres target needs a table, as in "public.sessions"'),
@@ -106,11 +108,11 @@ class Target(Spec):
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection",)
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         return {"format": "parquet"} if self.format == "parquet" else {}
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return "name one of the [connections]"
 
     def upserts(self, kind: str, step: StepSpec | None) -> bool:
@@ -126,9 +128,9 @@ class Target(Spec):
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
         """What does not fit a connection of this kind."""
-        needed, target_text = cls.NEEDED.get(kind, ("", ""))
+        needed, target_text = cls.REQUIRED_BY_KIND.get(kind, ("", ""))
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
-        for key, kinds in cls.OF.items():
+        for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
                 if missing and key in ("path", "table", "topic"):  # one mistake, one line
@@ -140,7 +142,7 @@ class Target(Spec):
             yield "partitions", "is of a topic that a start creates, and create = false; remove one of them"
         path = values.get("path")
         if kind == "files" and isinstance(path, str) and "path" not in wrong:
-            yield from of_url(path, "results")
+            yield from url_problems(path, "results")
 
 
 class StateStore(Spec):
@@ -176,7 +178,7 @@ class StateStore(Spec):
             options: Mapping[str, str] | None = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser("files", "postgres", "in_memory"),
         "path": parse_text,
         "url": parse_text,
@@ -185,7 +187,7 @@ class StateStore(Spec):
         "shards": integer_parser(1, 4096),
         "options": settings_parser('a table of settings ({ region = "eu-central-1" })'),
     }
-    FIELDS: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"schema": "schema_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("kind",)
 
     @property
@@ -193,7 +195,7 @@ class StateStore(Spec):
         return self.kind != "in_memory"
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return 'expected "files" or "postgres" or "in_memory"'
 
     @classmethod
@@ -222,12 +224,12 @@ def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
         remember_url(path)
     scheme, is_url, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
     if kind == "files" and isinstance(path, str):
-        yield from of_url(path, "state")
+        yield from url_problems(path, "state")
     if options and not {"options", "path"} & wrong and not (kind == "files" and is_url and scheme != "file"):
         yield "options", 'belongs to a path in an object store, as in "s3://bucket/state"; remove it'
 
 
-def of_url(path: str, content: str) -> Iterator[Problem]:
+def url_problems(path: str, content: str) -> Iterator[Problem]:
     """What does not fit a path of files, if it is a URL."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.checks import placed_targets, resolve_connection
+from slackwater.config.checks import resolve_connection, targets_with_keys
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Values
 
@@ -38,7 +38,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         if not {"target", "targets"} & wrong:
             yield "target", "missing; say where results go in [target]"
         return
-    placed = placed_targets(values)
+    placed = targets_with_keys(values)
     yield from _names(placed)
     yield from _stages(placed, values, wrong)
     yield from _places(placed, values.get("connections", {}))
@@ -74,7 +74,7 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
             )
 
 
-def shown_stages(values: Values) -> tuple[str, ...]:
+def published_stages(values: Values) -> tuple[str, ...]:
     """The stages of a draft whose results a target gets; all of them where one of these is not there."""
     names = [s.name for s in values["stages"]]
     targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
@@ -102,7 +102,7 @@ def _places(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]
 def each_target(values: Values) -> Iterator[tuple[str, Values]]:
     """A draft for each of its targets, as if there were no other: `transform` is the stage whose results it gets."""
     stages = {s.name: s for s in values.get("stages") or ()}
-    for path, target in placed_targets(values):
+    for path, target in targets_with_keys(values):
         named_stage = stages.get(target.from_) if target.from_ is not None else None
         stage = named_stage or (values["stages"][-1] if values.get("stages") else values.get("transform"))
         yield path, {**values, "target": target, **({} if stage is None else {"transform": stage})}

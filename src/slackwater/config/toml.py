@@ -91,7 +91,7 @@ def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipe
         raise ConfigError([f"{file}: {key}: found a number beyond 64 bits; no key of a pipeline takes one"])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
-    return Pipeline.draft(data, file, "", problems), problems
+    return Pipeline.parse_partial(data, file, "", problems), problems
 
 
 def _too_large(value: Any, path: str = "") -> str | None:
@@ -188,7 +188,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
         units.get(key, key): _duration(value)
         if key in units
         else _value(value, key in ("options", "columns", "starting_offsets", "spark"))
-        for key, value in spec.given().items()
+        for key, value in spec.non_defaults().items()
     }
 
 

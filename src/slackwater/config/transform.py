@@ -17,7 +17,7 @@ from slackwater.config.step_spec import StepSpec
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     parse_names,
     parse_text,
@@ -34,7 +34,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of lookups ([transform.lookups.<name>])")
     problems: list[str] = []
-    built = {name: Lookup.draft(v, "", show_key(name), problems) for name, v in value.items()}
+    built = {name: Lookup.parse_partial(v, "", show_key(name), problems) for name, v in value.items()}
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
@@ -79,7 +79,7 @@ class Transform(Spec):
             formerly: str | None = None,
         ) -> None: ...
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "sql": parse_text,
         "on_error": choice_parser("fail", "drop", "dlq"),
         **{key: table_parser(step) for key, step in STEPS.items()},
@@ -160,10 +160,10 @@ class Stage(Transform):
         ) -> None: ...
 
     CONFIG_PATH: ClassVar[str] = "stages"
-    KINDS: ClassVar[Mapping[str, Kind]] = {"name": parse_text, "from": parse_names, **Transform.KINDS}
-    FIELDS: ClassVar[Mapping[str, str]] = {"from": "from_"}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"name": parse_text, "from": parse_names, **Transform.PARSERS}
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
     REQUIRED: ClassVar[tuple[str, ...]] = ("name",)
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return "give the stage a name"

@@ -35,8 +35,8 @@ class InvalidTableError(ConfigError):
         self.draft = draft
 
 
-Kind = Callable[[Any], Any]
-_K = TypeVar("_K", bound=Kind)
+ValueParser = Callable[[Any], Any]
+_K = TypeVar("_K", bound=ValueParser)
 
 
 def with_schema(**keywords: Any) -> Callable[[_K], _K]:
@@ -72,7 +72,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def integer_parser(minimum: int, maximum: int | None = None) -> Kind:
+def integer_parser(minimum: int, maximum: int | None = None) -> ValueParser:
     @with_schema(type="integer", minimum=minimum, maximum=_MOST if maximum is None else maximum)
     def check(value: Any) -> int:
         most = _MOST if maximum is None else maximum
@@ -91,7 +91,7 @@ def parse_flag(value: Any) -> bool:
     return value
 
 
-def choice_parser(*options: str) -> Kind:
+def choice_parser(*options: str) -> ValueParser:
     @with_schema(enum=list(options))
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in options:
@@ -101,7 +101,7 @@ def choice_parser(*options: str) -> Kind:
     return check
 
 
-def duration_parser(minimum: int | None = None) -> Kind:
+def duration_parser(minimum: int | None = None) -> ValueParser:
     """`minimum` 1: greater than 0; 0: 0 or more; None: any."""
 
     expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
@@ -142,7 +142,7 @@ def parse_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def settings_parser(expected: str) -> Kind:
+def settings_parser(expected: str) -> ValueParser:
     """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
 
     @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})

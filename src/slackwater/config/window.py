@@ -12,7 +12,7 @@ from slackwater.config.spec import Problem, Values, table_list_parser
 from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
 from slackwater.config.value_parsers import (
     Duration,
-    Kind,
+    ValueParser,
     choice_parser,
     duration_parser,
     integer_parser,
@@ -120,7 +120,7 @@ class Window(StepSpec):
         ) -> None: ...
 
     CONFIG_PATH: ClassVar[str] = "transform.window"
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "kind": choice_parser(*KINDS_OF_WINDOW),
         "duration_ms": duration_parser(1),
         "hop_ms": duration_parser(1),
@@ -141,8 +141,8 @@ class Window(StepSpec):
         "crash_recovery": RECOVERY,
         "aggregations": table_list_parser(Aggregation, "a list of aggregations ([[transform.window.aggregations]])"),
     }
-    OLD: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
-    MEANT: ClassVar[Mapping[str, str]] = {
+    ALIASES: ClassVar[Mapping[str, str]] = {"width_ms": "duration_ms"}
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("output_mode", "outputMode"), "emit"),
         **dict.fromkeys(("size_ms", "length_ms", "window_ms", "window_size_ms", "width"), "duration_ms"),
         **dict.fromkeys(("slide_ms", "slide_duration_ms", "slide", "every_ms", "every"), "hop_ms"),
@@ -170,15 +170,15 @@ class Window(StepSpec):
         values.setdefault("max_groups_per_window", MOST_GROUPS)
         return values, wrong
 
-    def implied(self) -> Values:
+    def derived(self) -> Values:
         return {"max_groups_per_window": MOST_GROUPS}
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return f"expected {' or '.join(format_value(k) for k in KINDS_OF_WINDOW)}"
 
     @classmethod
-    def later_value(cls, key: str, value: Any) -> str | None:
+    def unsupported_value(cls, key: str, value: Any) -> str | None:
         if isinstance(value, EnvString):
             return None
         if key == "kind" and value in ("sliding", "sliding_per_row", "complete"):

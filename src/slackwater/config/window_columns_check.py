@@ -24,53 +24,53 @@ class WindowColumns:
     """`at`: where the config describes the window."""
 
     window: Window
-    at: str
-    found: CheckResult
+    path: str
+    result: CheckResult
 
     def gap(self, out: KnownColumns) -> None:
         if not isinstance(self.window.gap_ms, str):
             return
-        key, findings = f"{self.at}.window.gap_ms", Findings()
+        key, findings = f"{self.path}.window.gap_ms", Findings()
         type_ = resolve_expression(self.window.gap_ms, out, findings)
         shown = format_value(self.window.gap_ms)
         for line in findings.problems:
-            self.found.add(
+            self.result.add(
                 key,
                 f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
             )
-        findings.beyond |= set(lexical.clock_times(self.window.gap_ms))
-        if findings.beyond and not findings.problems:
-            self.found.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.beyond))}")
-        if findings.unsure or (not findings.problems and not out.closed):
-            why = findings.unsure[0] if findings.unsure else "the columns are known at the start"
-            self.found.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
+        findings.non_row_wise |= set(lexical.clock_times(self.window.gap_ms))
+        if findings.non_row_wise and not findings.problems:
+            self.result.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}")
+        if findings.undecided or (not findings.problems and not out.is_complete):
+            why = findings.undecided[0] if findings.undecided else "the columns are known at the start"
+            self.result.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
         if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
-            self.found.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
+            self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def _find(self, name: str, out: KnownColumns, key: str) -> str | None:
         """The type of a column that keys and aggregations name; reported if it is not there or no scalar."""
         if name not in out.types:
-            if out.closed:
-                self.found.add(
+            if out.is_complete:
+                self.result.add(
                     key,
                     f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}",
                 )
             return None
         type_ = out.types[name]
         if type_ is not None and base_type(type_) in NO_KEYS:
-            self.found.add(
+            self.result.add(
                 key, f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
             )
             return None
         return type_
 
     def columns(self, out: KnownColumns) -> None:
-        window_key = f"{self.at}.window"
-        if not out.closed and not any(line.startswith(f"{self.at}.sql:") for line in self.found.problems):
+        window_key = f"{self.path}.window"
+        if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
             named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
             unknown = [name for name in dict.fromkeys(named) if name not in out.types]
             if unknown:
-                self.found.skip(
+                self.result.skip(
                     window_key,
                     f"whether {', '.join(map(format_value, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL",
                 )
@@ -85,7 +85,7 @@ class WindowColumns:
                     and type_ is not None
                     and base_type(type_) not in NUMBERS
                 ):
-                    self.found.add(
+                    self.result.add(
                         f"{window_key}.aggregations[{i}].column",
                         f"{aggregation.agg} needs a number, column {format_value(name)} is {type_}; cast it in the SQL",
                     )
@@ -96,12 +96,12 @@ class WindowColumns:
         needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
         for source, columns in others:
             for name in dict.fromkeys(needed):
-                if not (expected.closed and columns.closed) or name not in expected.types:
+                if not (expected.is_complete and columns.is_complete) or name not in expected.types:
                     continue
                 a, b = expected.types[name], columns.types.get(name)
                 if name not in columns.types or (a is not None and b is not None and a != b):
-                    self.found.add(
-                        f"{self.at}.window",
+                    self.result.add(
+                        f"{self.path}.window",
                         f'column {format_value(name)} is {a or "there"} in source "{first}" and {b or "missing"} in source "{source}"; '
                         "expected the same columns from every source: cast or rename in the SQL",
                     )

@@ -172,7 +172,7 @@ class StageComparison:
         was, now = commit_from_config.emission_of(self.state), _emission(new)
         rewrites, is_explained = was != now, False
         assumed = self.state.described.get("assumed", ())  # no config said so
-        for key in type(new).KINDS if old is not None else ():
+        for key in type(new).PARSERS if old is not None else ():
             if key not in BY_KEY or key in assumed:
                 continue
             before, after = getattr(old, key, None), getattr(new, key)
@@ -202,7 +202,7 @@ class StageComparison:
             elif wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
         described = self.state.described.get("join")
-        old = None if described is None else Join.draft(dict(described), "state", "", [])
+        old = None if described is None else Join.parse_partial(dict(described), "state", "", [])
         yield from self._settings(new, old)
 
     def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
@@ -222,9 +222,9 @@ class StageComparison:
     def _other(self, new: Spec) -> Iterator[KeyChange]:
         """Without its lasting keys, and what its fingerprint has more, nothing goes on; all else holds from the next start on."""
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
-        old = None if data is None else type(new).draft(dict(data), "state", "", [])
+        old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
-        for key in type(new).KINDS if old is not None else ():
+        for key in type(new).PARSERS if old is not None else ():
             before, after = getattr(old, key, None), getattr(new, key)
             if before == after:
                 continue

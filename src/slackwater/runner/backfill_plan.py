@@ -126,7 +126,7 @@ def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
         return target
     if kind == "console":
         return TargetSpec(connection="backfill", path=into, format="parquet")
-    return target.model_copy(update={TargetSpec.NEEDED[kind][0]: into})
+    return target.model_copy(update={TargetSpec.REQUIRED_BY_KIND[kind][0]: into})
 
 
 def _stamp(us: int) -> str:

@@ -62,7 +62,7 @@ def _source_text(pipeline: Pipeline, source: Source) -> str:
     connection = resolve_connection(source.connection, pipeline.connections)
     if source.dataframe is not None or connection is None:
         return "a streaming DataFrame"
-    return CONNECTORS[connection.kind].named(source)
+    return CONNECTORS[connection.kind].short_name(source)
 
 
 def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) -> str:

@@ -145,7 +145,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
     if source.is_stage_output and not all(s.is_stage_output for s in stage_pipeline.sources):
         return quote_column("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
-    has_clock = connection is not None and CONNECTORS[connection.kind].own_clock
+    has_clock = connection is not None and CONNECTORS[connection.kind].uses_ingest_time
     return analysis.time_expression(stage_pipeline, session, source.name, frame, has_clock)
 
 

@@ -54,11 +54,11 @@ def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: 
         return source
     if begins.default is None or not (begins.offsets or position in WORDS):
         problems.append(
-            f'--from: source "{source.name}" {begins.otherwise} and cannot be told to begin elsewhere; leave it out'
+            f'--from: source "{source.name}" {begins.default_text} and cannot be told to begin elsewhere; leave it out'
         )
         return source
     try:
-        checked = Source.KINDS["starting_offsets"](position)
+        checked = Source.PARSERS["starting_offsets"](position)
     except Exception as error:
         problems.append(f'--from: source "{source.name}": expected offsets per topic and partition ({error})')
         return source
@@ -67,7 +67,7 @@ def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: 
 
 def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
     connection = resolve_connection(source.connection, pipeline.connections)
-    return StartPosition() if connection is None else CONNECTORS[connection.kind].begins
+    return StartPosition() if connection is None else CONNECTORS[connection.kind].start
 
 
 def offsets_text(pipeline: Pipeline) -> str:
@@ -79,7 +79,7 @@ def source_start(pipeline: Pipeline, source: Source) -> str:
     """Return the start position of a source that was never read, as text."""
     begins = _start_position(pipeline, source)
     if begins.default is None:
-        return begins.at
+        return begins.position_text
     if source.starting_version is not None:
         return f"at version {source.starting_version}"
     position = source.starting_offsets or begins.default

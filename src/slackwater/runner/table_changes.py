@@ -109,7 +109,7 @@ def _downstream_changes(
         before, after = was[name], is_[name]
         if stage_pipeline.transform.window is not None:
             continue  # aggregations name the columns of its results
-        if not (before.closed and after.closed):
+        if not (before.is_complete and after.is_complete):
             unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue
         new[name] = {c: t for c, t in after.types.items() if not before.has(c)}

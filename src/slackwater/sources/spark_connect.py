@@ -22,7 +22,7 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.sql.lexical import without_end
+from slackwater.config.sql.lexical import strip_semicolon
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> Dat
         for name, table in frames.items()
     ]
     ctes = ", ".join(f"`{name}` AS (SELECT * FROM {v._alias})" for name, v in zip(frames, views, strict=True))
-    text = f"WITH {ctes} SELECT * FROM (\n{without_end(sql)}\n)"
+    text = f"WITH {ctes} SELECT * FROM (\n{strip_semicolon(sql)}\n)"
     query: Any = ConnectFrame(_sql_class()(text, None, None, views), session)
     return query
 

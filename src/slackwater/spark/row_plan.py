@@ -102,7 +102,7 @@ class RowPlan:
             for s in self.pipeline.sources
             if s.connection is not None
         }
-        return [name for name, c in by_source.items() if c is not None and CONNECTORS[c.kind].brings_files]
+        return [name for name, c in by_source.items() if c is not None and CONNECTORS[c.kind].exposes_files]
 
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None

@@ -133,12 +133,14 @@ def forbidden_parts_of_text(
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
     findings = Findings()
     resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, findings, ())
-    sure = not findings.unsure and not findings.problems
+    sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
     reader = _Reader(lambda node: bool(bounded) and sure)
     reader.check(plan_nodes.of_text(plan))
     forbidden = (
-        findings.beyond | reader.forbidden | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
+        findings.non_row_wise
+        | reader.forbidden
+        | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
     )
     if sure:
         return forbidden
@@ -218,7 +220,7 @@ class _Reader:
         if plan_nodes.name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.name(inner) != "Literal":
             return
         text = str(inner.get("value"))
-        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.is_of_the_clock(text):
+        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.depends_on_clock(text):
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:

@@ -25,7 +25,7 @@ from slackwater.config.spec import Problem, Spec, Values, table_list_parser, tab
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
-    Kind,
+    ValueParser,
     choice_parser,
     duration_parser,
     integer_parser,
@@ -138,12 +138,12 @@ class CaseRestart(Spec):
     shards: int | None = None
     pipeline: str | None = None
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {"shards": integer_parser(1), "pipeline": parse_text}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"shards": integer_parser(1), "pipeline": parse_text}
     TEXTS: ClassVar[Mapping[str, str]] = {
         "shards": "How many parts the state is spread over from now on.",
         "pipeline": "Another config from now on; a path from this file.",
     }
-    PLACE: ClassVar[str] = _PAGE
+    DOC_LINK: ClassVar[str] = _PAGE
 
 
 class CaseStep(Spec):
@@ -158,7 +158,7 @@ class CaseStep(Spec):
     replay: bool = False
     flush: bool = False
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "rows": _given,
         "files": _files,
         "took": duration_parser(0),
@@ -178,8 +178,13 @@ class CaseStep(Spec):
         "replay": "Dead letters are applied once more, as `slackwater dlq replay` does.",
         "flush": "All open windows are closed.",
     }
-    PLACE: ClassVar[str] = _PAGE
-    MEANT: ClassVar[Mapping[str, str]] = {"quiet_ms": "quiet", "took_ms": "took", "given": "rows", "kill": "crash"}
+    DOC_LINK: ClassVar[str] = _PAGE
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
+        "quiet_ms": "quiet",
+        "took_ms": "took",
+        "given": "rows",
+        "kill": "crash",
+    }
 
     @property
     def arrives(self) -> bool:
@@ -189,7 +194,7 @@ class CaseStep(Spec):
     def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
         before = len(problems)
         values, wrong = super().read(data, file, at, problems)
-        if set(data) - set(cls.KINDS):  # what was meant is told of the key that is none
+        if set(data) - set(cls.PARSERS):  # what was meant is told of the key that is none
             problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
         return values, wrong
 
@@ -216,7 +221,7 @@ class Expectation(Spec):
     bad: tuple[dict[str, Any], ...] = ()
     fails: str | None = None
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "rows": _by_target,
         "stages": _by_stage,
         "late": _expected,
@@ -230,8 +235,13 @@ class Expectation(Spec):
         "bad": "The rows that could not be used, with `_reason`; of one that cannot be decoded `_value` is its text.",
         "fails": "A part of the error with which the pipeline stops.",
     }
-    PLACE: ClassVar[str] = _PAGE
-    MEANT: ClassVar[Mapping[str, str]] = {"letters": "bad", "error": "fails", "late_rows": "late", "result": "rows"}
+    DOC_LINK: ClassVar[str] = _PAGE
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {
+        "letters": "bad",
+        "error": "fails",
+        "late_rows": "late",
+        "result": "rows",
+    }
 
 
 class TestCase(Spec):
@@ -244,7 +254,7 @@ class TestCase(Spec):
     steps: tuple[CaseStep, ...]
     expect: Expectation = Field(default_factory=Expectation)
 
-    KINDS: ClassVar[Mapping[str, Kind]] = {
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "pipeline": parse_text,
         "shards": integer_parser(1),
         "clock": _moment,
@@ -260,18 +270,18 @@ class TestCase(Spec):
         "steps": "What happens, in this order: [[steps]].",
         "expect": "What is there at the end.",
     }
-    PLACE: ClassVar[str] = _PAGE
+    DOC_LINK: ClassVar[str] = _PAGE
     REQUIRED: ClassVar[tuple[str, ...]] = ("steps",)
 
     @classmethod
-    def wanted(cls, key: str) -> str:
+    def missing_hint(cls, key: str) -> str:
         return "write at least one [[steps]] with rows"
 
 
 def load_case(path: Path) -> TestCase:
     """A test from a file. Raises ConfigError with every mistake, one line each."""
     file, problems = str(path), list[str]()
-    case = TestCase.build(parse_case(path), file, "", problems)
+    case = TestCase.parse(parse_case(path), file, "", problems)
     if problems or case is None:
         raise ConfigError(problems)
     return case

@@ -141,7 +141,7 @@ SECTIONS: list[tuple[type[Spec], tuple[str | int, ...]]] = [
 @pytest.mark.parametrize(("spec", "path"), SECTIONS, ids=[s.__name__ for s, _ in SECTIONS])
 def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec], path: tuple[str | int, ...]) -> None:
     """Every key of every section with a value of every TOML type: never an exception of another kind."""
-    for key in [*spec.KINDS, *spec.OLD, *spec.LATER, "allowed_lateness_ms", "mode", "unknown"]:
+    for key in [*spec.PARSERS, *spec.ALIASES, *spec.UNSUPPORTED, "allowed_lateness_ms", "mode", "unknown"]:
         for value in VALUES:
             data = tomllib.loads(BASE)
             table: Any = data
@@ -151,7 +151,7 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
                 table["kind"] = spec.model_fields["kind"].default
             table[key] = value
             lines: list[str] = []
-            made = Pipeline.build(data, "p.toml", "", lines)
+            made = Pipeline.parse(data, "p.toml", "", lines)
             assert (made is None) == bool(lines), (key, value)
             assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines
 

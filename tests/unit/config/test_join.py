@@ -12,7 +12,7 @@ from tests.support.mistakes_join import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETT
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.connector_info import metadata_columns
-from slackwater.config.join import HOW, output_names
+from slackwater.config.join import JOIN_TYPES, output_names
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec import with_units
 from slackwater.errors import ConfigError, StartError
@@ -93,7 +93,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
     j = p.transform.join
     assert j is not None
     assert (p.transform.step, p.transform.window, p.transform.sql) == (j, None, None)
-    assert (j.how, j.sources, j.left_keys, j.right_keys) == (
+    assert (j.join_type, j.sources, j.left_keys, j.right_keys) == (
         *("inner", ("orders", "payments")),
         *(("order_id",), ("order_id",)),
     )
@@ -152,7 +152,7 @@ def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
     keys = {with_units(sw.Join).get(name, name) for name in written}
     assert set(given) - keys == set()
-    assert set(sw.Join.KINDS) - keys == {"time_window_ms", "time_mode"}
+    assert set(sw.Join.PARSERS) - keys == {"time_window_ms", "time_mode"}
     assert sw.loads(sw.to_toml(p), env={}) == p
 
 
@@ -187,9 +187,9 @@ def test_the_page_about_joins_shows_this_example() -> None:
 
 
 def test_each_spelling_of_a_kind_means_one_of_four() -> None:
-    hows = {kind: join(kind=kind).how for kind in HOW}
+    hows = {kind: join(kind=kind).join_type for kind in JOIN_TYPES}
     assert set(hows.values()) == {"inner", "left", "right", "full"}
-    assert {kind: join(kind=kind).outer for kind in HOW} == {
+    assert {kind: join(kind=kind).outer for kind in JOIN_TYPES} == {
         "stream_stream_join": (False, False),
         "inner": (False, False),
         "left": (True, False),
@@ -221,7 +221,7 @@ def test_how_long_rows_of_each_side_are_kept(
     right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
     """
     made = join(**given)
-    assert (made.bounds_ms, made.keeps_ms) == (bounds, keeps)
+    assert (made.bounds_ms, made.retention_ms) == (bounds, keeps)
 
 
 def test_each_side_has_its_own_sql() -> None:
@@ -354,11 +354,11 @@ def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
 
 def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines() -> None:
     """Every key with a value of every TOML type: never an exception of another kind."""
-    for key in [*sw.Join.KINDS, "unknown", "how"]:
+    for key in [*sw.Join.PARSERS, "unknown", "how"]:
         for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):
             data = tomllib.loads(ISSUE)
             data["transform"]["join"][key] = value
             lines: list[str] = []
-            made = Pipeline.build(data, "p.toml", "", lines)
+            made = Pipeline.parse(data, "p.toml", "", lines)
             assert (made is None) == bool(lines), (key, value)
             assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines

@@ -143,7 +143,7 @@ def test_the_shipped_file_is_the_one_made_from_the_specs() -> None:
 
 def tables(spec: type[Spec] = Pipeline) -> Iterator[type[Spec]]:
     yield spec
-    for kind in spec.KINDS.values():
+    for kind in spec.PARSERS.values():
         if "of" in kind.shape:  # type: ignore[attr-defined]
             yield from tables(kind.shape["of"])  # type: ignore[attr-defined]
 
@@ -153,23 +153,23 @@ TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda sp
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
 def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) -> None:
-    page, _, anchor = key_docs.place_of(spec).partition("#")
+    page, _, anchor = key_docs.doc_link(spec).partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
     units = {key: name for name, key in with_units(spec).items()}
-    for key in spec.KINDS:
-        if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.KINDS):
+    for key in spec.PARSERS:
+        if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.PARSERS):
             continue
-        own_table = "of" in spec.KINDS[key].shape  # type: ignore[attr-defined]
-        assert key_docs.text_of(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
+        own_table = "of" in spec.PARSERS[key].shape  # type: ignore[attr-defined]
+        assert key_docs.key_sentence(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
         assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
 def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
-    of_connections = {key for made in CONNECTIONS.values() for key in made.KINDS}
+    of_connections = {key for made in CONNECTIONS.values() for key in made.PARSERS}
     for spec, sentences in key_docs.TEXTS.items():
-        assert set(sentences) <= (of_connections if spec is Connection else set(spec.KINDS)), spec.__name__
+        assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
 
 
 def test_every_word_of_other_systems_is_told() -> None:
@@ -200,7 +200,7 @@ def test_every_word_of_other_systems_is_told() -> None:
     ],
 )
 def test_each_key_has_its_place(key: str, anchor: str) -> None:
-    assert key_docs.find_place(key) == f"docs/configuration.md#{anchor}"
+    assert key_docs.find_doc_link(key) == f"docs/configuration.md#{anchor}"
 
 
 def test_the_schema_is_read_as_a_config_is() -> None:

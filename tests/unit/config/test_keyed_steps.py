@@ -16,7 +16,7 @@ from slackwater.cli.check import _describe_step
 from slackwater.cli.format import summary
 from slackwater.config import sql_check
 from slackwater.config.json_schema import build_schema
-from slackwater.config.key_docs import place_of, text_of
+from slackwater.config.key_docs import doc_link, key_sentence
 from slackwater.config.spec import with_units
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
@@ -37,7 +37,7 @@ def pipeline(schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql:
 
 def draft(**given: Any) -> list[str]:
     problems: list[str] = []
-    WithNth.draft(given, "p.toml", "transform", problems)
+    WithNth.parse_partial(given, "p.toml", "transform", problems)
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
@@ -136,7 +136,7 @@ def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
         assert {"not": {"required": both}} in found["allOf"]
     assert found["properties"]["nth"]["description"].startswith("Every n-th row of each key")
     table = found["$defs"]["nth"]
-    assert set(table["properties"]) == {*Nth.KINDS, *with_units(Nth)}
-    assert all(text_of(Nth, key) for key in Nth.KINDS)
+    assert set(table["properties"]) == {*Nth.PARSERS, *with_units(Nth)}
+    assert all(key_sentence(Nth, key) for key in Nth.PARSERS)
     assert "late_data" not in str(table), "no row of it is late"
-    assert place_of(Nth) == "docs/configuration.md#transform"
+    assert doc_link(Nth) == "docs/configuration.md#transform"

@@ -11,7 +11,7 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli import check
 from slackwater.config import sql_check, toml
-from slackwater.config.groupable_columns import ROW_BY_ROW, bounds_of
+from slackwater.config.groupable_columns import ROW_BY_ROW, groupable_columns_of
 from slackwater.config.sql.columns import Findings, KnownColumns
 from slackwater.config.sql.query import resolve_query
 from slackwater.config.stateless_step import ROWS
@@ -198,17 +198,20 @@ def window(**more: Any) -> sw.Window:
 
 
 def test_the_bounds_of_windows_that_come_once() -> None:
-    assert bounds_of(window()).names == {"window_start", "window_end"}
-    assert bounds_of(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {"a", "b"}
-    assert bounds_of(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
+    assert groupable_columns_of(window()).names == {"window_start", "window_end"}
+    assert groupable_columns_of(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {
+        "a",
+        "b",
+    }
+    assert groupable_columns_of(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
     for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
-        found = bounds_of(window(**again))
+        found = groupable_columns_of(window(**again))
         assert not found.names
         assert "come out more than once" in found.reason
-    session = bounds_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
+    session = groupable_columns_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
     assert not session.names
     assert "cut at max_session_duration" in session.reason
-    assert bounds_of(ROWS) == ROW_BY_ROW
+    assert groupable_columns_of(ROWS) == ROW_BY_ROW
 
 
 RESULTS = KnownColumns(
@@ -223,7 +226,7 @@ def beyond(sql: str, **more: KnownColumns) -> set[str]:
     found = Findings()
     resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, found)
     assert not found.problems
-    return found.beyond
+    return found.non_row_wise
 
 
 @pytest.mark.parametrize(
@@ -271,7 +274,7 @@ def test_rows_of_a_source_may_not_either() -> None:
     found = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
     resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, found)
-    assert found.beyond == {"an aggregate (GROUP BY, count(), …)"}
+    assert found.non_row_wise == {"an aggregate (GROUP BY, count(), …)"}
 
 
 STAGES = """

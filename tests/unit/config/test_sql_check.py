@@ -64,7 +64,7 @@ def test_mistakes_of_both_kinds_are_told_together() -> None:
     data: list[str] = []
     import tomllib
 
-    draft = toml.Pipeline.draft(tomllib.loads(text), "p.toml", "", data)
+    draft = toml.Pipeline.parse_partial(tomllib.loads(text), "p.toml", "", data)
     assert [line for line in data if "max_groups" in line]
     assert [line for line in sql_check.check_draft(draft).problems if 'did you mean "user_id"?' in line]
 

@@ -14,8 +14,8 @@ class KnownColumns:
     """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
-    closed: bool = False
-    bounds: frozenset[str] = frozenset()
+    is_complete: bool = False
+    groupable: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
         return name.casefold() in (column.casefold() for column in self.types)
@@ -32,9 +32,9 @@ class Findings:
     """What was found in one text: mistakes, what looks beyond the row, and what could not be judged."""
 
     problems: list[str] = field(default_factory=list)
-    beyond: set[str] = field(default_factory=set)
-    unsure: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)  # names of tables that may be in a catalog
+    non_row_wise: set[str] = field(default_factory=set)
+    undecided: list[str] = field(default_factory=list)
+    catalog_tables: list[str] = field(default_factory=list)  # names of tables that may be in a catalog
 
 
 @dataclass
@@ -45,12 +45,12 @@ class Scope:
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
     natural: bool = False
-    groups: bool = False  # some of the rows may be put together by a bound
-    grouped: bool = False  # they are: an aggregate is at home here
+    may_group: bool = False  # some of the rows may be put together by a bound
+    is_grouped: bool = False  # they are: an aggregate is at home here
 
     @property
-    def closed(self) -> bool:
-        return all(columns.closed for _, columns in self.tables)
+    def is_complete(self) -> bool:
+        return all(columns.is_complete for _, columns in self.tables)
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
@@ -65,8 +65,10 @@ def rename_columns(columns: KnownColumns, names: Sequence[str]) -> KnownColumns:
     """The same columns by the names of an alias, `AS t(a, b)`."""
     if not names:
         return columns
-    if len(names) != len(columns.types) or not columns.closed:
-        any_of_them = frozenset(map(str.casefold, names)) if columns.bounds else frozenset[str]()
+    if len(names) != len(columns.types) or not columns.is_complete:
+        any_of_them = frozenset(map(str.casefold, names)) if columns.groupable else frozenset[str]()
         return KnownColumns(dict.fromkeys(names), True, any_of_them)
-    bounds = {new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.bounds}
-    return KnownColumns(dict(zip(names, columns.types.values(), strict=True)), columns.closed, frozenset(bounds))
+    bounds = {
+        new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.groupable
+    }
+    return KnownColumns(dict(zip(names, columns.types.values(), strict=True)), columns.is_complete, frozenset(bounds))

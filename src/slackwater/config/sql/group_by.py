@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def is_by(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
+def groups_by_bound(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
     """Whether rows are put together by a bound, or may be."""
     from sqlglot import exp
 
-    if not scope.groups:
+    if not scope.may_group:
         return False
-    if not expressions or not scope.closed:  # GROUP BY ALL, and the like
+    if not expressions or not scope.is_complete:  # GROUP BY ALL, and the like
         return True
     named = [aliases[e.name.casefold()] for e in expressions if e.name.casefold() in aliases]
     return any(isinstance(e, exp.Literal) or _is_bound(e, scope) for e in (*expressions, *named))
@@ -30,7 +30,7 @@ def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
     names: set[str] = set()
     for item in node.expressions:
         if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
-            names |= {name for _, columns in scope.tables for name in columns.bounds}
+            names |= {name for _, columns in scope.tables for name in columns.groupable}
         elif _is_bound(item.this if isinstance(item, exp.Alias) else item, scope):
             names.add(item.alias_or_name.casefold())
     return frozenset(names)
@@ -47,5 +47,5 @@ def _is_bound(node: exp.Expr, scope: Scope) -> bool:
     from sqlglot import exp
 
     return isinstance(node, exp.Column) and any(
-        node.parts[-1].name.casefold() in columns.bounds for _, columns in scope.tables
+        node.parts[-1].name.casefold() in columns.groupable for _, columns in scope.tables
     )

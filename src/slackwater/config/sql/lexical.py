@@ -65,7 +65,7 @@ def tokens(sql: str) -> list[Token]:
     return parts
 
 
-def without_end(sql: str) -> str:
+def strip_semicolon(sql: str) -> str:
     """A query without the `;` behind it and the comments there; as it is where it cannot be split."""
     try:
         parts = tokens(sql)
@@ -83,10 +83,10 @@ def clock_times(sql: str) -> list[str]:
     except UnreadableError:
         return []
     times = ((a.text.upper(), b) for a, b in pairwise(parts) if a.is_word(*_TIMES) and b.kind == "text")
-    return [f"{word} '{value.strip()}'" for word, text in times if is_of_the_clock(value := _value(text.text))]
+    return [f"{word} '{value.strip()}'" for word, text in times if depends_on_clock(value := _value(text.text))]
 
 
-def is_of_the_clock(text: str) -> bool:
+def depends_on_clock(text: str) -> bool:
     """Whether Spark takes a text for a time that depends on the clock."""
     return bool(_CLOCK.match(text))
 

@@ -30,26 +30,26 @@ def type_of(node: exp.Expr, scope: Scope) -> str | None:
         if len(parts) == 1:
             holders = [columns for _, columns in scope.tables if columns.has(parts[0])]
             if not holders:
-                return scope.aliases.get(parts[0].casefold()) if scope.closed else None
-            return holders[0].type_of(parts[0]) if scope.closed or len(scope.tables) == 1 else None
+                return scope.aliases.get(parts[0].casefold()) if scope.is_complete else None
+            return holders[0].type_of(parts[0]) if scope.is_complete or len(scope.tables) == 1 else None
         if len(parts) == 2 and not any(columns.has(parts[0]) for _, columns in scope.tables):
             owners = [columns for alias, columns in scope.tables if alias == parts[0].casefold()]
             return owners[0].type_of(parts[1]) if len(owners) == 1 else None
     return None
 
 
-def comes_out(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
+def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
     """The columns that one item of a SELECT list becomes, and whether these are all."""
     from sqlglot import exp
 
     if isinstance(item, exp.Star):
-        return _without(scope.tables, item), scope.closed
+        return _without(scope.tables, item), scope.is_complete
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
         owner = item.parts[0].name.casefold()
         owners = [(alias, columns) for alias, columns in scope.tables if alias == owner]
         if len(item.parts) > 2 or len(owners) != 1:
             return {}, False
-        return _without(owners, item.this), owners[0][1].closed
+        return _without(owners, item.this), owners[0][1].is_complete
     if isinstance(item, exp.Alias):
         return {item.alias: type_of(item.this, scope)}, True
     if isinstance(item, exp.Aliases):
@@ -57,7 +57,7 @@ def comes_out(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool
     if isinstance(item, exp.Column):
         return {item.parts[-1].name: type_of(item, scope)}, True
     if isinstance(item, exp.Cast | exp.TryCast):  # is called as the column that it casts
-        inner, _ = comes_out(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
+        inner, _ = item_columns(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
         return dict.fromkeys(inner, type_of(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
     own_name = isinstance(item, exp.Dot) or name in GENERATORS

@@ -15,7 +15,7 @@ from slackwater.config.message_format import suggestion
 from slackwater.config.sql import group_by, lexical, reads
 from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns, Scope, function_columns, rename_columns
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
-from slackwater.config.sql.projection import comes_out, type_of
+from slackwater.config.sql.projection import item_columns, type_of
 from slackwater.config.sql.resolver import NameResolver
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ def resolve_query(
         findings.problems.append(str(fault))
         return UNKNOWN
     except UnsupportedSyntax as why:
-        findings.unsure.append(str(why))
+        findings.undecided.append(str(why))
         return UNKNOWN
     readable = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
         if "source" in readable:
-            findings.beyond |= reads.beyond(tree) | set(lexical.clock_times(sql))
-        groups = any(columns.bounds for columns in tables.values())
-        return QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.beyond)
+            findings.non_row_wise |= reads.refused_reads(tree) | set(lexical.clock_times(sql))
+        groups = any(columns.groupable for columns in tables.values())
+        return QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.non_row_wise)
     except RecursionError:
-        findings.unsure.append(DEEP)
+        findings.undecided.append(DEEP)
         return UNKNOWN
 
 
@@ -55,7 +55,7 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
         findings.problems.append(str(fault))
         return None
     except UnsupportedSyntax as why:
-        findings.unsure.append(str(why))
+        findings.undecided.append(str(why))
         return None
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
         findings.problems.append("is no single expression")
@@ -66,10 +66,10 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
         return None
     scope = Scope([("", columns)])
     try:
-        NameResolver(scope, findings.problems, findings.beyond).judge(one)
+        NameResolver(scope, findings.problems, findings.non_row_wise).judge(one)
         return type_of(one, scope)
     except RecursionError:
-        findings.unsure.append(DEEP)
+        findings.undecided.append(DEEP)
         return None
 
 
@@ -78,7 +78,7 @@ class _Table:
     """What may be read by a name: its columns, and what of it looks beyond the row."""
 
     columns: KnownColumns
-    beyond: set[str]
+    non_row_wise: set[str]
 
 
 def _given(node: exp.Expr) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def _is_all(node: Any) -> bool:
 class QueryResolver:
     """Walks a query from its tables to what it selects. `tables`: their names; `rows`: names that people give `source`."""
 
-    found: Findings
+    findings: Findings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
-    groups: bool = False  # some of the rows may be put together by a bound
+    may_group: bool = False  # some of the rows may be put together by a bound
 
     def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         """The columns of a query; notes what is wrong in it."""
@@ -132,7 +132,7 @@ class QueryResolver:
         return self._unsure(f"{node.key.upper()}")
 
     def _unsure(self, construct: str) -> KnownColumns:
-        self.found.unsure.append(f"{construct} is not understood here")
+        self.findings.undecided.append(f"{construct} is not understood here")
         return UNKNOWN
 
     def _set(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
@@ -146,16 +146,16 @@ class QueryResolver:
             beyond.add(node.key.upper())
         if (
             node.args.get("by_name")
-            or not (left_columns.closed and right_columns.closed)
+            or not (left_columns.is_complete and right_columns.is_complete)
             or len(left_columns.types) != len(right_columns.types)
         ):
             return KnownColumns(
                 dict.fromkeys(left_columns.types),
-                left_columns.closed and not node.args.get("by_name"),
-                left_columns.bounds,
+                left_columns.is_complete and not node.args.get("by_name"),
+                left_columns.groupable,
             )
         pairs = zip(left_columns.types.items(), right_columns.types.values(), strict=True)
-        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left_columns.bounds)
+        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left_columns.groupable)
 
     def _select(self, node: exp.Select, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
@@ -163,8 +163,8 @@ class QueryResolver:
         if node.args.get("distinct"):
             beyond.add("DISTINCT")
         source = node.args.get("from_")
-        scope = Scope([], groups=self.groups)
-        judge = NameResolver(scope, self.found.problems, beyond)
+        scope = Scope([], may_group=self.may_group)
+        judge = NameResolver(scope, self.findings.problems, beyond)
         if source is not None:
             self._table(source.this, readable, scope, beyond)
         for join in node.args.get("joins") or ():
@@ -175,8 +175,10 @@ class QueryResolver:
         if node.args.get("where") is not None:
             judge.judge(node.args["where"].this)
         group: Any = node.args.get("group")
-        scope.grouped = group is not None and group_by.is_by(group.expressions, group_by.item_aliases(node), scope)
-        if (group is not None or node.args.get("having")) and not scope.grouped:
+        scope.is_grouped = group is not None and group_by.groups_by_bound(
+            group.expressions, group_by.item_aliases(node), scope
+        )
+        if (group is not None or node.args.get("having")) and not scope.is_grouped:
             beyond.add(AGGREGATE)
         if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
             return self._unsure("WINDOW or QUALIFY")
@@ -188,7 +190,7 @@ class QueryResolver:
         for item in node.expressions:
             plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
             judge.judge(plain)
-            more, complete = comes_out(item, scope)
+            more, complete = item_columns(item, scope)
             types |= more
             closed = closed and complete
             if isinstance(item, exp.Alias):
@@ -229,25 +231,25 @@ class QueryResolver:
     def _named(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         name = node.name
         if node.db or node.catalog:
-            self.found.unsure.append(
+            self.findings.undecided.append(
                 f'table "{node.catalog + "." if node.catalog else ""}{node.db}.{name}" is of a catalog'
             )
             return UNKNOWN
         table = readable.get(name.casefold())
         if table is not None:
-            beyond |= table.beyond
+            beyond |= table.non_row_wise
             return table.columns
         if name.casefold() in (row.casefold() for row in self.rows):
-            self.found.problems.append(
+            self.findings.problems.append(
                 f'reads "{name}", which is the name of a source; in the SQL its rows are called source'
             )
         else:
             names = self.tables
             hint = suggestion(name, names)
             if hint:
-                self.found.problems.append(f'reads "{name}", which is not there{hint}')
+                self.findings.problems.append(f'reads "{name}", which is not there{hint}')
             else:
-                self.found.assumed.append(name)
+                self.findings.catalog_tables.append(name)
         return UNKNOWN
 
     def _join(self, join: exp.Join, readable: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
@@ -261,6 +263,6 @@ class QueryResolver:
         for name in join.args.get("using") or ():
             scope.merged.add(name.name.casefold())
         if join.args.get("on"):
-            NameResolver(scope, self.found.problems, beyond).judge(join.args["on"])
+            NameResolver(scope, self.findings.problems, beyond).judge(join.args["on"])
         if kind in ("SEMI", "ANTI"):  # only its condition sees the other table
             del scope.tables[before:]

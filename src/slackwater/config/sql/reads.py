@@ -26,7 +26,7 @@ LOOKUP_JOINS = {  # a lookup before source, by the kind of the join
 }
 
 
-def beyond(tree: exp.Expr) -> set[str]:
+def refused_reads(tree: exp.Expr) -> set[str]:
     """What of a query is refused by what it reads; nothing where that cannot be said for certain."""
     refused = set[str]()
     if _Reader(refused).query(tree, {}) is False and not refused:
@@ -38,7 +38,7 @@ class _Reader:
     """True: rows of `source`; False: fixed; None: one of both, and nobody here knows."""
 
     def __init__(self, refused: set[str]) -> None:
-        self.found = refused
+        self.refused = refused
 
     def query(self, node: exp.Expr, ctes: Mapping[str, bool | None]) -> bool | None:
         """Whether rows of `source` come out of a query."""
@@ -63,7 +63,7 @@ class _Reader:
         if left_reads is None or right_reads is None:
             return None
         if left_reads != right_reads:
-            self.found.add(CONSTANT)
+            self.refused.add(CONSTANT)
         return left_reads or right_reads
 
     def _from(self, node: exp.Expr, ctes: Mapping[str, bool | None]) -> bool | None:
@@ -88,9 +88,9 @@ class _Reader:
             other = self._from(join.this, ctes)
             side, kind = join.side.upper(), join.kind.upper()
             if reads and other:
-                self.found.add(SELF_JOIN)
+                self.refused.add(SELF_JOIN)
             elif reads is False and other and (kind in ("SEMI", "ANTI") or side == "LEFT"):
-                self.found.add(LOOKUP_JOINS[f"Left{kind.capitalize()}" if kind in ("SEMI", "ANTI") else "LeftOuter"])
+                self.refused.add(LOOKUP_JOINS[f"Left{kind.capitalize()}" if kind in ("SEMI", "ANTI") else "LeftOuter"])
             unknown = None in (reads, other)
             reads = bool(reads or other) or (None if unknown else False)
         return reads

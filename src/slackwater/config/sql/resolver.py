@@ -22,20 +22,20 @@ class NameResolver:
 
     scope: Scope
     problems: list[str]
-    beyond: set[str]
+    non_row_wise: set[str]
 
     def judge(self, node: exp.Expr) -> None:
         """Note names that are not there, and functions that look beyond the row."""
         from sqlglot import exp
 
         if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
-            self.beyond.add("a subquery")
+            self.non_row_wise.add("a subquery")
             return
         if isinstance(node, exp.Exists) and isinstance(node.this, exp.Query):
-            self.beyond.add("a subquery (EXISTS)")
+            self.non_row_wise.add("a subquery (EXISTS)")
             return
         if isinstance(node, exp.In) and node.args.get("query"):
-            self.beyond.add("a subquery (IN)")
+            self.non_row_wise.add("a subquery (IN)")
             self.judge(node.this)
             return
         if isinstance(node, exp.DataType):  # its collation is no column
@@ -44,10 +44,10 @@ class NameResolver:
             self.judge(node.this)
             return
         if isinstance(node, exp.Window):
-            if not group_by.is_by(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
-                self.beyond.add(WINDOW)
+            if not group_by.groups_by_bound(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
+                self.non_row_wise.add(WINDOW)
                 return
-            replace(self, scope=replace(self.scope, grouped=True)).judge_parts(node)
+            replace(self, scope=replace(self.scope, is_grouped=True)).judge_parts(node)
             return
         if isinstance(node, exp.Column):
             self._column(node)
@@ -64,8 +64,8 @@ class NameResolver:
 
     def _time(self, type_: str, text: str) -> None:
         """Report a time that depends on the clock."""
-        if type_.startswith(("DATE", "TIMESTAMP")) and lexical.is_of_the_clock(text):
-            self.beyond.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
+        if type_.startswith(("DATE", "TIMESTAMP")) and lexical.depends_on_clock(text):
+            self.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
     def _function(self, node: exp.Expr) -> None:
         from sqlglot import exp
@@ -75,16 +75,18 @@ class NameResolver:
             name = node.this.lower()
             if name not in FUNCTIONS:
                 self.problems.append(f'function "{node.this}" is not there{suggestion(name, FUNCTIONS)}')
-        if name in AGGREGATES and not self.scope.grouped:
-            self.beyond.add(AGGREGATE)
+        if name in AGGREGATES and not self.scope.is_grouped:
+            self.non_row_wise.add(AGGREGATE)
         if name == "aes_encrypt" and len(node.expressions) < 3:
-            self.beyond.add("aes_encrypt() without an initialisation vector")
+            self.non_row_wise.add("aes_encrypt() without an initialisation vector")
         if name in CHANGING:
             spelled = CHANGING[name]
             bare = spelled.removesuffix("()")
-            if bare in WITHOUT_PARENTHESES and (not self.scope.closed or bare in map(str.casefold, self.scope.names())):
+            if bare in WITHOUT_PARENTHESES and (
+                not self.scope.is_complete or bare in map(str.casefold, self.scope.names())
+            ):
                 return  # may be a column
-            self.beyond.add(spelled)
+            self.non_row_wise.add(spelled)
 
     def _column(self, node: exp.Column) -> None:
         """Report a column that none of the tables has, or that several have."""
@@ -99,16 +101,16 @@ class NameResolver:
             return
         tables = [columns for alias, columns in self.scope.tables if alias == first and alias]
         if len(parts) > 1 and tables:
-            if any(not columns.closed or columns.has(parts[1]) for columns in tables):
+            if any(not columns.is_complete or columns.has(parts[1]) for columns in tables):
                 return
-            if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.closed:
+            if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.is_complete:
                 return
             theirs = dict.fromkeys(name for columns in tables for name in columns.types)
             self._report(f'column "{parts[0]}.{parts[1]}" is not there{suggestion_or_list(parts[1], theirs)}')
             return
         holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
         if not holders:
-            if self.scope.closed and not isinstance(node.parent, exp.Kwarg | exp.PropertyEQ):
+            if self.scope.is_complete and not isinstance(node.parent, exp.Kwarg | exp.PropertyEQ):
                 names = self.scope.names()
                 if len(parts) > 1 and not suggestion(parts[0], names):
                     spelled = ".".join(parts[:2])
@@ -120,7 +122,7 @@ class NameResolver:
                 self._report(f'column "{parts[0]}" is not there{suggestion_or_list(parts[0], names)}')
         elif (
             len(holders) > 1
-            and self.scope.closed
+            and self.scope.is_complete
             and first not in self.scope.merged
             and not self.scope.natural
             and all(holders)
@@ -130,7 +132,7 @@ class NameResolver:
 
     def _star(self, node: exp.Column) -> None:
         owner = node.parts[0].name
-        if not self.scope.closed or len(node.parts) > 2:
+        if not self.scope.is_complete or len(node.parts) > 2:
             return
         if any(alias == owner.casefold() or columns.has(owner) for alias, columns in self.scope.tables):
             return
