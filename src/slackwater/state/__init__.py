@@ -1,1 +1,3 @@
-"""What a store promises, the record of a commit, and the stores themselves; knows no config, no Spark and no target."""
+"""State stores: their protocol, the record of a commit, and the stores in files and in Postgres. Nothing here knows
+configs, Spark or targets.
+"""

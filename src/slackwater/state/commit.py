@@ -1,9 +1,9 @@
-"""The record of one commit: what each stage left behind, where sources go on, what waits to be published. Values only.
+"""The record of one commit: the state of each stage, the offsets of the sources, and the output to publish.
 
-Commit ─┬─ stages   name, what it is, clocks of its inputs, watermark, segments per shard, counters
-        ├─ sources  where each goes on
-        ├─ output   put aside, and dead letters: published within the commit or after it
-        └─ targets  which stage's output each gets, where it writes it; those that have it already
+Commit ─┬─ stages   name, description, input clocks, watermark, segments per shard, counters
+        ├─ sources  offsets from which reading continues
+        ├─ output   staged results and dead letters: published within the commit or after it
+        └─ targets  which stage feeds each target, where it writes, and which targets have this epoch already
 """
 
 from __future__ import annotations
@@ -53,23 +53,28 @@ def _stored(offsets: Offsets | None) -> Mapping[str, Any] | None:
 
 
 class CommitModel(BaseModel):
+    """Base of all parts of a commit record: immutable, without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class SegmentMeta(CommitModel):
-    """One immutable file of state rows of one shard, sorted by `__h`. Times in microseconds UTC."""
+    """One immutable file of state rows of one shard, sorted by `__h`. Times are microseconds since 1970, UTC.
+
+    Postgres uses the same figures: there `file` is the token of staged rows, or empty for rows in the state table.
+    """
 
     file: Name
     rows: Amount
     bytes: Amount
-    first_due: Time  # smallest watermark at which a row of it may emit
-    last_due: Time  # largest such watermark: nothing is due after it
-    close: Time  # the watermark that closes the last of its open windows
-    dead: Time  # all its rows are forgotten once the watermark is at or above this
-    checksum: Id = ""  # of a file's content, see `state.files.arrow.checksum`
-    # joins: "left", "right", and with "+" and "-" which of these rows found a partner or had to go
+    first_due: Time  # smallest watermark at which one of its rows may emit
+    last_due: Time  # largest such watermark: no row is due after it
+    close: Time  # watermark that closes the last of its open windows
+    dead: Time  # watermark from which all of its rows have expired
+    checksum: Id = ""  # see `state.files.arrow.file_checksum`
+    # joins: the side; "left+" lists left rows that found a partner, "left-" left rows that were evicted
     kind: SegmentKind = ""
-    most: Amount = 0  # joins: the most rows that one key has in it
+    most: Amount = 0  # joins: the largest number of rows of one key
 
     @model_validator(mode="after")
     def _holds_something(self) -> SegmentMeta:
@@ -79,7 +84,7 @@ class SegmentMeta(CommitModel):
 
 
 class OutputMeta(CommitModel):
-    """One staged output file (Arrow), columns of the results plus `__reason`. `stage`: whose results; empty for dead letters."""
+    """One staged output file (Arrow): the columns of the results and `__reason`. `stage` is empty for dead letters."""
 
     file: Name
     rows: Amount
@@ -88,9 +93,9 @@ class OutputMeta(CommitModel):
 
 
 class TargetMark(CommitModel):
-    """What a target stores next to its rows: the last epoch written there, by which state, as which commit.
+    """The marker that a target stores with its rows: the last epoch it holds, and the state and commit that wrote it.
 
-    `state`: the commit's `lineage`. `commit`: empty where an earlier version wrote it.
+    `state` is the commit's `lineage`. `commit` is empty if an earlier version wrote the marker.
     """
 
     state: Id
@@ -102,11 +107,14 @@ Marks = Annotated[tuple[TargetMark, ...], Field(max_length=2)]
 
 
 class TargetDestination(CommitModel):
-    """Where the results of a stage go and how they look there: a committed epoch can only be published like this.
+    """Where and how the results of a stage are written. A committed epoch can only be published to this destination.
 
-    `writer`: the name of the marker that is kept there. `place`: a path, a table and a topic, of which one is given at most.
-    `columns`, `upserts`: None where that is not known. `marks`: the last mark written there; where this commit has rows for
-    the target, the one before it and its own. Empty for states of earlier versions.
+    Args:
+        writer: name of the marker that the target stores.
+        place: path, table and topic; at most one of them is set.
+        columns, upserts: None if unknown.
+        marks: the marker before this commit and its own, if this commit has rows for the target; otherwise the last
+            marker written. Empty in states of earlier versions.
     """
 
     stage: str
@@ -127,7 +135,7 @@ class PartitionRecord(CommitModel):
 
 
 class ClockRecord(CommitModel):
-    """One input of a stage at the end of an epoch: how far it is in event time, and what came of it."""
+    """The clock of one input of a stage at the end of an epoch, and how many of its rows were read and usable."""
 
     max_event_us: Time | None = None
     quiet_us: Amount = 0
@@ -135,10 +143,11 @@ class ClockRecord(CommitModel):
     partitions: Mapping[str, PartitionRecord] = Field(default_factory=dict)
     rows: Amount = 0
     usable: Amount = 0
-    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # with `max_jump_ms`, see `watermark`
-    newest_at: str | None = None  # where the row with the newest event time was read, for people
+    spans: tuple[tuple[Time, Time, Amount], ...] = ()  # used with `max_jump_ms`, see `watermark`
+    newest_at: str | None = None  # where the row with the newest event time was read, for display
 
     def clock(self, lateness_us: int, idleness_us: int, jump_us: int | None = None) -> SourceClock:
+        """Return the clock with these settings, in microseconds: lateness, idleness and the largest jump."""
         partitions = {
             name: SourceClock(
                 lateness_us, idleness_us, p.max_event_us, p.quiet_us, p.idle, jump_us=jump_us, spans=p.spans
@@ -150,10 +159,13 @@ class ClockRecord(CommitModel):
 
 
 class SourceRecord(CommitModel):
-    """Where a source goes on (`offsets`; None: by Spark's checkpoint only), and the columns that it was first read with."""
+    """The offsets of a source, and the schema of its first read.
+
+    `offsets` is None if only Spark's checkpoint knows where reading continues.
+    """
 
     offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_stored)] = None
-    columns: str | None = None  # as Spark writes schemas in JSON
+    columns: str | None = None  # schema as Spark's JSON
 
 
 class BatchId(CommitModel):
@@ -164,43 +176,47 @@ class BatchId(CommitModel):
 
 
 class TableRecord(CommitModel):
-    """The table that holds the state of a stage in Postgres: its rows, and its columns with their types."""
+    """The Postgres table with the state of a stage: its number of rows, and its columns with their types."""
 
     rows: Amount
     columns: Mapping[str, str] = Field(default_factory=dict)
 
 
 class StageState(CommitModel):
-    """What one stage left behind: how far it is, what it holds, what it counted."""
+    """The state of one stage after a commit: its progress, its segments and its counters."""
 
     name: str
-    # what it is
+    # identity
     fingerprint: Fingerprint
-    emission: Emission = Field(default_factory=dict)  # how it was emitted, as far as the state shows it
-    described: Description = Field(default_factory=dict)  # its window or join: the state can be read without a config
-    texts: Mapping[str, str] = Field(default_factory=dict)  # hashes of what may hold secrets: SQL, queries of sources
-    # how far it is
-    clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # of its inputs: sources, or stages
+    emission: Emission = Field(default_factory=dict)  # settings of emission that the state depends on
+    described: Description = Field(
+        default_factory=dict
+    )  # its window or join, so that the state can be read without a config
+    texts: Mapping[str, str] = Field(
+        default_factory=dict
+    )  # hashes of texts that may hold secrets: SQL, queries of sources
+    # progress in event time
+    clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # by input: a source or a stage
     watermark_us: Time = NO_WATERMARK
-    # no later result has an event time before it: what readers go by; None: of a state that is older than this field
+    # no later result has an earlier event time; None in states older than this field
     output_watermark_us: Time | None = None
-    flushed_us: Time = NO_WATERMARK  # where --flush has put the watermark, if it did
-    gone_us: Time = NO_WATERMARK  # what former configs have forgotten, see `windows.changed`
+    flushed_us: Time = NO_WATERMARK  # the watermark that --flush set
+    gone_us: Time = NO_WATERMARK  # horizon that earlier configs have reached, see `windows.logic`
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
-    # what it holds
+    # contents
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[Amount, ...]  # per shard: keys with open sessions
     windows: tuple[Amount, ...]  # per shard: open sessions
     panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(
         default_factory=dict
     )  # start -> keys per shard, while not forgotten
-    # per shard: what may still come out behind the watermark; None: nobody asked, as no stage reads this one
+    # watermark holds per shard; None if no stage reads this one
     holds: tuple[tuple[Hold, ...], ...] | None = None
-    table: TableRecord | None = None  # in Postgres; None in files, and before the first commit that records it
-    # what it emitted and counted
-    emitted_us: Time = 0  # emit = "updates": when changed windows were emitted last, by the epoch's clock
-    waiting: StrictBool = False  # and whether some were changed since
+    table: TableRecord | None = None  # Postgres only; None before the first commit that records it
+    # emission and counters
+    emitted_us: Time = 0  # emit = "updates": processing time at which changed windows were last emitted
+    waiting: StrictBool = False  # emit = "updates": some windows have changed since
     counters: Counted = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -221,28 +237,28 @@ class StageState(CommitModel):
 
     @property
     def promised_us(self) -> int:
-        """The output watermark: no later result of this stage has an event time before it."""
+        """Return the output watermark: no later result of this stage has an earlier event time."""
         return self.watermark_us if self.output_watermark_us is None else self.output_watermark_us
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the watermark stands where --flush has put it: no event has reached it."""
+        """Return whether --flush set the current watermark and no event has advanced it since."""
         return NO_WATERMARK < self.flushed_us == self.watermark_us
 
     @property
     def metas(self) -> Iterator[SegmentMeta]:
-        """All segments of all shards."""
+        """Iterate over all segments of all shards."""
         return (meta for shard in self.segments for meta in shard)
 
 
 class Commit(CommitModel):
-    """One commit, which is one epoch of the whole pipeline: everything the next epoch, the targets and the metrics need."""
+    """One commit, which is one epoch of the whole pipeline."""
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
-    state_id: Id = ""  # of the state's first start: targets tell a state that was started over by it
-    branch: Id = ""  # set when a restored copy goes on by itself: from then on targets know the state by it
-    commit_id: Id = ""  # tells this commit from one of another history with the same epoch
+    state_id: Id = ""  # set at the first start: targets recognise by it that a state was started over
+    branch: Id = ""  # set when a restored copy continues on its own: replaces `state_id` for targets
+    commit_id: Id = ""  # distinguishes commits of the same epoch in diverged histories
     epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
     committed_us: Time
     shards: Annotated[StrictInt, Field(ge=1, le=1 << 20)]
@@ -250,17 +266,17 @@ class Commit(CommitModel):
         tuple[StageState, ...], Field(min_length=1, max_length=1000)
     ]  # in the order in which rows pass them
     sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
-    batch: BatchId | None = None  # the latest Spark batch that is part of the state
+    batch: BatchId | None = None  # the latest Spark batch in the state
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
     targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
-    letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # the place of letters
+    letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # destination of dead letters
     letters_marks: Marks = ()  # see `TargetDestination.marks`
-    reached: tuple[str, ...] = ()  # the targets that have their part of this epoch already, LETTERS for the letters
+    reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS stands for dead letters
     emitted: Amount = 0
-    replayed: tuple[Name, ...] = ()  # names of staged lists: the dead letters that were applied, see `replay.replay`
-    tried: tuple[Name, ...] = ()  # the list of those that were tried and left, with how often, see `replay.tries`
-    counters: Counted = Field(default_factory=dict)  # of no stage
+    replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
+    tried: tuple[Name, ...] = ()  # name of the list of failed replays with their attempts, see `replay.attempts`
+    counters: Counted = Field(default_factory=dict)  # counters that belong to no stage
 
     @model_validator(mode="before")
     @classmethod
@@ -281,78 +297,78 @@ class Commit(CommitModel):
 
     @property
     def lineage(self) -> str:
-        """The id by which targets know the state."""
+        """Return the id by which targets know the state."""
         return self.branch or self.state_id
 
     @property
     def mark(self) -> TargetMark:
-        """The mark that a target stores when it has its part of this commit."""
+        """Return the marker that a target stores with its rows of this commit."""
         return TargetMark(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
 
     @property
     def staged(self) -> bool:
-        """Whether something waits to be published."""
+        """Return whether the commit has output or dead letters to publish."""
         return bool(self.output or self.letters)
 
     @property
     def published_stages(self) -> list[StageState]:
-        """The stages whose results a target gets."""
+        """Return the stages that feed a target; the last stage if no target names one."""
         named = {t.stage for t in self.targets.values()}
         return [s for s in self.stages if s.name in named] or [self.stages[-1]]
 
     def output_of(self, stage: str) -> tuple[OutputMeta, ...]:
-        """What a stage has put aside."""
+        """Return the staged output of a stage."""
         return tuple(o for o in self.output if o.stage == stage)
 
     @property
     def recipients(self) -> list[str]:
-        """Who gets something of this epoch: targets by name, and LETTERS, which go first."""
+        """Return the names of the targets with output in this epoch. LETTERS comes first if there are dead letters."""
         staged = {o.stage for o in self.output}
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
     def rows_of(self, part: str) -> int:
-        """How many rows of this epoch somebody gets."""
+        """Return the number of rows of this epoch for one recipient."""
         outputs = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
         return sum(o.rows for o in outputs)
 
     def missing(self, reached: Collection[str]) -> list[str]:
-        """Who of them does not have it yet; `reached`: those that have it since the commit."""
+        """Return the recipients that do not hold this epoch yet. `reached`: those that received it after the commit."""
         return [name for name in self.recipients if name not in self.reached and name not in reached]
 
     @property
     def source_stages(self) -> list[StageState]:
-        """The stages that read sources."""
+        """Return the stages that read sources."""
         return [s for s in self.stages if s.clocks.keys() & self.sources.keys()] or [self.stages[0]]
 
     @property
     def watermark_us(self) -> int:
-        """How far all sources are: the least watermark of the stages that read them."""
+        """Return the lowest watermark of the stages that read sources."""
         return min(s.watermark_us for s in self.source_stages)
 
     @property
     def promised(self) -> dict[str, int]:
-        """The output watermarks of the stages, by name."""
+        """Return the output watermark of each stage, by name."""
         return {s.name: s.promised_us for s in self.stages}
 
     @property
     def clocks(self) -> dict[str, ClockRecord]:
-        """How far each source is, as the first stage that reads it has it."""
+        """Return the clock of each source, as the first stage that reads it has it."""
         clocks = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: clocks.get(n, ClockRecord()) for n in self.sources}
 
     @property
     def offset_lists(self) -> list[str]:
-        """The names of lists that say where sources go on."""
+        """Return the names of the lists that the offsets refer to."""
         return [name for s in self.sources.values() if s.offsets is not None for name in s.offsets.lists]
 
     @property
     def lists(self) -> list[str]:
-        """The names of all lists that it refers to, each once."""
+        """Return the names of all lists that the commit refers to, without duplicates."""
         return list(dict.fromkeys([*self.offset_lists, *self.replayed, *self.tried]))
 
     @property
     def metas(self) -> Iterator[SegmentMeta]:
-        """All segments of all stages."""
+        """Iterate over all segments of all stages."""
         return (meta for stage in self.stages for meta in stage.metas)
 
     @property
@@ -365,8 +381,11 @@ def new_commit_id() -> str:
 
 
 def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
-    """The commit that a record of a format holds. Raises RecordError for a value that does not fit, StateError for no way from
-    its format to this one. `label`: it is of."""
+    """Parse the record of a commit in the format `version`.
+
+    Raises RecordError for a value that does not fit, StateError if the format cannot be migrated. `label` names the
+    record in messages.
+    """
     try:
         check_json(record)
         return Commit.model_validate(migrations.migrate_record(dict(record), version, label))

@@ -1,10 +1,11 @@
-"""Forks: the state of a pipeline copied as that of another, which goes on from the same offsets by itself.
+"""Forks: copies of a pipeline's state that continue from the same offsets as another pipeline.
 
     user-sessions    … 40 ─ 41 ─ 42 ─ 43 ─▶ its target
                              └─ fork
-    sessions-2              41 ─ 42 ─▶ a target of its own: what was emitted up to 41 is not in it
+    sessions-2              41 ─ 42 ─▶ another target, without the results emitted up to 41
 
-Epochs keep their numbers: dead letters are known by them. The fork has an id of its own, so no target takes it for the other.
+Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can distinguish
+both.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from slackwater.state.commit import Commit, SourceRecord, new_commit_id
 from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import StateStore
 
-PATIENCE_S = 5.0  # a runner publishes what it has committed at once
+PATIENCE_S = 5.0  # how long to wait for a runner to publish its latest commit
 
 
 def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit:
-    """Copy a state, also beside its runner; returns the record of the copy. Needs the lock of the new pipeline only.
+    """Copy a state as that of the pipeline `name`, even while it runs; return the commit of the copy.
 
-    Raises StartError for a name that cannot be one, StateError as `StateStore.fork`, and for output that waits.
+    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished
+    output and as `StateStore.fork` does.
     """
     if not re.fullmatch(NAME, name):
         raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
@@ -45,16 +47,18 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
 
 
 def name_taken(name: str, epoch: int, place: str) -> StateError:
-    """The error for a name that has a state."""
+    """Return the error for a name that already has a state."""
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 
 
 def forked_commit(
     commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
-    """A commit as that of the pipeline `name`: nothing of its output. `listed`: what its lists are called now.
+    """Return a commit as that of the pipeline `name`, without output.
 
-    `renames`: the targets, which hold the rows of the former name, are those of the new one.
+    Args:
+        listed: maps the name of a list to its name in the copy.
+        renames: keep the targets, because they already hold the rows of this pipeline under its former name.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {
@@ -82,5 +86,7 @@ def _rename_lists(source: SourceRecord, listed: Callable[[str], str]) -> SourceR
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:
-    """Its sources that go on by Spark's checkpoint only, which is not copied: a run of a fork is refused for them."""
+    """Return the sources that only Spark's checkpoint can continue. A fork does not copy it, so a fork with such sources
+    cannot run.
+    """
     return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

@@ -1,7 +1,7 @@
-"""Changes to a state that no rows bring: commits of their own, by whoever holds the lock.
+"""Commits that change a state without reading rows. The caller holds the runner's lock.
 
-with editing(store) as manifest:                the latest commit, locked, and published
-    store.commit(next_maintenance_commit(manifest, clock, …))   the same state, as the next epoch, with what was changed
+with edit_state(store) as commit:                              the latest commit, locked and published
+    store.commit(next_maintenance_commit(commit, clock, …))    the same state as the next epoch, with changes
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slackwater.state.protocol import StateStore
 
 @contextmanager
 def edit_state(store: StateStore) -> Iterator[Commit]:
-    """Hold the lock of a state. Raises StartError for no state, LockHeldError, StateError."""
-    if store.written() is None:  # an `open` would make room for one
+    """Lock a state and yield its latest commit. Raises StartError if there is no state, LockHeldError, StateError."""
+    if store.written() is None:  # `open` would create one
         raise no_state()
     latest = store.open()
     try:
@@ -31,16 +31,18 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
 
 
 def no_state() -> StartError:
+    """Return the error for a missing state."""
     return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
 
 
 def check_published(commit: Commit, published: int) -> None:
-    """Raise StateError if another commit would overtake output that has not reached the target."""
+    """Raise StateError if the output of a commit is not published yet: the next commit must not overtake it."""
     if commit.staged and published < commit.epoch:
         raise pending_epoch_error(commit.pipeline, commit.epoch)
 
 
 def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
+    """Return the error for a commit whose output is not published yet."""
     return StateError(
         f"{pipeline}: epoch {epoch} was committed and its output is not published yet; start the runner once, which "
         "publishes it, then repeat this"
@@ -48,7 +50,7 @@ def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
 
 
 def next_maintenance_commit(commit: Commit, clock_us: int, **changed: Any) -> Commit:
-    """The next commit: the same state without output, but for what is `changed`."""
+    """Return the next commit: the same state without output, with the fields in `changed` replaced."""
     update = {
         "epoch": commit.epoch + 1,
         "commit_id": new_commit_id(),

@@ -1,9 +1,10 @@
-"""State of earlier formats, brought forward: one chain of pure steps over the record of a commit, for all stores.
+"""Migrations of state from earlier formats: one chain of pure functions over the record of a commit, for all stores.
 
-    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        never back, never one left out
+    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without a gap
 
-A store reads an old record through the chain, and its next commit writes the new format. Statements beside a step alter
-the tables of the Postgres store; files need none, as every segment says itself which columns it has.
+A store reads an old record through the chain, and its next commit writes the new format. A migration also names the
+statements
+that alter Postgres tables. Files need none, because every segment stores its own schema.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any, Protocol
 
 from slackwater.errors import StateError
 
-Record = dict[str, Any]  # a commit as JSON has it
+Record = dict[str, Any]  # a commit as parsed JSON
 UNBOUNDED = 2**31 - 1
-UNNAMED = ("stage 1", "stage 2")  # what stages are called whose names format 2 did not hold
+UNNAMED = ("stage 1", "stage 2")  # names of stages that format 2 stored without names
 
 
 class StateTables(Protocol):
-    """The tables of one stage, by their names as SQL has them."""
+    """The tables of one stage, as quoted SQL names."""
 
     @property
     def state(self) -> str: ...
@@ -28,7 +29,9 @@ class StateTables(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """From one format to the next: `what` it does in words, `change` to the record, `tables` to each stage's tables."""
+    """One step from a format to the next: a description, the change of the record, and the statements for each stage's
+    tables.
+    """
 
     description: str
     change: Callable[[Record], Record]
@@ -41,16 +44,16 @@ _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 
 
 def to_2(record: Record) -> Record:
-    """`emission` is always there. `described` is made of the fingerprint, as far as that tells.
+    """Add the fields `emission` and `described`, as far as the fingerprint determines them.
 
-    What it does not tell is assumed, and `described["assumed"]` names it; the next start writes what the config says.
+    Assumed values are listed in `described["assumed"]`. The next start replaces them with the values of the config.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
     return {**record, "emission": emission, "described": record.get("described") or _describe_window(record, emission)}
 
 
 def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
-    """The same step for the stage that the record of the first holds as `then`."""
+    """Apply a change to the record and to the second stage, which a record before format 3 holds as `then`."""
 
     def both(record: Record) -> Record:
         then = record.get("then")
@@ -61,7 +64,7 @@ def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], R
 
 
 def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
-    """The window and its columns; empty for a join, and where an aggregation cannot be made of its fingerprint."""
+    """Return the window and its columns; empty for a join, or if a fingerprint does not determine an aggregation."""
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):
         return {}
@@ -97,7 +100,9 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """An aggregation and the columns it reads, from `sum amount bigint`; None where its settings are not all there."""
+    """Return an aggregation and its columns from a text such as `sum amount bigint`; None if settings are missing in
+    it.
+    """
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
         return {"agg": agg}, {}
@@ -115,7 +120,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
 
 
 def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
-    """Rows say in which format they were written."""
+    """Return statements that set the format number of new rows."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
     ]
@@ -123,7 +128,7 @@ def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
 
 # -- format 3: a commit holds its stages ---------------------------------------------------------------------------------
 
-# what lies in both as it did in the record of a stage in format 2
+# fields that formats 2 and 3 share: of a stage, and of the commit
 _OF_STAGE = [
     "fingerprint",
     "emission",
@@ -157,10 +162,12 @@ _COUNTED_OF_COMMIT = ("replayed", "files_changed")
 
 
 def to_3(record: Record) -> Record:
-    """The second stage, which the record of the first held as `then`, lies beside it; sources keep where they go on, and each
-    stage has the clocks of what it reads.
+    """Move the stages of a commit into one list.
 
-    The first stage of two is called as the second calls what it reads; else stages are called as a config without names has it.
+    The second stage was nested in the first as `then`. Sources keep their offsets, and each stage gets the clocks of
+    its inputs.
+    The first of two stages takes the name by which the second reads it; other stages get the name of an unnamed
+    stage.
     """
     then = record.get("then")
     name = "transform" if then is None else next(iter(then.get("sources", {})), UNNAMED[0])
@@ -188,9 +195,10 @@ def _stage(name: str, record: Record) -> Record:
 
 
 def with_targets(record: Record) -> Record:
-    """A record from before there were several targets: `destination` told of the one behind the last stage, and of letters.
+    """Convert a record of early format 3 with one target: `destination` described the target of the last stage and of
+    dead letters.
 
-    Within format 3, which no version was released with before.
+    No released version wrote such records.
     """
     if "destination" not in record:
         return record
@@ -221,8 +229,11 @@ FORMAT = max(STEPS) + 1
 
 
 def migration_route(version: int, label: str) -> list[int]:
-    """The formats whose steps lead from `version` to today's; `label` it is of. Raises StateError if there is no way."""
-    versions = list(range(max(version, 0), FORMAT))  # the number may be anything: a manifest may lie
+    """Return the format numbers whose migrations lead from `version` to the current format.
+
+    Raises StateError if there is no such route. `label` names the state in messages.
+    """
+    versions = list(range(max(version, 0), FORMAT))  # a damaged record may hold any number
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
             f"{label} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
@@ -232,7 +243,7 @@ def migration_route(version: int, label: str) -> list[int]:
 
 
 def migrate_record(record: Record, version: int, label: str) -> Record:
-    """A record in today's format. Raises StateError."""
+    """Return a record in the current format. Raises StateError."""
     for number in migration_route(version, label):
         try:
             record = {**STEPS[number].change(record), "format": number + 1}
@@ -245,5 +256,5 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
 
 
 def migration_statements(version: int, stages: Sequence[StateTables]) -> list[str]:
-    """What brings the tables of a state in format `version` to today's; `stages`: the tables of each."""
+    """Return the SQL statements that bring the tables of these stages from format `version` to the current one."""
     return [s for number in range(version, FORMAT) for tables in stages for s in STEPS[number].tables(tables)]

@@ -1,11 +1,11 @@
-"""What the engine asks of a state store.
+"""The protocol that the engine requires of a state store.
 
-Commits are two-phase, so that workers write in parallel and the driver publishes once:
+Commits have two phases, so that workers write in parallel and the driver makes an epoch visible at once:
 
-    workers   shard.stage(rows) ─▶ SegmentMeta         nothing is visible yet
-    driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the expected one
-    driver    store.note_reached(epoch, target)        after one of several targets took its part of the staged output
-    driver    store.note_published(epoch)              after the last one did
+    workers   shard.stage(rows) ─▶ SegmentMeta         not visible yet
+    driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the latest
+    driver    store.note_reached(epoch, target)        after one of several targets holds its staged output
+    driver    store.note_published(epoch)              after the last target holds its output
 """
 
 from __future__ import annotations
@@ -25,54 +25,61 @@ from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.runs import Run
 from slackwater.windows.state_rows import DueQuery, Int64s, KeyedState
 
-ASIDE = ".before-"  # in the name of a state that was put aside
+ASIDE = ".before-"  # part of the name of a state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
 class StageLogic(Protocol):
-    """What a stage is: a window's or a join's logic, or `NoState`. Each store knows by its class how to keep it."""
+    """The logic of a stage: a window, a join or `NoState`. Each store chooses the storage layout by its class."""
 
     @property
     def pipeline(self) -> str: ...
 
 
 class NoState:
-    """What keeps no rows, though it is one of the stages: no store has a row of it, and what is asked about rows has one answer."""
+    """The logic of a stage without stored rows."""
 
     pipeline: str
 
 
 class StateReader(Protocol):
-    """The state rows of one shard, found by unit."""
+    """Reads the state rows of one shard, by unit."""
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
-        """All rows of the units with these hashes (sorted, unique)."""
+        """Return all rows of the units with these hashes (sorted, unique)."""
         ...
 
     def due(self, when: DueQuery) -> pl.DataFrame:
-        """All rows of the units that have a row that wants a visit."""
+        """Return all rows of the units with at least one due row."""
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        """The `count` smallest `__due` beyond a time, of what newer versions replaced, too; None where it would read all for that."""
+        """Return the `count` smallest `__due` after the time `after`, in microseconds.
+
+        Replaced versions may be included. None if the store would have to read all rows for it.
+        """
         ...
 
     def scan(self) -> pl.DataFrame:
-        """Every row."""
+        """Return all rows."""
         ...
 
     def outline(self) -> pl.DataFrame:
-        """The columns OUTLINE of every row: what is open and until when, without keys and accumulators."""
+        """Return the columns OUTLINE of all rows: what is open and until when, without keys and accumulators."""
         ...
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One commit and the state rows as of it, for people and tools beside a runner.
+    """One commit and its state rows, for readers that do not hold the runner's lock.
 
-    `published`: the last epoch whose output reached all targets, -1 for none. `rows_of`: see `reader`. `read_list`: the lines
-    of a list that the commit names. `reached`: the targets that have their part of this commit since. `check`: raises StateError
-    as a start would, if somebody else changed where the rows lie.
+    Args:
+        published: the last epoch whose output reached all targets, -1 for none.
+        rows_of: see `reader`.
+        read_list: returns the lines of a list that the commit refers to.
+        buffers_of: see `buffers`.
+        reached: the targets that received this epoch after the commit.
+        check: raises StateError, as a start would, if something else changed the tables of the state.
     """
 
     commit: Commit
@@ -85,27 +92,27 @@ class Snapshot:
 
     @property
     def missing(self) -> list[str]:
-        """Who does not have its part of this commit yet (see `Commit.parts`)."""
+        """Return the targets that do not hold this epoch yet (see `Commit.recipients`)."""
         return [] if self.published >= self.commit.epoch else self.commit.missing(self.reached)
 
     def buffers(self, shard: int, logic: JoinLogic, stage: int = 0) -> Buffers:
-        """The rows that one shard of a join has buffered."""
+        """Return the buffered rows of one shard of a join."""
         return self.buffers_of(shard, logic, stage)
 
     def reader(self, shard: int, logic: KeyedState, stage: int = 0) -> StateReader:
-        """The rows of one shard of a stage."""
+        """Return the reader of one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
 
 class StoredRecord(NamedTuple):
-    """The latest commit as it lies there: its format, and its record before any migration."""
+    """The latest commit as it is stored: its format, and its record before any migration."""
 
     version: int
     record: dict[str, Any]
 
 
 class ShardState(Protocol):
-    """One shard's state as of a commit, or of a step of the epoch in progress; goes to workers, so it can be pickled."""
+    """The state of one shard as of a commit, or within the epoch in progress. It can be pickled and sent to workers."""
 
     @property
     def metas(self) -> tuple[SegmentMeta, ...]: ...
@@ -114,7 +121,7 @@ class ShardState(Protocol):
     def epoch(self) -> int: ...
 
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> ShardState:
-        """The same shard as of another step."""
+        """Return this shard with other segments."""
         ...
 
     def reader(self, logic: KeyedState) -> StateReader: ...
@@ -122,182 +129,209 @@ class ShardState(Protocol):
     def stage(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Put aside new versions of units: `rows`, sorted by `__h`, TOMBSTONE for units that go; `before`: all rows they had.
+        """Stage new versions of units and return the segments of the shard.
 
-        Nothing is visible before a commit that names what this returns; it may run twice.
+        Nothing is visible until a commit names the returned segments. It may run twice for one epoch.
+
+        Args:
+            rows: new versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
+            before: all previous rows of these units.
+            watermark: the current watermark, in microseconds; expired segments may be dropped.
         """
         ...
 
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Hold exactly `rows`, sorted by `__h`: the state was spread over another number of shards.
+        """Replace the contents of the shard by `rows`, sorted by `__h`, after a reshard or a migration.
 
-        `before`: what these keys had so far, sorted likewise, if that was anything else.
+        `before`: the previous rows of these keys, sorted by `__h`, if they differ from `rows`.
         """
         ...
 
-    def write_output(self, frame: pl.DataFrame) -> OutputMeta: ...
+    def write_output(self, frame: pl.DataFrame) -> OutputMeta:
+        """Stage output of the epoch."""
+        ...
 
     def buffers(self, logic: JoinLogic) -> Buffers:
-        """The rows that a join has buffered."""
+        """Return the buffered rows of a join."""
         ...
 
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Put aside what an epoch does to the buffers; like `stage`. Rows that `watermark` has expired may go."""
+        """Stage the changes of an epoch to the buffers, like `stage`. Rows that have expired at `watermark` may be
+        dropped.
+        """
         ...
 
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        """Hold exactly the rows of these changes: like `adopt`, the state was rewritten."""
+        """Replace the contents of the buffers by the rows of these changes, like `adopt`."""
         ...
 
 
 class TransactionalTarget(Protocol):
-    """A target that can write within the store's transaction, if both are in one database."""
+    """A target that can write within the store's transaction if both are in the same database."""
 
     def publish_within(
         self, connection: Any, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = ""
     ) -> None: ...
 
 
-Publish = Callable[[Any], None]  # takes the store's connection
+Publish = Callable[[Any], None]  # its argument is the store's connection
 
 
 class StateStore(Protocol):
-    """Durable state of one pipeline. `open` first, but for `peek` and `runner`; raises LockHeldError, StateError."""
+    """Durable state of one pipeline. Methods raise LockHeldError and StateError.
+
+    Call `open` first, except for `peek`, `epochs`, `written`, `runner`, `runs`, `pipelines`, `fork`, and to read rows
+    or outputs.
+    """
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark's checkpoints are kept."""
+        """Return the directory of Spark's checkpoints."""
         ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        """The latest commit, None for no state yet; it stays readable within the block, whatever a runner does.
+        """Open the latest commit for reading; None if there is no state. It stays readable within the block.
 
-        `epoch`: an earlier one, if it is still there (see `epochs`). Takes no lock, makes no runner wait, changes nothing.
-        Raises StartError, StateError.
+        It takes no lock, does not block a runner and changes nothing. Raises StartError, StateError.
+        `epoch`: an earlier commit, if it is still kept (see `epochs`).
         """
         ...
 
     def epochs(self) -> list[int]:
-        """The commits that can be looked at, ascending. Needs no `open`."""
+        """Return the epochs of the kept commits, ascending."""
         ...
 
     def written(self) -> StoredRecord | None:
-        """The latest commit as it is stored, of any format; None for no state yet. Needs no `open`. Raises StateError."""
+        """Return the latest commit as it is stored, in any format; None if there is no state. Raises StateError."""
         ...
 
     def runner(self) -> str | None:
-        """Who runs the pipeline now; None for nobody."""
+        """Return the name of the process that runs the pipeline; None if it does not run."""
         ...
 
     def runs(self) -> tuple[Run, ...]:
-        """The noted runs, oldest first; empty where the note is damaged. Needs no `open`. Raises StateError."""
+        """Return the recorded runs, oldest first; empty if the history is damaged. Raises StateError."""
         ...
 
     def note_run(self, run: Run) -> None:
-        """Add a run to the history, or replace its former note; after `open`. Raises SlackwaterError."""
+        """Add a run to the history, or replace its entry. Raises SlackwaterError."""
         ...
 
     def open(self) -> Commit | None:
-        """Take the lock and return the latest commit, None for a new pipeline."""
+        """Take the lock and return the latest commit; None for a new pipeline."""
         ...
 
     def start_over(self) -> str | None:
-        """Instead of `open`: take the lock, put what is there aside, readable or not, and begin with nothing.
+        """Take the lock and begin with an empty state, instead of `open`.
 
-        Returns where it is now; None if there was nothing.
+        An existing state is put aside, readable or not. Return its new location, or None if there was none.
         """
         ...
 
     def pipelines(self) -> list[str]:
-        """The pipelines that have a state in this location, without those put aside. Needs no `open`. Raises StartError."""
+        """Return the pipelines with a state in this location, except those put aside. Raises StartError."""
         ...
 
     def put_aside(self) -> str:
-        """Give the state another name, so that the pipeline has none; after `open`. Returns where it is now."""
+        """Rename the state, so that the pipeline has none. Return its new location."""
         ...
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
-        """Make room for the state of this window or join, before the first epoch. `begins`: it has none in the latest commit."""
+        """Create the storage of a stage before the first epoch. `begins`: the latest commit does not contain this
+        stage.
+        """
         ...
 
     def forget(self, stages: range) -> None:
-        """What is kept of these stages may go: the latest commit knows nothing of them."""
+        """Delete the storage of stages that the latest commit no longer contains."""
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
-        """A shard as of these segments, for the work of an epoch."""
+        """Return a shard with these segments, for the work of an epoch."""
         ...
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        """Staged output."""
+        """Read staged output."""
         ...
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        """What several shards have staged; of an object store several at once."""
+        """Read the staged output of several shards, from an object store in parallel."""
         ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        """Put aside lines of text that a source's offsets refer to; returns their name."""
+        """Stage lines of text that offsets refer to; return the name of the list."""
         ...
 
-    def read_list(self, name: str) -> list[str]: ...
+    def read_list(self, name: str) -> list[str]:
+        """Return the lines of a list. Raises StateError."""
+        ...
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
-        """Publish a manifest atomically, and the output with it if `publish` is given; returns it as it will be read back.
+        """Commit an epoch atomically, and return the commit as it is stored. Its segments change if staged rows are
+        merged.
 
-        `manifest.reached` says which targets `publish` writes to. If they refuse the rows, the commit is one without them.
-        Raises FencedError if its epoch is taken or its predecessor is not the latest.
+        Args:
+            commit: the next epoch. `commit.reached` names the targets that `publish` writes to.
+            publish: writes output to targets in the store's transaction. Pass it only if `shares_transaction` is
+                true; other stores ignore it. If a target refuses the rows, the epoch is committed without them, with
+                an empty `reached`.
+
+        Raises:
+            FencedError: the epoch does not follow the latest one, or another runner committed it or took over.
+            EpochError: the epoch was not committed, or its outcome is unknown.
         """
         ...
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        """Copy the latest commit, or that of `epoch`, to be the state of the pipeline `name`; needs no `open`.
+        """Copy the latest commit, or that of `epoch`, as the state of the pipeline `name`. See `state.fork`.
 
-        None while the output of that commit is not published: it would be the output of both. See `state.fork`.
-        `renames`: its targets are those of the new name.
-        Raises StateError if there is no such commit, or `name` has a state; LockHeldError if it has a runner.
+        Return None while the output of that commit is unpublished, because both pipelines would publish it.
+        Raises StateError if the commit does not exist or `name` has a state, LockHeldError if `name` is running.
+        `renames`: the targets belong to the new name.
         """
         ...
 
     def shares_transaction(self, target: object) -> bool:
-        """Whether `commit` can publish to this target in the same transaction (see `TransactionalTarget`)."""
+        """Return whether `commit` can publish to this target in the same transaction (see `TransactionalTarget`)."""
         ...
 
     def published(self) -> int:
-        """The last epoch whose output reached all targets, -1 for none."""
+        """Return the last epoch whose output reached all targets, -1 for none."""
         ...
 
-    def note_published(self, epoch: int) -> None: ...
+    def note_published(self, epoch: int) -> None:
+        """Record that all targets hold this epoch."""
+        ...
 
     def reached(self) -> frozenset[str]:
-        """The targets that were noted to have their part of the latest commit."""
+        """Return the targets that are recorded to hold the latest commit."""
         ...
 
     def note_reached(self, epoch: int, target: str) -> None:
-        """Note that one of several targets has its part of this epoch, the latest: it does not get it again."""
+        """Record that one of several targets holds this epoch, the latest, so that it is not written there again."""
         ...
 
     def discard_attempt(self, epoch: int) -> None:
-        """Remove what an epoch that failed before its commit has staged. Nothing where it was committed after all."""
+        """Delete the staged files of an epoch that failed before its commit. Nothing happens if it was committed."""
         ...
 
     def collect_garbage(self) -> None:
-        """Remove epochs, segments and outputs that nothing refers to any more."""
+        """Delete commits, segments and outputs that are no longer referenced."""
         ...
 
     def remove(self) -> None:
-        """Take the pipeline's state away, and give the lock back; after `open` and `prepare`."""
+        """Delete the pipeline's state and release the lock. Needs `open` and `prepare`."""
         ...
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         ...
 
 
 def epoch_not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
-    """The error for a commit that is not there (any more)."""
+    """Return the error for a commit that does not exist or is no longer kept."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )

@@ -1,7 +1,8 @@
-"""Declared types of what a commit record holds: numbers, names, counters, fingerprints and descriptions.
+"""Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
 
-A state directory or a database row may be damaged or foreign, and its checksum may still be right. Every value of a record is
-checked against these types when the record is read, so that no later code meets a table where it counts.
+A state directory or a database row may be damaged or foreign although its checksum is right. Every value is therefore
+checked
+against these types when the record is read.
 """
 
 from __future__ import annotations
@@ -25,26 +26,28 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-LIMIT = 1 << 62  # of times; all infinities are within
+LIMIT = 1 << 62  # largest time; the values that stand for infinity are smaller
 MAX_DEPTH = 40  # of nested lists and tables
 CLOSED = ConfigDict(extra="forbid")
 
 Time = Annotated[StrictInt, Field(ge=-LIMIT, le=LIMIT)]  # microseconds
 Duration = Annotated[StrictInt, Field(ge=0, le=LIMIT)]
 Amount = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
-Name = Annotated[str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # of a file or row
+Name = Annotated[
+    str, Field(pattern=r"^$|^([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)
+]  # of a file or a staged row
 Id = Annotated[str, Field(pattern=r"^[\w-]*$", max_length=64)]
-PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a key of a table, which JSON has as a text
+PaneStart = Annotated[int, Field(ge=-LIMIT, le=LIMIT)]  # a mapping key, which JSON stores as text
 SegmentKind = Annotated[str, Field(pattern=r"^((left|right)[+-]?)?$")]
 Side = Literal["left", "right"]
 
 
 class RecordError(ValueError):
-    """A record that holds what no commit holds; the text names the field."""
+    """A commit record with an invalid value. The message names the field."""
 
 
 def _check_type(text: str) -> str:
-    from slackwater.core import schema  # loads Polars, which a command that reads no state does not need
+    from slackwater.core import schema  # imports Polars; commands that read no state start without it
 
     if not schema.is_type(text):
         raise ValueError("it is not a column type")
@@ -66,7 +69,7 @@ Column = Annotated[str, AfterValidator(_check_column)]
 
 
 def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
-    """Check that a record is JSON with finite numbers of 64 bits and valid Unicode. Raises RecordError."""
+    """Check that a record is JSON with finite numbers, integers of 64 bits and valid Unicode. Raises RecordError."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             check_json(key, path)
@@ -80,7 +83,7 @@ def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
         problem = None if _is_encodable(value) else "a text that is not valid Unicode"
     elif isinstance(value, float):
         problem = None if math.isfinite(value) else f"{value}, expected a finite number"
-    elif isinstance(value, int):  # bool, too
+    elif isinstance(value, int):  # includes bool
         problem = None if abs(value) < 1 << 64 else "a number beyond 64 bits"
     else:
         problem = None if value is None else f"a {type(value).__name__}"
@@ -103,7 +106,7 @@ def _is_encodable(text: str) -> bool:
 
 @with_config(CLOSED)
 class LatenessCounters(TypedDict, total=False):
-    """How late the late rows were, see `core.lateness`."""
+    """How late the late rows were, see `core.lateness_histogram`."""
 
     rows: Amount
     late: dict[Annotated[str, Field(pattern=r"^([0-9]|[1-3][0-9]|4[0-5]|never)$")], Amount]
@@ -112,9 +115,9 @@ class LatenessCounters(TypedDict, total=False):
 
 @with_config(CLOSED)
 class CounterTable(TypedDict, total=False):
-    """The counters of a stage, or of the whole pipeline, as a commit holds them; `engine.status.Counters` explains each.
+    """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each.
 
-    A new counter is declared here and there.
+    A new counter must be declared in both.
     """
 
     rows_in: Amount
@@ -146,13 +149,13 @@ Lasting = Annotated[StrictInt, Field(ge=0, le=LIMIT // 1000)]  # milliseconds
 
 @with_config(CLOSED)
 class WindowFingerprint(TypedDict):
-    """What the state rows of windows depend on."""
+    """The settings that the state rows of a window depend on."""
 
     kind: Literal["tumbling", "hopping", "session"]
     duration_ms: Lasting | None
     hop_ms: Lasting | None
     offset_ms: Annotated[StrictInt, Field(ge=-LIMIT // 1000, le=LIMIT // 1000)]
-    gap_ms: Lasting | str | None  # a text: an expression, by row
+    gap_ms: Lasting | str | None  # a text is an expression, evaluated per row
     max_session_duration_ms: Lasting | None
     keys: list[Column]
     aggregations: dict[str, str]
@@ -163,7 +166,7 @@ OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
 
 @with_config(CLOSED)
 class JoinFingerprint(TypedDict):
-    """What the buffered rows of a join depend on; lists of two are for the left and the right side."""
+    """The settings that the buffered rows of a join depend on. Lists of two are for the left and the right side."""
 
     kind: Literal["join"]
     outer: list[Side]
@@ -174,7 +177,7 @@ class JoinFingerprint(TypedDict):
 
 @with_config(ConfigDict(extra="allow"))
 class OtherFingerprint(TypedDict, total=False):
-    """What the state of any other step depends on."""
+    """The settings that the state of any other stage depends on."""
 
     kind: str
     keys: list[Column]
@@ -194,12 +197,12 @@ _Fingerprint = Annotated[
     Discriminator(_family),
 ]
 
-# -- how a step was emitted, and what it was -----------------------------------------------------------------------------
+# -- emission and description of a stage ---------------------------------------------------------------------------------
 
 
 @with_config(CLOSED)
 class EmissionTable(TypedDict, total=False):
-    """How results came out, as far as the state shows it."""
+    """Settings of emission that the state depends on."""
 
     updates: StrictBool
     retain_us: Duration
@@ -207,16 +210,16 @@ class EmissionTable(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class WindowDescription(TypedDict, total=False):
-    """A window as its config would have it, without SQL."""
+    """A window as in a config, without SQL."""
 
     aggregations: list[dict[str, Any]]
 
 
 @with_config(ConfigDict(extra="allow"))
 class DescriptionTable(TypedDict, total=False):
-    """A step as its config would have it, without SQL, and the types of the columns that it reads.
+    """A stage as in a config, without SQL, and the types of the columns that it reads.
 
-    `assumed`: keys that a state of an older format does not hold.
+    `assumed` lists keys that a state of an older format does not store.
     """
 
     window: WindowDescription
@@ -227,7 +230,7 @@ class DescriptionTable(TypedDict, total=False):
 
 
 def _checked_as(shape: Any) -> Any:
-    """Check by a declared shape; for type checkers the value is a table."""
+    """Return an annotation that validates against a declared shape, while type checkers see a mapping."""
     return GetPydanticSchema(lambda _, handler: handler(shape))
 
 
@@ -236,7 +239,7 @@ Fingerprint = Annotated[Mapping[str, Any], _checked_as(_Fingerprint)]
 Emission = Annotated[Mapping[str, Any], _checked_as(EmissionTable)]
 Description = Annotated[Mapping[str, Any], _checked_as(DescriptionTable)]
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------------------
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -263,7 +266,7 @@ _EXPECTED = {
 
 
 def describe_misfit(error: ValidationError) -> str:
-    """The first field of a record that does not fit: its path, what was found, what was expected."""
+    """Describe the first invalid field of a record: its path, the value found and the value expected."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     path = _field_path([str(part) for part in first["loc"] if not str(part).startswith("<")])
     value = "nothing" if first["type"] == "missing" else _format_value(first["input"])
@@ -275,13 +278,13 @@ def describe_misfit(error: ValidationError) -> str:
 
 
 def _field_path(path: Sequence[str]) -> str:
-    """The path of a field as the beginning of a message; nothing for the record itself."""
+    """Return the path of a field as the beginning of a message; empty for the record itself."""
     text = " ".join(".".join(path)[:200].split())
     return f"{text.encode(errors='replace').decode()}: " if path else ""
 
 
 def _format_value(value: Any) -> str:
-    """A value of a record in a message: short, on one line."""
+    """Format a value of a record for a message, on one short line."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list | tuple):

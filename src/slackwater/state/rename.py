@@ -1,4 +1,4 @@
-"""The state of a pipeline under another name: a fork, after which the former name has none."""
+"""Renaming a state: a fork under the new name, after which the old name has no state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slackwater.state.protocol import StateStore
 
 
 def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
-    """Make the state that of the pipeline `name`, which has none. Returns its commit, and where the former state was put aside.
+    """Rename a state to `name`, which must not have a state. Return its commit, and the location of the former state.
 
-    Raises StateError for output that waits, or a source that cannot go on; LockHeldError.
+    Raises StateError for unpublished output or a source that only Spark's checkpoint can continue; LockHeldError.
     """
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):

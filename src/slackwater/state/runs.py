@@ -1,9 +1,9 @@
-"""The history of a pipeline's runs, beside its commits: when each began, how it ended, its error in one line.
+"""The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
 
-    start, with the lock held ──▶ note_run(Run)                   no end yet: it runs, or it was killed
-    end, before the lock goes ──▶ note_run(Run with its end)      the one above is replaced
+    start, with the lock held     ──▶ note_run(run)              no end yet: it runs, or it was killed
+    end, before the lock is freed ──▶ note_run(run with its end) replaces the entry above
 
-Nothing depends on it: a history that is damaged counts as empty, and a run whose note cannot be written goes on.
+Nothing depends on the history: a damaged one counts as empty, and a run continues if its entry cannot be written.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from slackwater.state.record_fields import Amount, Time
 
-MOST_RUNS = 50  # that are noted; the oldest go
-MOST_TEXT = 500  # characters of an error
-KILLED = "was killed: it noted no end"  # what a run without an end says, where nobody runs
+MOST_RUNS = 50  # older entries are deleted
+MOST_TEXT = 500  # characters of an error message
+KILLED = "was killed: it noted no end"  # outcome of a run without an end if no runner is active
 
 Outcome = Literal["finished", "stopped", "restarted", "failed"]
 Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 
 
 class Run(BaseModel):
-    """One run of a pipeline. Times in microseconds since 1970, UTC.
+    """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch`: the last one that was committed when it began, -1 for none. The fields of its end are None while it runs, and
-    for good where its process was killed: `last_epoch` is then the last committed epoch. `error`: why it failed.
+    `epoch` is the last epoch committed before the run, -1 for none. The fields of its end are None while it runs.
+    They stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` says why it
+    failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,7 +43,7 @@ class Run(BaseModel):
     error: Annotated[str, Field(max_length=MOST_TEXT)] | None = None
 
     def is_same(self, other: Run) -> bool:
-        """Return whether both are notes of one run."""
+        """Return whether both entries describe the same run."""
         return (self.started_us, self.runner) == (other.started_us, other.runner)
 
 
@@ -53,7 +54,7 @@ def one_line(text: str) -> str:
 
 
 def with_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
-    """Return the history with this run in the place of its former note, or at the end; at most MOST_RUNS."""
+    """Return the history with this run added or replaced; at most MOST_RUNS entries."""
     return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
 
 
@@ -63,7 +64,7 @@ def encode_runs(runs: Sequence[Run]) -> str:
 
 
 def parse_runs(lines: Sequence[str | dict[str, Any]]) -> tuple[Run, ...]:
-    """Return the runs that these lines of JSON describe, oldest first; a damaged line is left out."""
+    """Parse a history of one JSON object per line, oldest first. Damaged lines are skipped."""
     runs = list[Run]()
     for line in lines[-10 * MOST_RUNS :]:
         try:

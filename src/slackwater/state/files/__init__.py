@@ -1,1 +1,3 @@
-"""State as immutable files in a directory; knows no database. The same names as in `state/postgres`."""
+"""State as immutable files in a directory or an object store, without a database. Module names match those in
+`state/postgres`.
+"""

@@ -1,4 +1,4 @@
-"""Frames as Arrow files: written down to the disk with a checksum, read memory-mapped."""
+"""Frames as Arrow files: written to the disk with a checksum, read memory-mapped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidd
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
-    """Write a frame as one uncompressed record batch, flushed to the disk; returns its size in bytes and its checksum.
+    """Write a frame as one uncompressed record batch and sync it to the disk. Return its size in bytes and its checksum.
 
     Raises EpochError if it cannot be written.
     """
@@ -28,7 +28,7 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
 
 def encode_frame(frame: pl.DataFrame) -> Any:
-    """A frame as the bytes of an Arrow file, a buffer."""
+    """Return a frame as the bytes of an Arrow file, in a buffer."""
     sink = pa.BufferOutputStream()
     _encode(frame, sink)
     return sink.getvalue()
@@ -42,7 +42,9 @@ def _encode(frame: pl.DataFrame, sink: Any) -> None:
 
 
 class _CountingWriter:
-    """A file, with the size and the checksum of what was written to it: columns go there from where they lie."""
+    """A file that records the size and the checksum of what is written to it. It does not copy the buffers of
+    columns.
+    """
 
     closed = False
 
@@ -58,14 +60,15 @@ class _CountingWriter:
         self.file.flush()
 
     def close(self) -> None:
-        """It is closed by whoever opened it."""
+        """Leave the file open; its owner closes it."""
 
 
 def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
-    """The same rows, with fresh columns for lists that are all empty.
+    """Return the same rows, with new buffers for list columns whose lists are all empty.
 
-    Polars hands these out as a slice of nothing that begins behind the end of its buffer, and Arrow then writes the columns
-    that follow at wrong places.
+    Polars returns such columns as an empty slice that begins behind the end of its buffer. Arrow then writes the
+    columns
+    that follow at wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
     fresh = (_fresh(frame[c]) for c in lists)
@@ -73,24 +76,24 @@ def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fresh(lists: pl.Series) -> pl.Series:
-    """The same column of lists that are empty or NULL, on buffers of its own."""
+    """Return a column of empty or NULL lists on new buffers."""
     if lists.null_count() == len(lists):
         return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
     return pl.Series(lists.name, lists.to_list(), dtype=lists.dtype)
 
 
 def write_synced(path: Path, content: Any) -> None:
-    """Write a file down to the disk. Raises EpochError if that is not possible."""
+    """Write a file and sync it to the disk. Raises EpochError if that fails."""
     with _synced(path) as file:
         file.write(content)
 
 
 @contextmanager
 def _synced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, down on the disk at the end; nothing is left of one that fails. Raises EpochError if that is not possible."""
+    """Open a new file and sync it to the disk at the end. A file that fails is deleted. Raises EpochError."""
     created = False
     try:
-        # never through a symbolic link that lies in its place
+        # do not follow a symbolic link of this name
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
             created = True
@@ -110,12 +113,12 @@ def _synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def file_checksum(content: Any) -> str:
-    """Of a file's bytes: xxh3, in hexadecimal."""
+    """Return the xxh3 checksum of a file's bytes, in hexadecimal."""
     return xxhash.xxh3_64_hexdigest(content)
 
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
-    """Raise StateError if a file is missing, was cut, or holds other bytes than were written. `shown`: what it is called."""
+    """Raise StateError if a file is missing, truncated or changed. `shown` replaces the path in messages."""
     if wrong := find_damage(path, expected, size):
         try:
             path.open("rb").close()
@@ -128,7 +131,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
-    """What is wrong with a file: missing, cut, other bytes than were written; empty if nothing is."""
+    """Describe the damage of a file: missing, truncated or changed. Empty if it is intact."""
     try:
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
@@ -142,8 +145,8 @@ def find_damage(path: Path, expected: str, size: int | None = None) -> str:
 
 
 def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
-    """A file written by `write_arrow`, with its checksum. Raises StateError if it is not as it was written."""
-    try:  # mapped once: of many shards there are many small files
+    """Read a file of `write_arrow` with its checksum. Raises StateError if it is damaged."""
+    try:  # map it only once: many shards have many small files
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
         if file_checksum(content) == expected:
@@ -155,6 +158,7 @@ def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
 
 
 def open_arrow(path: Path, shown: str = "") -> pa.Table:
+    """Open an Arrow file memory-mapped. Raises StateError."""
     try:
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()

@@ -1,11 +1,12 @@
-"""Segments that have piled up are merged beside the epochs, by a thread of the driver's process.
+"""Merging of piled-up segments in a thread of the driver's process, while epochs go on.
 
-    commit 12   [a][b][c][d][e][f][g][h]       eight of a size: the thread writes [m]
-    epoch  13   [a][b][c][d][e][f][g][h][i]    goes on meanwhile
-    epoch  14   [m][i][j]                      a shard that is opened later finds [m] in their place
+    commit 12   [a][b][c][d][e][f][g][h]       eight of one size: the thread writes [m]
+    epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for it
+    epoch  14   [m][i][j]                      a shard that is opened later has [m] instead
 
-What was merged counts once a commit names it; one that nobody takes is garbage. Where the thread falls behind, the task that
-writes a shard merges itself (`FilesShard.stage`), at twice the pile.
+A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread
+falls behind,
+the task that writes a shard merges it (`FilesShard.stage`) once twice as many segments have piled up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ StageShard = tuple[int, int]  # number of a stage, shard
 
 @singledispatch
 def merge_segments(logic: StageLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
-    """What has piled up in a shard, merged."""
+    """Merge the piled-up segments of a shard."""
     unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
 
 
@@ -49,14 +50,14 @@ def _(logic: NoState, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
 
 
 class BackgroundMerger:
-    """The merges of one store. Asked from the driver's thread alone; one thread of its own merges."""
+    """Merges the segments of one store in one background thread. Only the driver's thread calls its methods."""
 
     def __init__(self, place: Storage) -> None:
-        # configuration
+        # fixed
         self._place = place
-        self._logics: dict[int, StageLogic] = {}  # by the number of their stage
-        # as it goes
-        self._watermarks: list[int] = []  # of the stages, in the latest commit
+        self._logics: dict[int, StageLogic] = {}  # by number of stage
+        # changes with every commit
+        self._watermarks: list[int] = []  # per stage, of the latest commit
         self._thread: ThreadPoolExecutor | None = None
         self._running: dict[
             StageShard, tuple[int, Future[list[SegmentMerge]]]
@@ -64,16 +65,18 @@ class BackgroundMerger:
         self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
     def add_stage(self, stage: int, logic: StageLogic) -> None:
-        """What the rows of a stage are: without it they are not merged."""
+        """Register the logic of a stage. Only registered stages are merged."""
         self._logics[stage] = logic
 
     @property
     def epochs(self) -> Collection[int]:
-        """Files of these epochs may be merged ones that no commit names yet: they are no garbage."""
+        """Return the epochs in whose name merged files were written that no commit references yet. They are not
+        garbage.
+        """
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
-        """The segments of a shard, merged ones in the place of what they were merged from. Raises what merging them raised."""
+        """Return the segments of a shard with finished merges applied. Raises the error of a failed merge."""
         for merge in self._collect_finished((stage, shard)):
             metas = merge.apply(metas, self._watermarks[stage])
         return metas
@@ -86,8 +89,10 @@ class BackgroundMerger:
         return self._done.get(stage_shard, (0, []))[1]
 
     def schedule_merges(self, commit: Commit) -> None:
-        """A commit was made: what it has taken is done, and what has piled up in it is merged from now on. Raises nothing: what merging
-        met is told when the shard is opened, and no commit is in doubt for it."""
+        """Start merges of what has piled up in a new commit, and drop merges that it contains.
+
+        Errors of merging are raised later by `apply_merges`, because they do not put the commit in doubt.
+        """
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         segments = {
             (number, shard): metas
@@ -96,7 +101,7 @@ class BackgroundMerger:
         }
         for stage_shard, (_, merges) in [*self._done.items()]:
             metas, watermark = segments.get(stage_shard, ()), self._watermarks[stage_shard[0]]
-            if all(merge.apply(metas, watermark) == metas for merge in merges):  # taken, or too late for it
+            if all(merge.apply(metas, watermark) == metas for merge in merges):  # applied already, or outdated
                 del self._done[stage_shard]
         for stage_shard, metas in segments.items():
             if stage_shard[0] in self._logics and stage_shard not in self._running and stage_shard not in self._done:
@@ -115,7 +120,7 @@ class BackgroundMerger:
         )
 
     def close(self) -> None:
-        """Wait for what is being merged: it writes to a state that is somebody else's from then on."""
+        """Wait for the merge in progress: the state may belong to another runner afterwards."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None

@@ -1,8 +1,8 @@
 """The buffers of a join in files: append-only segments per side, sorted by (`__kh`, `__ts`), memory-mapped.
 
-left     [rows 1-8] [9] [10]         rows; dropped once all of them are expired
-left+    [ids] [ids]                 which of them found their first partner (outer sides), sorted
-left-    [ids]                       which of them had to go before their time, sorted
+left     [rows 1-8] [9] [10]         rows; a segment is dropped once all of its rows have expired
+left+    [ids] [ids]                 rows that found their first partner (outer sides only), sorted
+left-    [ids]                       rows that were evicted before they expired, sorted
 right    [rows 1-8] [9]              …
 """
 
@@ -31,7 +31,7 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class JoinSegment:
-    """One file of rows of a side, or of places. It is opened when it is first asked for, and stays readable though it may be removed."""
+    """One file of rows of a side, or of row ids. It is opened on first use, and stays readable after it was deleted."""
 
     place: Storage
     meta: SegmentMeta
@@ -49,7 +49,7 @@ class JoinSegment:
         return SortedRows(self.column("__kh"), self.column("__ts"), self.column("__id"), self.rows)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return self._complete(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would, which loads pandas
+        return self._complete(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def all_rows(self) -> pl.DataFrame:
         return self._complete(self.table)
@@ -84,7 +84,7 @@ class FilesBuffers:
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         side = self.logic.sides[which]
         first, last = low + side.keep_us + 1, high + side.keep_us + 1
-        # a file knows when its first and its last row are due, which tells of their times
+        # the due times of a segment limit the times of its rows
         return [s.run for s in self._segments_of(which) if s.meta.first_due <= last and s.meta.dead >= first]
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
@@ -146,7 +146,7 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def hold(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Read from files that are open already, by their names: they stay readable though they may be removed."""
+        """Use these open tables, by file name: they stay readable after the files were deleted."""
         for segment in (s for some in self._segments.values() for s in some if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
         return self
@@ -154,7 +154,7 @@ class FilesBuffers:
 
 @dataclass(frozen=True)
 class JoinWriter:
-    """Stages the changes of a shard's buffers as files; their names are unique, so a task may run twice."""
+    """Stages the changes of a shard's buffers as files. Their names are unique, so a task may run twice."""
 
     place: Storage
     shard: int
@@ -162,7 +162,9 @@ class JoinWriter:
     logic: JoinLogic
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """The segments after these changes, without those that are over, with those merged that nobody merged beside."""
+        """Return the segments after these changes, without expired ones. Segments that the background merge has left are
+        merged here.
+        """
         segments: list[SegmentMeta] = []
         for side in self.logic.sides:
             change = changes.get(side.which, BufferChange(pl.DataFrame(schema=side.schema)))
@@ -177,7 +179,7 @@ class JoinWriter:
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
-        """Of each side and kind the newest segments as one, once `fan` of a size have piled up."""
+        """Merge the newest segments of each side and kind, once `fan` of one size class have piled up."""
         candidates = [
             self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
             for side in self.logic.sides
@@ -186,7 +188,7 @@ class JoinWriter:
         return [merge for merge in candidates if merge is not None]
 
     def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
-        """A frame that is sorted: rows by (`__kh`, `__ts`), places by `__id`."""
+        """Write a sorted frame: rows by (`__kh`, `__ts`), ids by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, frame)
         return meta_of(side, suffix, frame, name, size, digest)
@@ -205,7 +207,10 @@ class JoinWriter:
 
 
 def meta_of(side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
-    """What a commit knows of some rows of a side: when they expire, and when the last outer one of them comes out."""
+    """Return the metadata of rows of a side. `suffix` is "" for rows, "+" or "-" for ids.
+
+    Rows of an outer side are due until they expire, because they may be emitted without a partner.
+    """
     due = side.due(frame["__ts"].to_numpy())
     first, last = int(due.min()), int(due.max())
     emits = side.outer and not suffix

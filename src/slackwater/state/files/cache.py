@@ -1,7 +1,8 @@
-"""Copies of immutable objects on this machine, so that each is fetched at most once, and can be memory-mapped.
+"""Local copies of immutable objects: each object is fetched at most once and can be memory-mapped.
 
-Whatever is lost here is fetched again. A copy is believed once this process wrote or checked it; `SLACKWATER_CACHE_DIR` says
-where they lie, by default below the temporary directory; `SLACKWATER_CACHE_BYTES` how much there may be.
+A lost copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
+`SLACKWATER_CACHE_DIR`
+sets the directory, by default below the temporary directory. `SLACKWATER_CACHE_BYTES` limits its size.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files.arrow import find_damage
 
 BYTES = 20 << 30
-TRIM_EVERY = 64  # files added by a process between two looks at how much there is
+TRIM_EVERY = 64  # files that a process adds between two checks of the total size
 
 _added = 0
 
 
 class FileCache:
-    """Of one state. `name`: what tells it from other states."""
+    """The cached files of one state. `name` distinguishes it from other states."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,14 +35,14 @@ class FileCache:
 
     @cached_property
     def home(self) -> Path:
-        """Made when it is first needed. Raises StateError."""
+        """Return the cache directory, and create it on first use. Raises StateError."""
         return _cache_directory()
 
     def path(self, file: str) -> Path:
         return self.home / self._name / file
 
     def has_copy(self, file: str, digest: str) -> bool:
-        """Whether there is a copy with this checksum; one that was used is kept longer."""
+        """Return whether a copy with this checksum exists, and mark it as recently used."""
         path = self.path(file)
         if file not in self._sound:
             if not path.exists() or find_damage(path, digest):
@@ -55,7 +56,7 @@ class FileCache:
         return True
 
     def add(self, file: str, content: Any) -> None:
-        """Keep the bytes of a file, which are known to be right. Raises StateError."""
+        """Store a copy of a file whose bytes are verified. Raises StateError."""
         global _added
         path = self.path(file)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -76,15 +77,16 @@ class FileCache:
             trim_cache(self.home)
 
     def forget(self, files: Iterable[str]) -> None:
+        """Delete the copies of these files."""
         for file in files:
-            if ".." in Path(file).parts:  # of a list of what lies in the store, where a name may be anything
+            if ".." in Path(file).parts:  # names come from a listing of the store and cannot be trusted
                 continue
             self._sound.discard(file)
             self.path(file).unlink(missing_ok=True)
 
 
 def trim_cache(home: Path) -> None:
-    """Remove what was not used for longest, beyond what there may be. What is mapped stays readable."""
+    """Delete the least recently used copies until the cache fits its limit. Mapped files stay readable."""
     most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
     files = []
     for path in home.rglob("*"):
@@ -102,7 +104,7 @@ def trim_cache(home: Path) -> None:
 
 
 def _cache_directory() -> Path:
-    """A directory of this user alone: what lies there is mapped as state. Raises StateError."""
+    """Return a directory that only this user can write, because its files are mapped as state. Raises StateError."""
     configured = os.environ.get("SLACKWATER_CACHE_DIR")
     home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
     try:

@@ -1,4 +1,6 @@
-"""A commit as one file, created only if absent; its last line is a checksum. One file per epoch, the last is the state."""
+"""A commit as one file per epoch, created only if absent. Its last line is a checksum. The newest file is the current
+state.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class CommitLog:
     place: Storage
 
     def epochs(self) -> list[int]:
-        """Those that are there, in order. Raises ExhaustedError."""
+        """Return the stored epochs, ascending. Raises ExhaustedError."""
         try:
             sizes = self.place.sizes("manifests")
         except OSError as error:
@@ -30,7 +32,10 @@ class CommitLog:
         return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
     def epochs_to_the_last(self) -> list[int]:
-        """The same with those that the list of an object store does not show yet: one request more. Raises StateError."""
+        """Return the stored epochs, including those that the listing of an object store does not show yet.
+
+        It costs at least one additional request. Raises StateError.
+        """
         epochs = self.epochs()
         while self.place.is_remote and self.place.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
             epochs.append(following)
@@ -41,11 +46,11 @@ class CommitLog:
         return f"manifests/{epoch:09d}.json"
 
     def shown(self, epoch: int) -> str:
-        """The file of a commit, for messages."""
+        """Return the file of a commit, for messages."""
         return self.place.shown(self.file(epoch))
 
     def written(self, epoch: int) -> StoredRecord:
-        """A manifest as it is, whole, and of a format that can be read."""
+        """Read a commit as it is stored. Raises StateError if it is damaged or its format cannot be migrated."""
         shown = self.shown(epoch)
         try:
             text, _, ending = self.place.read(self.file(epoch)).content.decode().rstrip("\n").rpartition("\n")
@@ -65,7 +70,7 @@ class CommitLog:
         return StoredRecord(version, data)
 
     def read(self, epoch: int) -> Commit:
-        """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
+        """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
         (version, data), shown = self.written(epoch), self.shown(epoch)
         try:
             commit = parse_commit(data, version, f"manifest {shown}")
@@ -79,13 +84,14 @@ class CommitLog:
         return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
-        """Commit, if the one of epoch `latest` is still there (-1: none). Raises FencedError, EpochError.
+        """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError, EpochError.
 
-        `writer`: who commits, where a commit whose answer was lost has to be told from another runner's.
+        `writer` is a token of the runner. It distinguishes a commit of this runner, whose response was lost, from
+        another runner's.
         """
         text, place = commit.model_dump_json(), self.place
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
-        # where each look is a request, the lease says whether another runner went on
+        # in an object store the lease shows whether another runner took over
         if latest >= 0 and not place.is_remote and not place.has(self.file(latest)):
             raise FencedError(f"epoch {latest} is gone from {place.root}: another runner went on; this one stops")
         try:

@@ -1,4 +1,4 @@
-"""A state below a directory: on a local disk, or any mounted file system."""
+"""State in a directory, on a local disk or any mounted file system."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files import arrow, lock
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent, open_file
 
-PENDING = ".commit-"  # how the name of a commit begins that is not yet linked
+PENDING = ".commit-"  # prefix of a commit's temporary file
 
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """A `Place` in a file system."""
+    """A `Storage` in a file system."""
 
     root: str
 
@@ -98,7 +98,7 @@ class LocalStorage:
         return {p.name: _size(p) for p in sorted((self.path / folder).glob("*"))}
 
     def clear_pending(self) -> None:
-        """Remove what a process that died while it committed left."""
+        """Delete temporary files of a process that died during a commit."""
         for path in self.path.glob(f"{PENDING}*"):
             path.unlink(missing_ok=True)
 
@@ -156,17 +156,17 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # removed meanwhile
+        return 0  # deleted in the meantime
 
 
 def _link(path: Path, to: Path) -> None:
     to.parent.mkdir(exist_ok=True)
-    to.unlink(missing_ok=True)  # of an attempt that was killed
+    to.unlink(missing_ok=True)  # left by an attempt that was killed
     try:
         to.hardlink_to(path)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support hard links
         try:
             shutil.copyfile(path, to)
         except FileNotFoundError:

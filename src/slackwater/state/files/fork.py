@@ -1,4 +1,4 @@
-"""Forks of a files store: the same immutable files under two states, linked, or copied where links cannot be made."""
+"""Forks of a files store: both states share immutable files by hard links, or by copies if links cannot be made."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slackwater.state.fork import forked_commit, name_taken
 from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 ATTEMPTS = 5
-FORKING = "forking"  # a file that is there while a fork is made
+FORKING = "forking"  # marker file that exists while a fork is made
 
 
 class ForkOrigin(Protocol):
-    """A store whose commit is copied."""
+    """The store whose commit is copied."""
 
     @property
     def place(self) -> Storage: ...
@@ -25,7 +25,7 @@ class ForkOrigin(Protocol):
 
 
 class ForkCopy(ForkOrigin, Protocol):
-    """A store that gets it."""
+    """The store that receives the copy."""
 
     def claim(self) -> None: ...
     def check_begins(self) -> None: ...
@@ -34,7 +34,7 @@ class ForkCopy(ForkOrigin, Protocol):
 
 
 def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bool = False) -> Commit | None:
-    """See `StateStore.fork`."""
+    """Copy a commit to another store, see `StateStore.fork`."""
     to = copy.place
     if existing := copy.epochs():
         raise name_taken(to.name, existing[-1], f"in {to.root}")
@@ -44,10 +44,10 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
     copy.claim()
     copied: list[str] = []
     try:
-        if existing := copy.epochs():  # since we looked
+        if existing := copy.epochs():  # created since the first check
             copied, fresh = [], False
             raise name_taken(to.name, existing[-1], f"in {to.root}")
-        if to.has(FORKING):  # of a fork that was killed: it names nothing, so nobody needs what it left
+        if to.has(FORKING):  # left by a fork that was killed: no commit references its files
             to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
             to.delete([FORKING])
         copy.check_begins()
@@ -69,9 +69,10 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
 
 
 def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
-    """Put the files of a commit there; None while its output waits.
+    """Copy the files of a commit, and append their names to `copied`. Return None while its output is unpublished.
 
-    What a runner removes meanwhile is of a commit that is not kept any more: then a later one is looked for.
+    If a runner deletes one of the files meanwhile, the commit is no longer kept. The copy then starts again with a
+    later one.
     """
     gone = ""
     for _ in range(ATTEMPTS):

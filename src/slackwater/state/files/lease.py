@@ -1,12 +1,15 @@
-"""Who runs a pipeline whose state lies in an object store: a lease, an object that its runner replaces again and again.
+"""The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
 
-    runner   put if absent ── replace if it is still mine ── replace ── … ── released
-    another  reads: released, or its process is gone, or it ran out LEASE_S + SKEW_S ago by this clock, or nobody touched it
-             for as long while one watched ──▶ replace if it is still what was read
+    runner   put if absent ── replace if unchanged ── replace ── … ── released
+    another  reads the lease. It takes over if the lease is released, its process is gone, it expired LEASE_S + SKEW_S
+    ago by
+             the local clock, or it did not change for as long while it was watched ──▶ replace if unchanged
 
-Two that try at once are told apart by the store. A runner that stalled longer than its lease renews it before it commits, and
-once more behind the commit if that took longer; whoever finds another's there stops. Clocks decide only how long a start
-waits: an epoch is one object that is put if absent, whatever they show.
+The store decides between two that try at the same time. A runner that stalled longer than its lease renews it before
+it
+commits, and again after the commit if that took longer. It stops if it finds the lease of another runner. Clocks only
+decide how
+long a start waits: an epoch is one object that is put if absent, so it is safe whatever the clocks show.
 """
 
 from __future__ import annotations
@@ -27,27 +30,25 @@ from slackwater.core.time import format_iso
 from slackwater.errors import FencedError, LockHeldError, SlackwaterError
 from slackwater.state.files.object_client import ObjectClient
 
-LEASE_S = 30.0  # how long a runner that is not heard of keeps the pipeline
+LEASE_S = 30.0  # how long a lease is valid after its last renewal
 RENEW_S = 10.0
-ANSWER_S = 5.0  # how long a request waits for its answer: several are to fit into what is left of a lease
-SKEW_S = (
-    5.0  # how far two machines' clocks may be apart before a start takes over too early, which the store then settles
-)
-RELEASE_S = 5.0  # how long an end waits to give it back
-LOOK_S = 1.0  # how often a start that waits looks
+ANSWER_S = 5.0  # timeout of a request: several must fit into the rest of a lease
+SKEW_S = 5.0  # largest clock difference that never lets a start take over early; beyond it the store decides
+RELEASE_S = 5.0  # how long `close` waits for the release
+LOOK_S = 1.0  # how often a waiting start reads the lease
 
 log = logging.getLogger("slackwater")
 _held: set[str] = set()  # tokens of leases of this process
 
 
 class Lease:
-    """A `StorageLock`, from `take` on. A thread renews it until it is closed, or nobody has it any more."""
+    """A `StorageLock`, from `take` on. A thread renews it until it is closed or garbage-collected."""
 
     def __init__(self, client: ObjectClient, file: str) -> None:
         self._client, self._file = client, file
         self.token = uuid.uuid4().hex
         self._version = ""
-        self._until = 0.0  # by this process's own clock
+        self._until = 0.0  # by the monotonic clock of this process
         self._lost = ""
         self._renewing = threading.Lock()
         self._ended = threading.Event()
@@ -59,7 +60,7 @@ class Lease:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
-        """Raises LockHeldError, StateError, EpochError."""
+        """Take the lease, and wait for an old one to expire. Raises LockHeldError, StateError, EpochError."""
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
@@ -82,7 +83,7 @@ class Lease:
                 thread = threading.Thread(target=_renew_on, args=(weakref.ref(self), self._ended), daemon=True)
                 thread.start()
                 return
-            watched = None  # somebody was faster
+            watched = None  # another process was faster
 
     def _read(self) -> tuple[dict[str, Any], str] | None:
         try:
@@ -92,7 +93,7 @@ class Lease:
         return parse_lease(bytes(stored.content)), stored.version
 
     def _encode(self, held: bool) -> bytes:
-        """Never the same twice."""
+        """Return the content of the lease; every call returns different bytes."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
         fields = {
             "token": self.token,
@@ -104,7 +105,7 @@ class Lease:
         return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
-        """Raises FencedError where another runner has it; what the client raises where that cannot be known."""
+        """Renew the lease, or note that another runner holds it. Raises the client's errors if that is unknown."""
         with self._renewing:
             if self._lost or self._ended.is_set():
                 return
@@ -126,7 +127,7 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Give it back, as far as that can be said within a while; else it runs out."""
+        """Release the lease within RELEASE_S; otherwise it expires."""
         self._ended.set()
         release = threading.Thread(target=self._release, daemon=True)
         release.start()
@@ -145,7 +146,7 @@ def _end_lease(ended: threading.Event, token: str) -> None:
 
 
 def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
-    """Until the lease is closed or nobody has it."""
+    """Renew a lease until it is closed or garbage-collected."""
     while not ended.wait(RENEW_S):
         held = lease()
         if held is None:
@@ -158,7 +159,7 @@ def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
 
 
 def lease_holder(client: ObjectClient, file: str) -> str | None:
-    """Who runs; None for nobody. Raises StateError."""
+    """Return the process that holds the lease; None if nobody does. Raises StateError."""
     try:
         content = parse_lease(bytes(client.get(file).content))
     except FileNotFoundError:
@@ -167,7 +168,7 @@ def lease_holder(client: ObjectClient, file: str) -> str | None:
 
 
 def parse_lease(content: bytes) -> dict[str, Any]:
-    """A lease as it lies there; one that is damaged runs out like any other, by being watched."""
+    """Parse a lease. A damaged one counts as held, and expires if it does not change."""
     try:
         lease = json.loads(content)
     except ValueError:
@@ -183,7 +184,7 @@ def _is_over(content: dict[str, Any]) -> bool:
 
 
 def _same_machine(content: dict[str, Any]) -> bool:
-    """Whether its process is, or was, one that this process can see."""
+    """Return whether the process of a lease runs, or ran, where this process can see it."""
     here = _machine()
     return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
 
@@ -202,7 +203,7 @@ def _is_alive(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """What tells a process from all others of all machines, as far as the system says it."""
+    """Return what identifies this process among those of all machines, as far as the system provides it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = str(Path("/proc/self/ns/pid").readlink())
@@ -212,7 +213,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str:
-    """When a process began, as the kernel counts; empty if it is gone, or dead and not buried."""
+    """Return the start time of a process as the kernel counts it; empty if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -1,9 +1,10 @@
-"""Who runs a pipeline: a file that is locked (flock) for the life of a runner, and says who that is.
+"""The lock of a pipeline in a file system: a file locked by flock for the life of a runner, which names its process.
 
-    state/<pipeline>/        locked too: whoever removes the file below does not let a second runner in
+    state/<pipeline>/        locked as well, so that deleting the file below does not admit a second runner
                      lock    "process 4711 on host"
 
-Some network file systems lock no directories; there a runner looks before each commit whether the file is still its own.
+Some network file systems cannot lock directories. There a runner checks before each commit that the file was not
+replaced.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import TextIO
 
 from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
 
-LOCK_S = 0.2  # how long a start waits for the lock: `holder` holds it for an instant
+LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds it for a moment
 
 
 class Flock:
-    """The lock of a process; nobody else has it while the process lives. `directory`: the file of it, if that is locked as well."""
+    """The lock of this process. `directory` is the descriptor of the directory if it is locked as well."""
 
     token = ""
 
@@ -30,7 +31,7 @@ class Flock:
         self._path, self._file, self._directory = path, file, directory
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if the state is another directory by now, or the file another one where it alone is locked."""
+        """Raise FencedError if the locked directory was replaced, or the locked file if the directory is not locked."""
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent
         try:
@@ -50,7 +51,7 @@ class Flock:
 
 
 def take_lock(path: Path) -> Flock:
-    """Lock this file and its directory until the lock is closed; the file says who holds it. Raises LockHeldError, StateError."""
+    """Lock this file and its directory, and write the process into the file. Raises LockHeldError, StateError."""
     file = _opened(path)
     end = time.monotonic() + LOCK_S
     if not _locked(file.fileno(), end):
@@ -80,7 +81,7 @@ def take_lock(path: Path) -> Flock:
 
 
 def lock_holder(path: Path) -> str | None:
-    """Who holds the lock; None for nobody. Raises StateError."""
+    """Return the process that holds the lock; None if nobody does. Raises StateError."""
     try:
         with path.open(errors="replace") as file:
             if not _is_free(file.fileno()):
@@ -103,7 +104,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def _opened_directory(path: Path) -> int | None:
-    """Return a descriptor of a directory; None where this user may not read it."""
+    """Return a descriptor of a directory; None if this user may not read it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -111,7 +112,9 @@ def _opened_directory(path: Path) -> int | None:
 
 
 def _locked(descriptor: int, end: float) -> bool:
-    """Lock it; False if somebody else has it until `end` of the monotonic clock. Raises OSError where it cannot be locked."""
+    """Lock a descriptor. Return False if another process holds the lock until `end` of the monotonic clock. Raises
+    OSError.
+    """
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +134,7 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _opened(path: Path) -> TextIO:
-    """The lock, which is written over: so it must be a file of this directory, and no link to another one."""
+    """Open the lock file. It is overwritten, so it must be a regular file and not a link."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:

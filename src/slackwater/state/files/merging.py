@@ -1,4 +1,4 @@
-"""When segments that have piled up are merged, and what takes whose place."""
+"""When piled-up segments are merged, and how a merge replaces its inputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from slackwater.state.commit import SegmentMeta
 
 FAN = 8  # segments of one size class before they are merged into one of the next
-MOST = 2 * FAN  # of one size class before an epoch merges them itself, since nobody did beside it
+MOST = 2 * FAN  # of one size class before an epoch merges them itself, because the background merge is behind
 
 
 def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
-    """How many of the newest segments to merge into one (0: none).
+    """Return how many of the newest segments to merge into one; 0 for none.
 
-    A size class spans a factor of FAN. Once `fan` segments of one class have piled up they are merged, with the smaller
-    ones after them, into one of the next class: a row is rewritten about once per class, a shard keeps few segments.
+    A size class spans a factor of FAN. Once `fan` segments of one class have piled up, they and the smaller ones
+    after them
+    are merged into one of the next class. So a row is rewritten about once per class, and a shard has few segments.
     """
     classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
     count = 0
@@ -29,15 +30,15 @@ def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
 
 @dataclass(frozen=True)
 class SegmentMerge:
-    """Neighbours of one shard that were merged: into one segment, or into none where nothing of them is left."""
+    """Adjacent segments of one shard, merged into one segment, or into none if all of their rows have expired."""
 
     inputs: tuple[SegmentMeta, ...]
     outputs: tuple[SegmentMeta, ...]
 
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
-        """The segments with what was merged in the place of its parts; as they are if somebody else has merged some of these.
+        """Return the segments with the inputs replaced by the outputs; unchanged if other merges have replaced inputs.
 
-        Parts that are over at this watermark may have been dropped meanwhile: their rows are over in what was merged as well.
+        Inputs that have expired at this watermark may be missing: their rows have expired in the outputs as well.
         """
         remaining = [m for m in self.inputs if m in metas]
         if not remaining or any(m.dead > watermark for m in self.inputs if m not in remaining):

@@ -1,7 +1,8 @@
-"""An object store's requests, counted, with answers of our own: what is not there, what could not be done and what to do.
+"""A client of an object store that counts requests and raises errors with a remedy.
 
-A put whose answer was lost may have been done, and its repetition finds it there: so whoever is refused reads what is there,
-and knows its own bytes. Nothing is put twice with the same bytes but by its own writer: each carries a token.
+A put whose response was lost may have succeeded, and its retry then finds the object. So a refused writer reads the
+object and
+compares it with its own bytes. Different writers never put the same bytes, because each writes its token.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from slackwater.errors import EpochError, SlackwaterError, StartError, StateErro
 from slackwater.secrets import mask_secrets
 
 EXTRA = "needs the package obstore, which is not installed; pip install 'slackwater[objects]'"
-PATIENCE_S = 60.0  # how long a request is repeated
-ANSWER_S = 20.0  # how long one waits for its answer: one that is never answered must leave time to be repeated
+PATIENCE_S = 60.0  # how long a request is retried
+ANSWER_S = 20.0  # timeout of one attempt; it must leave time for retries
 CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
-PART = 16 << 20  # bytes: larger objects are fetched in ranges, and put in parts
+PART = 16 << 20  # bytes of a part; objects larger than two parts are fetched in ranges and put in parts
 _AT_ONCE = 500  # objects deleted by one request
 
 
 class StoredObject(NamedTuple):
+    """The content of an object, and its version for conditional puts."""
+
     content: Any  # a buffer
     version: str
 
 
 @dataclass
 class ObjectClient:
-    """Of everything below one URL. Threads may ask at once; a process that was forked makes its own."""
+    """A client of everything below one URL. It may be used by several threads; a forked process must create its own."""
 
     url: str
     options: Mapping[str, str] = field(repr=False)
@@ -78,7 +81,7 @@ class ObjectClient:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def put(self, file: str, content: Any) -> None:
-        """Whatever is there; an object of its own name, so repeating it changes nothing. Raises EpochError."""
+        """Write an object whose name is unique, so that retries are harmless. Raises EpochError."""
         self.requests["put"] += 1
         large = len(content) > 2 * PART
 
@@ -91,18 +94,21 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
 
     def create(self, file: str, content: bytes) -> str | None:
-        """Put if there is none; its version, None where there is another one. Raises EpochError."""
+        """Put an object if it does not exist. Return its version, None if another one exists. Raises EpochError."""
         return self._conditional(file, content, "create")
 
     def replace(self, file: str, content: bytes, version: str) -> str | None:
-        """Put where there is this version; None where there is another one, or none. Raises EpochError."""
+        """Put an object if it has this version. Return the new version, None if it has another one or is missing. Raises
+        EpochError.
+        """
         return self._conditional(file, content, json.loads(version))
 
     def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
-        """Put where there is this version (None: no object), or what an earlier `rewrite` put there and got no answer for.
+        """Put an object if it has this version (None: no object), or the content of an earlier `rewrite` whose response
+        was lost.
 
-        Return the new version, None where there is another writer's. Raises EpochError, StateError: the store may have stored
-        the content then.
+        Return the new version, None if another writer has replaced it. Raises EpochError, StateError: the content may
+        be stored then.
         """
         while True:
             try:
@@ -118,7 +124,7 @@ class ObjectClient:
             return done
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
-        """The version of what was put, by this request or one before it whose answer was lost."""
+        """Return the version of the object that this request wrote, or an earlier attempt whose response was lost."""
         ends = time.monotonic() + PATIENCE_S
         while True:
             self.requests["put"] += 1
@@ -152,7 +158,7 @@ class ObjectClient:
             return None
 
     def get(self, file: str, size: int | None = None) -> StoredObject:
-        """An object; in ranges where it is known to be large. Raises FileNotFoundError, StateError."""
+        """Read an object, in ranges if `size` in bytes is large. Raises FileNotFoundError, StateError."""
         try:
             if size is not None and size > 2 * PART:
                 starts = range(0, size, PART)
@@ -183,7 +189,9 @@ class ObjectClient:
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Names list_folder a folder, whatever is deeper left out, and bytes. A request per thousand. Raises StateError."""
+        """Return the objects below a folder and their sizes in bytes. It costs one request per thousand. Raises
+        StateError.
+        """
         prefix = f"{folder}/" if folder else ""
         try:
             objects = self._obs.list(self._store, prefix or None).collect()
@@ -193,7 +201,7 @@ class ObjectClient:
         return {str(o["path"]).removeprefix(prefix): int(o["size"]) for o in objects}
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """The names of the folders and of the objects list_folder a folder. Raises StateError."""
+        """Return the names of the folders and of the objects directly in a folder. Raises StateError."""
         self.requests["list"] += 1
         prefix = f"{folder}/" if folder else ""
         try:
@@ -205,14 +213,14 @@ class ObjectClient:
         return folders, files
 
     def delete(self, files: Collection[str]) -> None:
-        """What is gone already is no error. Raises StateError."""
+        """Delete objects; missing ones are ignored. Raises StateError."""
         remaining = sorted(files)
         while remaining:
             some, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
             self.requests["delete"] += 1
             try:
                 self._retry(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
-            except FileNotFoundError as error:  # Azure ends at the first that is gone
+            except FileNotFoundError as error:  # Azure stops at the first missing object
                 if _no_bucket(str(error)):
                     raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
                 for file in some:
@@ -230,7 +238,7 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be deleted", StateError) from None
 
     def copy(self, file: str, to: str) -> None:
-        """Within the store. Raises FileNotFoundError, StateError."""
+        """Copy an object within the store. Raises FileNotFoundError, StateError."""
         self.requests["put"] += 1
         try:
             self._retry(lambda: self._obs.copy(self._store, file, to))
@@ -242,7 +250,7 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
-        """Do what may be done twice, again while it fails with an error that is_transient; obstore repeats few of these itself."""
+        """Run an idempotent request, and retry it after transient errors. obstore itself retries only some of them."""
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -256,7 +264,7 @@ class ObjectClient:
                 time.sleep(0.1)
 
     def _wrap_error(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
-        """One line of what a store said, and what to do."""
+        """Return an error with one line of the store's message and a remedy."""
         if isinstance(error, SlackwaterError):
             return error
         text = str(error)
@@ -275,7 +283,7 @@ class ObjectClient:
 
 
 def _version(attributes: Mapping[str, Any]) -> str:
-    """What a conditional put names: S3 and Azure go by the tag, Google by the version."""
+    """Return what a conditional put compares: S3 and Azure use the ETag, Google the version."""
     return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 
@@ -307,17 +315,17 @@ def _status(text: str) -> str:
 
 
 def _is_transient(text: str) -> bool:
-    """Whether an error says nothing against the request itself."""
+    """Return whether a retry may help: the bucket exists and access was not denied."""
     return not (_no_bucket(text) or _denied(text) or _no_credentials(text))
 
 
 def _is_interrupted(text: str) -> bool:
-    """Whether an upload did not arrive as a whole, or its parts are gone since another request has put them together."""
+    """Return whether an upload was incomplete, or another request has already assembled its parts."""
     return any(code in text for code in ("RequestTimeout", "IncompleteBody", "NoSuchUpload", "OperationAborted"))
 
 
 def _short_reason(error: Exception) -> str:
-    """What an error says, in one line without its inside."""
+    """Return an error message as one line, without the client's internals."""
     text = str(error).partition("\n\nDebug source:")[0]
     code = re.search(r"<Code>([A-Za-z]+)</Code>", text)
     text = " ".join(text.partition("<?xml")[0].split())

@@ -1,12 +1,13 @@
-"""A state below a URL of an object store: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
+"""State in an object store, below a URL: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
 
-    segment, output   put once, under a name of its own; read from a copy in the local cache, memory-mapped
+    segment, output   put once, under a unique name; read from a memory-mapped copy in the local cache
     manifest          put if absent: that is the commit
-    published         put if it is still what this runner put there last
+    published         put if this runner wrote the stored version
     lock              the lease
 
-Of an epoch: a put per file that a shard writes, one for the manifest, one for `published`, one for a list of files that were
-read. Nothing is looked for: what a runner knows it does not ask for. What another machine wrote is fetched once.
+An epoch costs one put per file that a shard writes, one for the manifest, one for `published` and one for a list of
+read files.
+A runner does not read what it knows already. Files of other machines are fetched once.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from slackwater.state.files.cache import FileCache
 from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent
 
-AT_ONCE = 16  # requests
-MOVED = "moved"  # an object that is there while a state that was put aside is removed from where it was
+AT_ONCE = 16  # parallel requests
+MOVED = "moved"  # marker object that exists while a state that was put aside is deleted from its former location
 
 _clients: dict[tuple[object, ...], tuple[ObjectClient, FileCache]] = {}
 _making = threading.Lock()
@@ -38,16 +39,17 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """A `Place` in an object store. Goes to workers with what they need to reach it."""
+    """A `Storage` in an object store. It can be pickled for workers, with the options to reach the store."""
 
-    url: str  # where the states of all pipelines lie
+    url: str  # location of the states of all pipelines
     name: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def from_url(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
+        """Return the storage of a pipeline below a URL, and check its options. Raises StartError."""
         storage = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
-        _ = storage.client  # a mistake is told where it is made
+        _ = storage.client  # raises for wrong options here and not at the first request
         return storage
 
     @property
@@ -60,7 +62,7 @@ class ObjectStorage:
 
     @property
     def _connection(self) -> tuple[ObjectClient, FileCache]:
-        """Of this process: what is open does not go along to another."""
+        """Return the client and the cache of this process. They cannot be shared with another process."""
         key = (os.getpid(), self.url, self.name, self.options)
         with _making:
             if key in _clients:
@@ -132,7 +134,7 @@ class ObjectStorage:
         return wrong
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """By a list of what is there: whether an object holds what was written is looked at when it is fetched."""
+        """Compare the files with a listing of sizes. Their checksums are verified when they are fetched."""
         sizes = {
             f"{folder}/{n}": s
             for folder in {f.file.partition("/")[0] for f in files}
@@ -141,9 +143,7 @@ class ObjectStorage:
         for file in files:
             size = sizes.get(file.file)
             if size is None:
-                if self.has(
-                    file.file
-                ):  # a list may lag behind what is there; its content is looked at when it is fetched
+                if self.has(file.file):  # a listing may lag behind
                     continue
                 raise self._damage_error(file, "is missing")
             if file.bytes is not None and size != file.bytes:
@@ -183,11 +183,11 @@ class ObjectStorage:
         return
 
     def lock(self) -> StorageLock:
-        # by a client of its own: a segment may take its time, a lease has little
+        # a client with a short timeout: segments may take long, a lease may not
         held = lease.Lease(ObjectClient(self.root, {"timeout": f"{lease.ANSWER_S:g}s", **dict(self.options)}), "lock")
         try:
             held.take()
-            if self.has(MOVED):  # put aside by a runner that was killed before it was done here
+            if self.has(MOVED):  # a runner was killed while it put the state aside
                 self._clear()
         except BaseException:
             held.close()
@@ -206,7 +206,11 @@ class ObjectStorage:
         whole.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
-        """Copied, commits last, so that a copy that was cut off is no state; then removed here, which a start completes."""
+        """Copy the state to another name and delete it here.
+
+        Commits are copied last, so that an interrupted copy is not a state. The next start completes an interrupted
+        deletion.
+        """
         aside = self.sibling(name)
         files = [f for f in self.client.sizes("") if f not in ("lock", MOVED)]
         commits = [f for f in files if f.startswith("manifests/")]
@@ -218,7 +222,7 @@ class ObjectStorage:
         return aside.root
 
     def _clear(self) -> None:
-        """Remove everything but the lease; what says that this has begun goes last."""
+        """Delete everything except the lease; the marker of this deletion goes last."""
         self.delete([f for f in self.client.sizes("") if f not in ("lock", MOVED)])
         self.delete([MOVED])
 
@@ -233,13 +237,13 @@ def _differs(content: memoryview, file: FileRef) -> str:
 
 
 def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:
-    """The pipelines that have their state below a URL. Raises StartError."""
+    """Return the pipelines with a state below a URL. Raises StartError."""
     client = ObjectClient(url.rstrip("/"), options)
     return [name for name in client.list_folder()[0] if _has_state(client, name)]
 
 
 def is_state(url: str, name: str, options: Mapping[str, str]) -> bool:
-    """Whether a pipeline has its state there. Raises StartError."""
+    """Return whether a pipeline has a state below a URL. Raises StartError."""
     return _has_state(ObjectClient(url, options), name)
 
 

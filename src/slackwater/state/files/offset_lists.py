@@ -1,4 +1,4 @@
-"""Long lists that a commit refers to by name: a text file each, with the checksum in its name."""
+"""Long lists that a commit refers to by name: one text file each, with the checksum in its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.state.files.storage import FileRef, Storage, verify_file
 
 
 def write_list(place: Storage, epoch: int, lines: Sequence[str]) -> str:
-    """Write a list of a pipeline; its name. Raises EpochError."""
+    """Write a list and return its name. Raises EpochError."""
     text = "".join(f"{line}\n" for line in lines)
     name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{file_checksum(text.encode())}.jsonl"
     place.put(name, text.encode())
@@ -19,11 +19,11 @@ def write_list(place: Storage, epoch: int, lines: Sequence[str]) -> str:
 
 
 def read_list(place: Storage, name: str) -> list[str]:
-    """The lines of a list. Raises StateError if it is not as it was written."""
+    """Return the lines of a list. Raises StateError if it is damaged."""
     verify_file(place, list_file(name))
     return place.local_path(list_file(name)).read_text().splitlines()
 
 
 def list_file(name: str) -> FileRef:
-    """A list as a file: its name ends with the checksum."""
+    """Return the file of a list; its name ends with the checksum."""
     return FileRef(name, PurePosixPath(name).stem.rpartition("-")[2])

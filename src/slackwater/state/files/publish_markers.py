@@ -1,5 +1,7 @@
-"""Notes beside the commits. How far the targets got: the last epoch that all have, and those that have their part of one that others
-miss; each a file with a checksum. The history of runs."""
+"""Small files next to the commits: the last epoch that all targets hold, the targets that already hold an epoch that
+others miss,
+and the history of runs. Each has a checksum except the history.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 @dataclass
 class MarkerFile:
-    """A note that one runner alone writes. Where each look is a request, a runner remembers what it wrote."""
+    """A small file that only the runner writes. In an object store the runner caches what it wrote, to save
+    requests.
+    """
 
     place: Storage
     file: str
@@ -32,7 +36,7 @@ class MarkerFile:
         return self.place.shown(self.file)
 
     def read(self) -> bytes | None:
-        """What it holds now; None for nothing. Raises OSError."""
+        """Return the current content; None if the file does not exist. Raises OSError."""
         try:
             stored = self.place.read(self.file)
         except FileNotFoundError:
@@ -41,25 +45,25 @@ class MarkerFile:
         return None if stored is None else stored.content
 
     def read_cached(self) -> bytes | None:
-        """The same, as the runner that holds the lock knows it."""
+        """Return the content as the runner that holds the lock knows it."""
         if not (self._is_known and self.place.is_remote):
             return self.read()
         return None if self._known is None else self._known.content
 
     def write(self, content: bytes) -> None:
-        """Raises EpochError; FencedError if somebody else wrote it meanwhile."""
+        """Replace the content. Raises EpochError, FencedError if another runner wrote it meanwhile."""
         if self.place.is_remote and not self._is_known:
             self.read()
         version = self.place.replace(self.file, content, None if self._known is None else self._known.version)
         self._known, self._is_known = VersionedContent(content, version), True
 
     def invalidate(self) -> None:
-        """Look again before the next write: another runner may have had the state."""
+        """Drop the cached content, because another runner may have held the state."""
         self._known, self._is_known = None, False
 
 
 def epoch_in(marker: MarkerFile, content: bytes | None) -> int:
-    """The last epoch that was published, -1 for none. Raises StateError."""
+    """Parse the last published epoch, -1 for none. Raises StateError."""
     if content is None:
         return -1
     text = content.decode(errors="replace")
@@ -73,7 +77,7 @@ def epoch_in(marker: MarkerFile, content: bytes | None) -> int:
 
 
 def read_marker(marker: MarkerFile, held: bool = False) -> int:
-    """The last epoch that was published, -1 for none. `held`: as the runner knows it. Raises StateError."""
+    """Return the last published epoch, -1 for none. `held`: read the runner's cache. Raises StateError."""
     try:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
@@ -84,13 +88,15 @@ def read_marker(marker: MarkerFile, held: bool = False) -> int:
 
 
 def write_marker(marker: MarkerFile, epoch: int) -> None:
-    """Put down an epoch as the last one that was published. Raises EpochError."""
+    """Record an epoch as the last published one. Raises EpochError."""
     number = str(epoch)
     marker.write(f"{number} {file_checksum(number.encode())}\n".encode())
 
 
 def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
-    """The targets that have their part of this epoch; a damaged note is none: most targets ignore an epoch that they have."""
+    """Return the targets that hold this epoch. A damaged file counts as empty: most targets ignore an epoch that they
+    hold.
+    """
     record = None
     try:
         content = marker.read_cached() if held else marker.read()
@@ -107,13 +113,15 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
 
 
 def note_reached(marker: MarkerFile, epoch: int, target: str) -> None:
-    """Put down that a target has its part of an epoch, beside those that were put down of it. Raises EpochError."""
+    """Record that a target holds an epoch, in addition to those already recorded. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(marker, epoch, held=True), target})})
     marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
 
 
 def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
-    """The noted runs, oldest first; damaged lines are left out. `held`: as the runner knows it. Raises StateError."""
+    """Return the recorded runs, oldest first, without damaged lines. `held`: read the runner's cache. Raises
+    StateError.
+    """
     try:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
@@ -124,5 +132,5 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
 
 
 def note_run(marker: MarkerFile, run: Run) -> None:
-    """Add a run to the history, or replace its former note. Raises EpochError, StateError."""
+    """Add a run to the history, or replace its entry. Raises EpochError, StateError."""
     marker.write(encode_runs(with_run(read_runs(marker, held=True), run)).encode())

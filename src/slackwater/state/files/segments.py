@@ -1,7 +1,7 @@
-"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped; the newest version of a unit wins.
+"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped. The newest version of a unit wins.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-                 look up by binary search, newest first; due rows by a scan of one column
+                 units are found by binary search, newest first; due rows by a scan of one column
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class SegmentColumns:
 
 
 class Segment:
-    """One segment."""
+    """One segment: a file and its metadata."""
 
     def __init__(self, place: Storage, meta: SegmentMeta) -> None:
         self.meta, self._place = meta, place
 
     @cached_property
     def table(self) -> pa.Table:
-        """The open file. It is opened when it is first asked for, and stays readable then though it may be removed."""
+        """Return the open file. It is opened on first use, and stays readable after it was deleted."""
         return open_file(self._place, file_ref(self.meta))
 
     @cached_property
     def columns(self) -> SegmentColumns:
-        # PyArrow's to_numpy would load pandas
+        # PyArrow's to_numpy would import pandas
         hidden = frame_of(self.table.select(["__h", "__kind", "__start", "__due"]))
         return SegmentColumns(*(column.to_numpy() for column in hidden))
 
@@ -68,10 +68,10 @@ class Segment:
         return frame_of(self.table)
 
     def rows(self, index: Int64s) -> pl.DataFrame:
-        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # as pa.array would
+        return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Begin and end positions of the unit of each hash (equal where there is none)."""
+        """Return the begin and end positions of the unit of each hash; they are equal if it does not exist."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -80,29 +80,31 @@ class Segment:
         return begin, end
 
     def units_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Begin and end positions of the units that rows at these positions (ascending) are of, each unit once."""
+        """Return the begin and end positions of the units that contain rows at these positions (ascending), each unit
+        once.
+        """
         begin = run_starts(self.columns.h)
-        if len(begin) == len(self.columns.h):  # a row each
+        if len(begin) == len(self.columns.h):  # every unit has one row
             return rows, rows + 1
         units = distinct_values(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)
         return begin[units], np.append(begin, len(self.columns.h))[units + 1]
 
 
 class SegmentReader:
-    """The units of one shard as of a commit, in its segments."""
+    """Reads the units of one shard as of a commit from its segments."""
 
     def __init__(self, place: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
         self.schema, self._place = schema, place
         self.segments = [Segment(place, m) for m in metas if m.rows]
 
     def with_schema(self, schema: dict[str, pl.DataType]) -> SegmentReader:
-        """The same open files with the columns of a window."""
+        """Return a reader of the same open files with another schema."""
         reader = SegmentReader(self._place, (), schema)
         reader.segments = self.segments
         return reader
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
-        """All rows of the units with these hashes (sorted, unique), newest version of each."""
+        """Return the newest version of all rows of the units with these hashes (sorted, unique)."""
         frames: list[pl.DataFrame] = []
         for segment in reversed(self.segments):
             if not len(hashes):
@@ -115,7 +117,7 @@ class SegmentReader:
         return self._concat_visible(frames)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
-        """All rows of the units that have a visible row that wants a visit."""
+        """Return all rows of the units with at least one visible due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
             if not when.touches(segment.meta.first_due, segment.meta.last_due):
@@ -140,17 +142,17 @@ class SegmentReader:
         return np.sort(np.concatenate(candidates))[:count]
 
     def scan(self) -> pl.DataFrame:
-        """Every visible row."""
+        """Return all visible rows."""
         return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
-        """The columns of every visible row that say what is due; nothing else of the files is read."""
+        """Return the columns OUTLINE of all visible rows. Other columns are not read."""
         frames = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
             c = segment.columns
             shown = c.kind != TOMBSTONE
-            if 4 * len(seen) < len(c.h):  # a few new ones over many old ones
+            if 4 * len(seen) < len(c.h):  # few new units over many old ones
                 shown[expand_ranges(*self._hits(segment, seen))] = False
             elif len(seen):
                 shown &= ~in_sorted(c.h, seen)
@@ -179,7 +181,7 @@ class SegmentReader:
         return with_revision_columns(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]
 
     def open_files(self) -> SegmentReader:
-        """This, with every file open."""
+        """Open every file and return this reader."""
         for segment in self.segments:
             _ = segment.table
         return self
@@ -203,7 +205,9 @@ class FilesShard:
     def stage(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """The segments with `rows` as the newest, after dropping what is over, and merging what nobody merged beside."""
+        """Return the segments with `rows` added as the newest, without expired ones. Segments that the background merge
+        has left are merged.
+        """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
             metas.pop(0)
@@ -215,7 +219,7 @@ class FilesShard:
         return segments
 
     def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
-        """The newest segments as one, once `fan` of a size have piled up."""
+        """Merge the newest segments, once `fan` of one size class have piled up."""
         count = merge_plan(self.metas, fan)
         if not count:
             return []
@@ -234,7 +238,7 @@ class FilesShard:
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """The segments of a shard that holds exactly `rows`."""
+        """Write exactly `rows` and return the segments of the shard."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
@@ -243,14 +247,16 @@ class FilesShard:
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
     def _write(self, logic: KeyedState, rows: pl.DataFrame) -> SegmentMeta:
-        """A new file; its name is unique, so a task may run twice."""
+        """Write a new segment. Its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.place.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
     def _merge(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
-        """Several segments as one. Only where nothing older lies below may rows be forgotten: else they would uncover it."""
+        """Merge segments into one frame. Expired rows are only dropped from the oldest segments: otherwise older
+        versions would reappear.
+        """
         if oldest:
             return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.place, m) for m in metas]
@@ -261,7 +267,7 @@ class FilesShard:
 
 
 def in_order(frame: pl.DataFrame) -> pl.DataFrame:
-    """By hash, as they are within one."""
+    """Sort rows by unit hash, as segments require."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
         return frame
@@ -269,7 +275,7 @@ def in_order(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Of frames given oldest first: each without the units that a later one holds."""
+    """Drop from each frame the units that a later frame contains. Frames are ordered oldest first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
@@ -280,7 +286,7 @@ def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
-    """The positions begin[0]..end[0], begin[1]..end[1], … as one array."""
+    """Return the positions begin[0]..end[0], begin[1]..end[1], … as one array."""
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
     return np.arange(int(lengths.sum())) + offsets

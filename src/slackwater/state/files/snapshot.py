@@ -1,6 +1,7 @@
-"""The files store as seen from beside its runner: a commit, and its rows.
+"""Reading commits of a files store without its lock, while a runner may go on.
 
-All files are opened at once: removed by a runner's garbage collection, they stay readable while they are open.
+All files of a commit are opened at once, so that they stay readable when the runner's garbage collection deletes
+them.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 
 class SnapshotReader:
-    """Looks at the commits of a log, again and again."""
+    """Opens commits of a log. It remembers which segments it has verified."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log, self._place = log, log.place
-        self._whole: set[str] = set()  # segments that were looked at and found as written
+        self._whole: set[str] = set()  # segments of the latest snapshot, already verified
 
     @contextmanager
     def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
-        """See `StateStore.peek`."""
+        """Open a commit, see `StateStore.peek`."""
         snapshot, epochs = None, self._log.epochs()
         if epoch is not None:
             snapshot = self._open_kept(epoch, epochs)
@@ -39,7 +40,7 @@ class SnapshotReader:
                 former, epochs = epochs, self._log.epochs()
                 if epochs[-1:] == former[-1:]:
                     raise
-                # else a runner went on meanwhile, and removed what the former commit names
+                # a runner has committed meanwhile and deleted files of the former commit: open the new one
         yield snapshot
 
     def _open_kept(self, epoch: int, epochs: Sequence[int]) -> Snapshot:
@@ -52,7 +53,7 @@ class SnapshotReader:
         raise epoch_not_kept(epoch, epochs, self._place.root)
 
     def open_commit(self, epoch: int) -> Snapshot:
-        """One commit, with all its files. Raises StateError if one of them is gone, or not as it was written."""
+        """Open one commit with all its files. Raises StateError if one of them is missing or damaged."""
         commit = self._log.read(epoch)
         self._place.fetch([file_ref(m) for m in commit.metas])
         stages = [

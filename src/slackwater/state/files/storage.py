@@ -1,10 +1,10 @@
-"""Where the bytes of a state lie; the files store knows no more of it than this.
+"""The storage of a state's files. The files store only uses this protocol.
 
                    directory (`directory.py`)           prefix of an object store (`objects.py`)
-a file of its own  written, flushed, memory-mapped   put; mapped from a copy in a local cache
-a commit           linked: refused if it is there    put if absent
-a note             replaced by a rename              put if it is still what was read
-who runs           flock (`lock.py`)                 a lease (`lease.py`)
+file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
+commit             hard link: refused if it exists      put if absent
+marker             replaced by a rename                 put if unchanged since it was read
+lock               flock (`lock.py`)                    a lease (`lease.py`)
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files import arrow
 
-NAMED = ("segments", "outputs", "offsets")  # folders of files that commits name
+NAMED = ("segments", "outputs", "offsets")  # folders of files that commits refer to
 
 
 class FileRef(NamedTuple):
-    """A file that a commit names. `bytes`, `rows`: None where the commit does not say."""
+    """A file that a commit refers to. `bytes` and `rows` are None if the commit does not record them."""
 
     file: str
     checksum: str
@@ -38,108 +38,113 @@ def file_ref(meta: SegmentMeta) -> FileRef:
 
 
 class VersionedContent(NamedTuple):
-    """What a small file holds, and what tells this content from a later one (of objects)."""
+    """The content of a small file, and its version in an object store."""
 
     content: bytes
     version: str = ""
 
 
 class StorageLock(Protocol):
-    """Held by a runner. `token`: tells it from every other runner; empty where nobody asks."""
+    """The lock of a runner. `token` identifies the runner; empty if the storage does not need it."""
 
     @property
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner has it by now. `doing`: what this one must not do then."""
+        """Raise FencedError if another runner holds the lock. `doing` says in the message what this runner must not
+        do.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class Storage(Protocol):
-    """The state of one pipeline; files are known by their names relative to it ("segments/x.arrow"). Goes to workers.
+    """The files of one pipeline's state, by relative name such as "segments/x.arrow". It can be pickled for workers.
 
-    What cannot be read or written is an OSError or an error of ours; what is not there, FileNotFoundError.
+    Read and write errors are OSError or errors of this project. A missing file raises FileNotFoundError.
     """
 
     @property
     def root(self) -> str:
-        """Where it is, for people."""
+        """Return the location of the state, for messages."""
         ...
 
     @property
     def name(self) -> str:
-        """The pipeline."""
+        """Return the name of the pipeline."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether each look is a request."""
+        """Return whether every access is a request to an object store."""
         ...
 
     def shown(self, file: str) -> str:
-        """A file, for messages."""
+        """Return the full name of a file, for messages."""
         ...
 
     def sibling(self, name: str) -> Storage:
-        """The state of another pipeline beside it."""
+        """Return the storage of another pipeline in the same location."""
         ...
 
     def names(self) -> list[str]:
-        """The pipelines that have their state next to this one, itself included."""
+        """Return the pipelines with a state in the same location, including this one."""
         ...
 
-    # -- files that are written once, under names of their own
+    # -- immutable files with unique names
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
-        """A frame as an Arrow file; its size and checksum. Raises EpochError."""
+        """Write a frame as an Arrow file; return its size in bytes and its checksum. Raises EpochError."""
         ...
 
     def put(self, file: str, content: bytes) -> None:
-        """Raises EpochError."""
+        """Write a file. Raises EpochError."""
         ...
 
     def local_path(self, file: FileRef) -> Path:
-        """A file of this machine with these bytes; it stays readable while it is open. Raises StateError."""
+        """Return a local file with this content. It stays readable while it is open. Raises StateError."""
         ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
-        """Get them at once, where that is faster than one by one."""
+        """Fetch files in parallel, if that is faster than one by one."""
         ...
 
     def find_damage(self, file: FileRef) -> str:
-        """What is wrong with a file, as it lies there: missing, cut, other bytes; empty if nothing is."""
+        """Describe the damage of a file: missing, truncated or changed. Empty if it is intact."""
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of these is not there, or not what was written, as far as a start looks."""
+        """Raise StateError if one of these files is missing or damaged, as far as a start checks."""
         ...
 
-    # -- files that say what there is
+    # -- commits and markers
 
     def read(self, file: str) -> VersionedContent: ...
 
     def create(self, file: str, content: bytes) -> bool:
-        """Down for good, if there is none; False if there is one."""
+        """Write a file durably if it does not exist. Return False if it exists."""
         ...
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
-        """Instead of what has this version (None: nothing); the new one. Raises FencedError if there is something else."""
+        """Replace the version `version` of a file (None: no file) and return the new version.
+
+        Raises FencedError if the file has another version.
+        """
         ...
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """The files of a folder, by name within it, and their bytes."""
+        """Return the files of a folder, by name in it, with their sizes in bytes."""
         ...
 
     def has(self, file: str) -> bool: ...
 
     def delete(self, files: Collection[str]) -> None: ...
 
-    # -- the whole
+    # -- the whole state
 
     def prepare(self) -> None:
-        """Make room. Raises StateError."""
+        """Create the folders. Raises StateError."""
         ...
 
     def lock(self) -> StorageLock:
@@ -149,24 +154,26 @@ class Storage(Protocol):
     def holder(self) -> str | None: ...
 
     def is_fresh(self) -> bool:
-        """Whether there is nothing at all."""
+        """Return whether the location holds nothing at all."""
         ...
 
     def copy_from(self, origin: Storage, file: str) -> None:
-        """Get a file of another state here. Raises FileNotFoundError, whose `filename` is the one that is gone."""
+        """Copy a file from another state. Raises FileNotFoundError, whose `filename` is the missing file."""
         ...
 
     def put_aside(self, name: str) -> str:
-        """Make it the state of that pipeline, which has none, with the lock held; where that is. Raises StateError."""
+        """Rename the state to a name without a state, and return the new location. The caller holds the lock. Raises
+        StateError.
+        """
         ...
 
     def remove(self) -> None:
-        """All of it, as far as that can be done."""
+        """Delete the whole state, as far as possible."""
         ...
 
 
 def open_file(place: Storage, file: FileRef) -> pa.Table:
-    """A file of which a commit says that it holds so many rows. Raises StateError if it does not."""
+    """Open a file and check its number of rows against the commit. Raises StateError."""
     table = arrow.open_arrow(place.local_path(file), place.shown(file.file))
     if table.num_rows != file.rows:
         raise StateError(
@@ -177,5 +184,5 @@ def open_file(place: Storage, file: FileRef) -> pa.Table:
 
 
 def verify_file(place: Storage, file: FileRef) -> None:
-    """Raise StateError if a file is missing, was cut, or holds other bytes than were written."""
+    """Raise StateError if a file is missing, truncated or changed."""
     arrow.verify_file(place.local_path(file), file.checksum, file.bytes, place.shown(file.file))

@@ -1,4 +1,4 @@
-"""Which kind of place a path names."""
+"""The storage for a path or URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.state.files.storage import Storage
 
 
 def storage_for(path: str | Path, pipeline: str, options: Mapping[str, str]) -> Storage:
-    """Where a pipeline's state is, below a path or URL. Raises StartError."""
+    """Return the storage of a pipeline below a path or URL. Raises StartError."""
     if isinstance(path, Path) or is_local(path):
         return LocalStorage(str(Path(path).resolve() / pipeline))
     from slackwater.state.files.objects import ObjectStorage

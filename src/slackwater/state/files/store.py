@@ -1,13 +1,13 @@
 """The files store: one directory per pipeline, on a local disk, any mounted file system, or in an object store.
 
 state/<pipeline>/
-  lock                      held for the life of a runner (flock; of objects a lease), says who holds it
+  lock                      held for the life of a runner (flock, or a lease in an object store); names its process
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
-  segments/…                state rows (Arrow), referred to by manifests
-  outputs/…                 staged output (Arrow), kept until published
-  published                 the last epoch that reached all targets, and a checksum
-  reached                   the targets that have their part of an epoch while others do not, and a checksum
-  runs                      the last runs, a line of JSON each; can be lost
+  segments/…                state rows (Arrow), referenced by manifests
+  outputs/…                 staged output (Arrow), kept until it is published
+  published                 the last epoch that reached all targets, with a checksum
+  reached                   the targets that hold an epoch while others do not, with a checksum
+  runs                      the history of runs, a line of JSON each; can be lost
   checkpoint/…              Spark's plan of the next epoch; can be lost
 """
 
@@ -41,13 +41,14 @@ from slackwater.state.runs import Run
 log = logging.getLogger("slackwater")
 
 KEPT_EPOCHS = 8
-FETCHED_AT_ONCE = 16  # staged files of an object store
+FETCHED_AT_ONCE = 16  # staged files fetched in parallel from an object store
 
 
 class FilesStore:
     """A `StateStore` in a directory or below the URL of an object store. Nothing is created or changed before `open`.
 
-    `options`: how an object store is reached, see `config.target.StateStore`. Nothing of them is ever part of the state.
+    `options` configure the access to an object store, see `config.target.StateStore`. They are never stored in the
+    state.
     """
 
     def __init__(self, path: str | Path | Storage, pipeline: str, options: Mapping[str, str] | None = None) -> None:
@@ -62,12 +63,16 @@ class FilesStore:
         self._runs = publish_markers.MarkerFile(self.place, publish_markers.RUNS)
         self._snapshots = SnapshotReader(self._log)
         self._merger = BackgroundMerger(self.place)
-        self._named: dict[int, frozenset[str]] = {}  # by epoch, of those that were seen: the files of its commit
+        self._named: dict[
+            int, frozenset[str]
+        ] = {}  # files of the commits that this process has read or written, by epoch
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def checkpoint(self) -> Path:
-        """Beside the state; of objects a temporary directory, which does for all sources that can seek."""
+        """Return a directory next to the state; for an object store a temporary one, which suffices for sources that can
+        seek.
+        """
         if not self.place.is_remote:
             return Path(self.root) / "checkpoint"
         if self._temporary is None:
@@ -92,9 +97,10 @@ class FilesStore:
             self._clear_attempts()
 
     def _clear_attempts(self) -> None:
-        """Remove the files of epochs that were never committed: only the holder of the lock writes any.
+        """Delete the files of epochs that were never committed. The holder of the lock is the only writer.
 
-        Not in an object store, where the commit of a runner that lost its lease may still be on its way; its files are garbage later.
+        Not in an object store: there the commit of a runner that lost its lease may still arrive. Its files become
+        garbage later.
         """
         if self.place.is_remote:
             return
@@ -108,7 +114,9 @@ class FilesStore:
             self.place.clear_pending()
 
     def claim(self) -> None:
-        """Make the directory, where there is none, and take its lock; looks at nothing in it. Raises LockHeldError, StateError."""
+        """Create the directory if necessary and take its lock, without reading the state. Raises LockHeldError,
+        StateError.
+        """
         self.place.prepare()
         self._lock = self.place.lock()
         self._named.clear()
@@ -116,7 +124,7 @@ class FilesStore:
             marker.invalidate()
 
     def _read_latest(self) -> Commit | None:
-        """The latest commit, if it is what the rest of the directory says it is."""
+        """Return the latest commit, and check that it belongs to the state around it."""
         epochs = self._log.epochs_to_the_last()
         latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published(), latest.epoch if latest else -1)
@@ -125,7 +133,7 @@ class FilesStore:
             return None
         former = set()
         for epoch in epochs[:-1]:
-            with suppress(StateError):  # one that is damaged is not needed for a start
+            with suppress(StateError):  # a start does not need earlier commits
                 former.add(self._log.read(epoch).state_id)
         if former and latest.state_id not in former:
             raise StateError(
@@ -135,7 +143,7 @@ class FilesStore:
         return latest
 
     def check_published(self, published: int, latest: int) -> None:
-        """Raise StateError if an epoch was published whose commit is not there."""
+        """Raise StateError if a published epoch has no commit."""
         if published > latest:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
@@ -144,7 +152,7 @@ class FilesStore:
             )
 
     def check_begins(self) -> None:
-        """Raise StateError if there are files of later epochs though there is no commit."""
+        """Raise StateError if there are files of later epochs but no commit."""
         if self.place.has(FORKING):
             raise StateError(
                 f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.place.name}, or remove the "
@@ -178,7 +186,7 @@ class FilesStore:
         return [name for name in self.place.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Every segment is there and holds what was written; once per start, as later ones are this process's own."""
+        """Check all segments and offset lists once per start. Later ones are written by this process."""
         self.place.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -198,7 +206,7 @@ class FilesStore:
         return self._log.epochs()
 
     def manifest(self, epoch: int) -> Commit:
-        """The record of a commit. Raises StateError if it is not there, damaged, or another one's."""
+        """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
         return self._log.read(epoch)
 
     def written(self) -> StoredRecord | None:
@@ -209,7 +217,7 @@ class FilesStore:
         self._merger.add_stage(stage, logic)
 
     def forget(self, stages: range) -> None:
-        """Files that no commit names go with the next garbage."""
+        """Do nothing: garbage collection deletes files without a reference."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.place, shard, epoch, self._merger.apply_merges(stage, shard, metas))
@@ -221,9 +229,7 @@ class FilesStore:
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         if not self.place.is_remote or len(metas) < 2:
             return [self.output(m) for m in metas]
-        with ThreadPoolExecutor(
-            min(len(metas), FETCHED_AT_ONCE)
-        ) as pool:  # one after the other they are a request's time each
+        with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:  # sequential requests would add up
             return list(pool.map(self.output, metas))
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
@@ -244,7 +250,9 @@ class FilesStore:
         return commit
 
     def create_state(self, commit: Commit) -> None:
-        """Begin a state with this commit, whatever its epoch; its files are there. After an `open` that found none."""
+        """Begin a state with this commit, of any epoch, whose files exist. Call it after an `open` that returned
+        None.
+        """
         self._verify(commit)
         self._put(commit)
         self.note_published(commit.epoch)
@@ -252,14 +260,16 @@ class FilesStore:
     def _put(self, commit: Commit) -> None:
         self._confirm(f"commit epoch {commit.epoch}")
         self._log.put(commit, self._latest, "" if self._lock is None else self._lock.token)
-        # the lease may have run out while the answer was on its way: then the commit is the next runner's to publish
+        # if the lease expired before the response arrived, the next runner publishes this commit
         self._confirm(f"go on from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = _files_of(commit)
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner has the state by now."""
+        """Raise FencedError if another runner holds the state. `doing` says in the message what this runner must not
+        do.
+        """
         if self._lock is not None:
             self._lock.confirm(doing)
 
@@ -279,10 +289,10 @@ class FilesStore:
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
-        # a list may lag behind: what this runner committed itself it knows
+        # a listing may lag behind, so add the commits of this process
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
-        try:  # the record of many shards is long: what this runner wrote itself it need not read
+        try:  # records of many shards are long: do not read those that this process wrote
             seen, recent = self._named, epochs[-KEPT_EPOCHS:]
             named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in recent}
         except StateError as error:
@@ -298,7 +308,7 @@ class FilesStore:
         return fork_state(self, FilesStore(self.place, name), epoch, renames)
 
     def remove(self) -> None:
-        """Take the state away, and give the lock back; after `open`."""
+        """Delete the state and release the lock. Needs `open`."""
         self._merger.close()
         self.place.remove()
         self.close()
@@ -314,13 +324,13 @@ class FilesStore:
 
 
 def _files_of(commit: Commit) -> frozenset[str]:
-    """The names of all files that a commit refers to."""
+    """Return the names of all files that a commit refers to."""
     staged = (o.file for o in (*commit.output, *commit.letters))
     return frozenset([*(m.file for m in commit.metas), *staged, *commit.lists])
 
 
 class InMemoryStore(FilesStore):
-    """The files store on a temporary directory that goes with the process."""
+    """A files store in a temporary directory that is deleted with the process."""
 
     def __init__(self, pipeline: str) -> None:
         home = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
