@@ -322,7 +322,7 @@ def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
     life = (rows_in(kept[-1]), spent[-1])
     read, within = (rows, worked) if rows and over else life
     assert block.busy_per_s == (pytest.approx(1e6 * read / within) if read else None)
-    assert [(w.source, w.what, w.count) for w in block.waits] == [("web", "files", 0), ("app", "files", 0)]
+    assert [(w.source, w.unit, w.count) for w in block.waits] == [("web", "files", 0), ("app", "files", 0)]
     assert seen_of(file).joined is None
 
 

@@ -1,5 +1,8 @@
-"""What waits at a source, as far as it can be asked without Spark: files that no commit has, and the records between a commit's offsets
-and the end of each partition. What a commit has is taken off afterwards, so one answer fits any commit."""
+"""The unread input of a source, as far as it can be determined without Spark.
+
+The backlog is the files that no commit contains, or the Kafka records between a commit's offsets and the end of
+each partition. What a commit contains is subtracted afterwards, so one answer fits any commit.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,18 @@ from slackwater.sources.files import absolute_query, load_file_list
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.protocol import Snapshot
 
-MAX_FILES = 100_000  # files that are listed, or compared
+MAX_FILES = 100_000  # the most files to list or to compare
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """One source: how many `files` or `records` no commit has yet, None where that is not known, and why it is not.
+    """The unread input of one source.
 
-    `rows`: about how many rows these are, from what the source brought so far.
+    Args:
+        source: The name of the source.
+        unit: What is counted, "files" or "records".
+        count: The number of unread files or records. None if it is unknown; `problem` then says why.
+        rows: About how many rows these are, estimated from what the source delivered so far.
     """
 
     source: str
@@ -36,19 +43,19 @@ class Backlog:
     problem: str | None = None
 
 
-Answer = Callable[[Snapshot], Backlog]  # by what a commit has
+Answer = Callable[[Snapshot], Backlog]  # subtracts what the commit of the snapshot contains
 Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 
 
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:
-    """Asks for the first and the last offset of each partition."""
+    """Request the first and the last offset of each partition, and return the function that counts unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 
     def answer(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
         read = KafkaOffsets.coerce(None if record is None else record.offsets)
-        # a partition that no commit knows begins at its start; records may be gone before they were read
+        # A partition without a committed offset counts from its start. Records may expire before they are read.
         count = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
         return Backlog(source.name, "records", count, count)
 
@@ -56,7 +63,7 @@ def unread_records(broker: KafkaBroker, source: Source) -> Answer:
 
 
 def unread_files(source: Source) -> Answer:
-    """Lists the files that its query means."""
+    """List the files that the query matches, and return the function that counts the unread ones."""
     return partial(_file_backlog, source.name, list_files(absolute_query(source.query or "")))
 
 
@@ -72,13 +79,16 @@ def _file_backlog(name: str, paths: list[str] | None, snapshot: Snapshot) -> Bac
 
 
 def list_files(pattern: str) -> list[str] | None:
-    """The files that a query means; None where they are too many to list."""
+    """Return the files that a query matches, or None if there are more than `MAX_FILES`."""
     paths = list(islice(_iterate_files(pattern), MAX_FILES + 1))
     return None if len(paths) > MAX_FILES else paths
 
 
 def _iterate_files(pattern: str) -> Iterator[str]:
-    """Escapes are Spark's: here a character stands for itself in brackets. Spark takes `..` away before it looks."""
+    """Yield the files that a pattern matches, as Spark would list them.
+
+    Spark escapes a character with a backslash; `Path.glob` needs brackets. Spark resolves `..` before it lists.
+    """
     pattern = os.path.normpath(pattern)
     root = Path(Path(pattern).anchor)
     for path in root.glob(re.sub(r"\\(.)", r"[\1]", pattern[len(str(root)) :])):
@@ -91,5 +101,5 @@ def _iterate_files(pattern: str) -> Iterator[str]:
 
 
 def _is_visible(name: str) -> bool:
-    """Spark leaves these out, too."""
+    """Return whether Spark reads a file or folder of this name."""
     return not name.startswith((".", "_")) and not name.endswith("._COPYING_")

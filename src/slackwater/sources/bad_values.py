@@ -1,9 +1,9 @@
-"""Which value of a bad row is to blame, and on which line of its file it is; both where the text of the row tells.
+"""Find the value that makes a row bad, and the line of its file, as far as the text of the row shows them.
 
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
 
-Pure but for `lines_of`, which reads a file of this machine.
+All functions are pure, except `find_lines` and `lines_of`, which read files of this machine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from slackwater.config.source import Source
 from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.text_times import text_time_us
 
-SHOWN = 60  # characters of a value
-MOST_BYTES = 64_000_000  # of a file that a command looks through for a line
+SHOWN = 60  # characters of a value in a message
+MOST_BYTES = 64_000_000  # of a file in which a command searches for a line
 _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
 
 def describe_undecodable(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
-    """What is wrong with the text of a record that could not be decoded, in a few words; empty where it does not tell.
+    """Describe in a few words why the text of a record could not be decoded. Empty if the text does not show it.
 
-    `parsed`: what its reader made of it, without NULLs, where that is known.
+    Args:
+        source: The source that the record came from.
+        text: The text of the record.
+        parsed: The values that the reader decoded, without NULLs, if they are known.
     """
     format_ = source.format or source.payload_format or "json"
     if text is None or format_ not in ("json", "csv"):
@@ -61,7 +64,7 @@ def describe_undecodable(source: Source, text: str | None, parsed: Mapping[str, 
 
 
 def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
-    """The value of the event time of a row that was decoded; empty where it is no plain column."""
+    """Describe the event time of a decoded row. Empty if the event time is not a plain column."""
     if row is None or not re.fullmatch(r"\w+", column) or column.startswith("_"):
         return ""
     value = row.get(column)
@@ -69,7 +72,7 @@ def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """The object that a text of JSON holds; None for any other text, as of one that was cut."""
+    """Return the object that a JSON text holds. None for any other text, such as a truncated one."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -95,7 +98,7 @@ def _cells(source: Source, text: str) -> list[str]:
 
 
 def _fits(value: Any, type_: str, format_: str) -> bool:
-    """Whether a value may be of this type; True where that is not known."""
+    """Return whether a value can be of this type. True if the type is not checked."""
     base = type_.partition("(")[0].partition("<")[0].casefold()
     is_text = isinstance(value, str)
     if base in INTEGERS:
@@ -135,9 +138,9 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record to look for: its text, or the row that was read of it, without NULLs.
+    """A record to search for: its text, or the row that was read from it, without NULLs.
 
-    The text may have been written anew (`{"a":1}` for `{"a": 1}`): then its values are compared.
+    The text may have been reformatted, such as `{"a":1}` for `{"a": 1}`. Then its values are compared.
     """
 
     text: str | None = None
@@ -145,7 +148,10 @@ class Record:
 
 
 class _Search:
-    """A record that is looked for in the lines of a file: first by a part that every line of it has, then by all its values."""
+    """A search for one record in the lines of a file.
+
+    A line must contain one distinctive value before all its values are parsed and compared.
+    """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
         self._source, self._form, self._types = source, format_, _types(source)
@@ -171,7 +177,7 @@ class _Search:
         return all(_is_read_as(line_values.get(n), self._row.get(n), t) for n, t in self._types.items())
 
     def _read(self, line: str) -> Mapping[str, Any] | None:
-        """The values of a line by column; None for what is no record."""
+        """Return the values of a line by column, or None if the line is not a record."""
         if self._form == "csv":
             cells = _cells(self._source, line)
             return dict(zip(self._types, cells, strict=True)) if len(cells) == len(self._types) else None
@@ -179,7 +185,7 @@ class _Search:
 
 
 def _is_same_text(one: Any, other: Any) -> bool:
-    """Whether two values of a text are the same, however they are spelled."""
+    """Return whether two values from a text are equal, regardless of case, surrounding spaces and number format."""
     if one == other or (one in (None, "") and other in (None, "")):
         return True
     if not isinstance(one, str) or not isinstance(other, str):
@@ -190,7 +196,7 @@ def _is_same_text(one: Any, other: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Whether a value of a file was read as this one; False where that cannot be told, as of lists and structs."""
+    """Return whether a value in a file was read as this value. False if it cannot be compared, such as a list."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -203,7 +209,12 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 
 
 def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most: int = MOST_BYTES) -> list[int | None]:
-    """The line of each record in its file, see `lines_of`; None without a source or file. Each file is read once."""
+    """Return the line of each record in its file, see `lines_of`. Reads each file once.
+
+    Args:
+        places: The source, the file and the record of each search. The line is None without a source or file.
+        most: How many bytes of each file to search.
+    """
     lines: list[int | None] = [None] * len(places)
     files: dict[tuple[str, str], list[int]] = {}
     for number, (source, file, _) in enumerate(places):
@@ -218,10 +229,10 @@ def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most:
 
 
 def lines_of(source: Source, file: str, records: Sequence[Record], most: int = MOST_BYTES) -> list[int | None]:
-    """The lines, from 1, on which these records are in a file of text; None where that is not known.
+    """Return the lines, from 1, on which these records are in a text file. None for a record that was not found.
 
-    Equal records have the line of the first of them. Files of other machines, of several lines per record and of other encodings,
-    and what lies behind `most` bytes, are not looked through.
+    Equal records get the line of the first one. The search covers the first `most` bytes. It skips files of other
+    machines, files with several lines per record, and encodings other than UTF-8.
     """
     lines: list[int | None] = [None] * len(records)
     options = {key.casefold(): value.casefold() for key, value in source.options.items()}

@@ -1,4 +1,4 @@
-"""What every source has in common: the batch it hands to an engine, bad records, and Spark's errors in one line."""
+"""What all sources share: the batch that they hand to an engine, their protocols, and short texts of Spark errors."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ CORRUPT = "_corrupt_record"
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """What one source has in a batch: its rows, how it continues after them, and what a progress bar or a clock wants."""
+    """The rows that one source contributes to a batch, the offsets after them, and counts for progress and clocks."""
 
     frame: Any
     offsets: Offsets | None
     files: int = 0
-    partitions: Mapping[str, int] = field(default_factory=dict)  # every partition there is, and how many records it has
-    lost: int = 0  # records that were gone before they were read (on_data_loss = "skip")
-    # of files: which of them a mark is of, see `sources.files.marked`
+    partitions: Mapping[str, int] = field(default_factory=dict)  # the records of each partition, also of empty ones
+    lost: int = 0  # records that expired before they were read (on_data_loss = "skip")
+    # For files: returns the names of the files that a mark may stand for. See `sources.files.describe_mark`.
     describe_mark: Callable[[int], str | None] | None = None
-    column_stats: Callable[[str], ColumnStats | None] | None = (
-        None  # of a column: what is known of it without reading a row
-    )
+    column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading a row
 
 
 @dataclass(frozen=True)
 class ReplayRecord:
-    """Dead letters of an epoch: the list that names the applied ones (None: none was) and their `count`; `tried`: the list of
-    those that are left, with how often they were tried."""
+    """The replayed dead letters of an epoch.
+
+    Args:
+        record: The stored list of the applied letters; None if none was applied.
+        count: The number of applied letters.
+        tried: The stored list of the remaining letters, with the number of attempts of each.
+        late: The number of applied letters that are late rows, which correct windows.
+    """
 
     record: str | None
     count: int
@@ -55,7 +59,7 @@ class ReplayRecord:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: its identity (None: a tick), how each source continues after it, and the engine's own handle."""
+    """One micro-batch: its identity (None for a tick), the offsets after it per source, and the engine's own handle."""
 
     id: BatchId | None
     offsets: Mapping[str, Offsets | None]
@@ -65,13 +69,13 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     describe_mark: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    results: frozenset[str] = frozenset()  # of the names in `payload`: stages, which no limit of a source judges
-    replayed: ReplayRecord | None = None  # it holds dead letters, and no clock hears them
-    began: float | None = None  # when its planning began, by the monotonic clock; None: with the epoch
+    results: frozenset[str] = frozenset()  # the names in `payload` that are stages; limits of sources do not apply
+    replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
+    began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
 
 
 def batch_of(id_: BatchId, parts: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
-    """The batch of what each source has, by name."""
+    """Combine the batches of the sources, by name, into one batch."""
     return Batch(
         id_,
         {name: part.offsets for name, part in parts.items() if part.offsets is not None},
@@ -86,7 +90,10 @@ def batch_of(id_: BatchId, parts: Mapping[str, SourceBatch], began: float | None
 
 
 class SourceUnavailableError(Exception):
-    """A source does not say what it has: that is not known then, which is no silence. `cause`: in words."""
+    """A source does not answer, so its unread input is unknown. That does not make the source idle.
+
+    `cause`: the error that says why.
+    """
 
     def __init__(self, cause: SlackwaterError) -> None:
         super().__init__(str(cause))
@@ -95,99 +102,119 @@ class SourceUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Seekable(ABC):
-    """A source that can go on from the offsets in the state store: a lost checkpoint costs nothing. It is planned by a run itself
-    (`Planned`), by a stream of Spark's (`SparkPlannedSource`), or by either. One without this resumes by Spark's checkpoint only.
+    """A source that can resume from the offsets in the state store, so a lost checkpoint costs nothing.
+
+    The run plans it (`SelfPlannedSource`), a Spark streaming query does (`SparkPlannedSource`), or either can.
+    Sources
+    that are not seekable resume from Spark's checkpoint only.
     """
 
     spec: Source
 
-    if TYPE_CHECKING:  # some have a field of this name, some a property
+    if TYPE_CHECKING:  # a field in some subclasses, a property in others
 
         @property
         @abstractmethod
         def schema(self) -> StructType:
-            """The columns of its rows."""
+            """The columns of the source's rows."""
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     def latest(self) -> Offsets | None:
-        """Behind all that is there now; None for what has no order."""
+        """Return the offsets after all current input; None for a source without an order."""
         return None
 
     def configured_start(self) -> Offsets | None:
-        """Where the config says that reading begins, unless that is "latest"; None for what has no order."""
+        """Return the offsets at which the config begins, unless it says "latest"; None for a source without an order."""
         return None
 
-    def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most tell nobody
-        """Tell others how far it was read; nothing here reads that."""
+    def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most sources do nothing here
+        """Publish the offsets for external tools, such as lag monitors. Nothing in this project reads them back."""
 
     @abstractmethod
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        """Dead letters as its rows, with the column `letter`; where it brings files, `file` is called what tells which."""
+        """Convert dead letters back to rows of this source.
+
+        Args:
+            letters: The letters, with the columns of `core.dead_letter`.
+            letter: The name of the column that numbers the letters; the rows keep it.
+            file: For sources that track files, the name of the column with the file of a row.
+        """
 
 
 class PlannedBatch(Protocol):
-    """What one source has for an epoch."""
+    """The input of one source for the next epoch, planned but not read."""
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
-        """Its rows, not read yet, and the offsets behind them; None if there is nothing after all."""
+        """Return the rows, which Spark reads lazily, and the offsets after them; None if there is nothing to read."""
         ...
 
 
 class Planner(Protocol):
-    """Where a run stands in one source. Asking may raise NoAnswerError, SlackwaterError, OSError."""
+    """The read position of a run in one source.
+
+    Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
+    """
 
     @property
     def unplanned_files(self) -> int:
-        """How many files are known to be there and are not planned yet."""
+        """The number of files that were listed but are not planned yet."""
         ...
 
     def stop_at_current_end(self) -> None:
-        """What is there now is the end of the input: nothing that comes later is planned."""
+        """Make the current end of the input its end. Input that arrives later is not planned."""
         ...
 
     def next(self) -> PlannedBatch | None:
-        """What comes next, within the limits of the source; None if there is nothing new."""
+        """Return the next input, within the limits of the source; None if there is nothing new."""
         ...
 
 
 class SelfPlannedSource(Seekable):
-    """A source that can be asked without Spark what it has. `kind`: what it is, for people."""
+    """A source that reports its new input without Spark. `kind`: what to call it in messages."""
 
     kind: ClassVar[str] = "source"
 
     @property
     def plans_itself(self) -> bool:
-        """False where its own settings leave that to Spark."""
+        """False if the settings of the source leave planning to Spark."""
         return True
 
     def check_connect(self, pipeline: str) -> None:
-        """Raise StartError if its rows are not read over Spark Connect."""
+        """Raise StartError if this source cannot be read over Spark Connect."""
 
     @abstractmethod
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> Planner:
-        """One that goes on from `record`. `files`: of a source of files, those that are part of the state.
+        """Return a planner that continues after `record`.
 
-        Raises SlackwaterError if it cannot say where it goes on.
+        Args:
+            record: The offsets in the state.
+            files: For a file source, the files that are part of the state.
+
+        Raises:
+            SlackwaterError: The source cannot tell where to continue.
         """
 
 
 class SparkPlannedSource(Seekable):
-    """A source that a streaming query of Spark can plan."""
+    """A source that a Spark streaming query can plan."""
 
     @abstractmethod
     def signature(self) -> dict[str, Any]:
-        """What a checkpoint of it is good for."""
+        """Return what identifies the source in a checkpoint. Another signature needs a new checkpoint."""
 
     @abstractmethod
     def plan(self, session: SparkSession) -> DataFrame:
-        """The streaming DataFrame that plans batches; its rows are never read through it."""
+        """Return the streaming DataFrame that plans batches. Rows are never read through it."""
 
     @abstractmethod
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Prepare a fresh checkpoint to go on after `record`; returns the offset line of its batch 0 ("-": from the start)."""
+        """Prepare a new checkpoint so that it continues after `record`.
+
+        Returns the offset line of its batch 0; "-" means from the start.
+        """
 
     @abstractmethod
     def batch(
@@ -200,11 +227,11 @@ class SparkPlannedSource(Seekable):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """What it has in a planned batch; None for nothing."""
+        """Return the rows of this source in a planned batch; None if it has none."""
 
 
 def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
-    """The columns that the config of a source declares. Raises StartError where Spark cannot read them."""
+    """Return the columns that the config of a source declares. Raises StartError if Spark cannot parse them."""
     try:
         return spark_connect.schema_of_ddl(session, text)
     except Exception as error:
@@ -214,7 +241,10 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
-    """A source's offset in Spark's checkpoint after a batch; None if it had none yet. Raises EpochError if it is not there."""
+    """Return a source's offset in Spark's checkpoint after a batch; None if it had none yet.
+
+    Raises EpochError if the checkpoint file is missing or damaged.
+    """
     path = checkpoint / "offsets" / str(batch)
     try:
         line = path.read_text().splitlines()[2 + source]
@@ -225,7 +255,7 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
     return None if line == "-" else line
 
 
-# what a long Spark error is about, whatever else it says: the cause that it names last is a closed pipe
+# Texts that identify an out-of-memory error. The last cause that Spark names is only a closed pipe.
 _OUT_OF_MEMORY = {
     "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
     "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",
@@ -235,14 +265,14 @@ _OUT_OF_MEMORY = {
 
 
 _CLASSES = {"S3AFileSystem": "s3a", "SecureAzureBlobFileSystem": "abfss", "GoogleHadoopFileSystem": "gs"}
-_NOT_PERMITTED = re.compile(r"FileNotFoundException: (?:file:/*(?=/))?(.+?) \(Permission denied\)")  # as Java says it
+_NOT_PERMITTED = re.compile(r"FileNotFoundException: (?:file:/*(?=/))?(.+?) \(Permission denied\)")
 _NO_CONNECTOR = re.compile(
     r'(S3AFileSystem|SecureAzureBlobFileSystem|GoogleHadoopFileSystem) not found|No FileSystem for scheme "([\w.+-]+)"'
 )
 
 
 def spark_error_reason(error: BaseException) -> str:
-    """The line of a Spark error that says the fact, without plans and stack traces."""
+    """Return the essential line of a Spark error, without plans and stack traces."""
     for sign, fact in _OUT_OF_MEMORY.items():
         if sign in str(error):
             return fact
@@ -264,7 +294,7 @@ def spark_error_reason(error: BaseException) -> str:
 
 
 def _connector(scheme: str) -> str:
-    """What to do about one that is not there."""
+    """Return advice for a missing file system connector."""
     if scheme in ("s3", "s3n"):
         return "addresses; write s3a://"
     package = SPARK_CONNECTORS.get(scheme)

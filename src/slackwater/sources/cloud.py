@@ -1,10 +1,11 @@
-"""Kinesis and Pub/Sub: a few settings, checked, as the options of the Spark connectors that people install.
+"""Kinesis and Pub/Sub: check a few settings and convert them to options of the third-party Spark connectors.
 
-    r = kinesis_options("clicks", "eu-west-1")    # format, options, columns of payload and event time, what to install
+    r = kinesis_options("clicks", "eu-west-1")    # format, options, columns of payload and event time, what to
+    install
     session.readStream.format(r.format).options(**r.options).load()
 
-Nothing here knows Spark or the network. The names are those of the connectors' own documentation; neither was run
-against the real service here. Both resume by Spark's checkpoint only.
+This module uses neither Spark nor the network. The option names come from the connectors' documentation. Neither
+connector was run against the real service here. Both resume from Spark's checkpoint only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PUBSUB_RUNTIME = (
 
 @dataclass(frozen=True)
 class CloudReader:
-    """How Spark reads a cloud's stream. `event_time_unit` is None for a TIMESTAMP column."""
+    """How Spark reads a cloud stream. `event_time_unit` is None for a TIMESTAMP column."""
 
     format: str
     options: Mapping[str, str]
@@ -43,7 +44,7 @@ class CloudReader:
     install: str
 
     def missing(self, error: BaseException) -> StartError | None:
-        """What to install, if Spark's error says that it does not know the format."""
+        """Return an error that says what to install, if Spark's error says that the format is unknown."""
         text = str(error)
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
@@ -61,11 +62,20 @@ def kinesis_options(
     max_records_per_shard: int | None = None,
     on_data_loss: str = "fail",
 ) -> CloudReader:
-    """A Kinesis data stream. Event time: `approximateArrivalTimestamp`, or a field of `data`.
+    """Return the reader of a Kinesis data stream. Event time: `approximateArrivalTimestamp`, or a field of `data`.
 
-    `starting_position` is "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z"). With
-    `consumer_name` the stream is pushed (enhanced fan-out, which costs extra and wants a name per pipeline); without,
-    it is polled. `on_data_loss` "skip" goes on if a shard is gone or expired. Raises ConfigError with every mistake.
+    Args:
+        stream: The name of the stream.
+        region: The AWS region, such as "eu-west-1".
+        starting_position: "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z").
+        endpoint: Another endpoint than that of the region.
+        consumer_name: Push the stream (enhanced fan-out, which costs extra and needs a name per pipeline). Without a
+            name it is polled.
+        max_records_per_shard: The most records per fetch and shard.
+        on_data_loss: "skip" continues if a shard is deleted or expired; "fail" does not.
+
+    Raises:
+        ConfigError: One or more settings are wrong; it lists all of them.
     """
     problems: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
@@ -104,13 +114,12 @@ def pubsub_options(
     location: str | None = None,
     max_records_per_batch: int | None = None,
 ) -> CloudReader:
-    """A subscription, which begins at its oldest message that is not acknowledged.
+    """Return the reader of a subscription. It begins at the oldest message that is not acknowledged.
 
-    Raises ConfigError with every mistake.
-
-    Pub/Sub Lite: a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` beside the name;
-    event time `publish_timestamp`. Pub/Sub itself, on Databricks only: `project` and `topic` beside it; event time
-    `publishTimestampInMillis`, milliseconds.
+    Pub/Sub Lite takes a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` with the
+    name.
+    Its event time is `publish_timestamp`. Pub/Sub itself, on Databricks only, takes `project` and `topic` with the
+    name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises ConfigError that lists every mistake.
     """
     problems: list[str] = []
     _check_whole("max_records_per_batch", max_records_per_batch, problems)
@@ -138,7 +147,9 @@ def pubsub_options(
     if topic:
         options = {"subscriptionId": subscription, "topicId": topic, "projectId": project or ""}
         if max_records_per_batch is not None:
-            options["maxRecordsPerFetch"] = str(max_records_per_batch)  # of a task's request: the nearest it has
+            options["maxRecordsPerFetch"] = str(
+                max_records_per_batch
+            )  # per request of a task; the closest option that exists
         return CloudReader("pubsub", options, "payload", "publishTimestampInMillis", "ms", _PUBSUB_RUNTIME)
     where = subscription if full else f"projects/{project}/locations/{location}/subscriptions/{subscription}"
     options = {"pubsublite.subscription": where}

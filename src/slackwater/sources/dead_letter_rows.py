@@ -1,8 +1,7 @@
-"""Dead letters as rows of the source that they came from, in the form in which it gives them; letters have the columns of
-`core.dead_letter`.
+"""Convert dead letters to rows of the source that they came from. Letters have the columns of `core.dead_letter`.
 
-a record of a topic   its bytes, decoded as ever
-a row of a file       the row as JSON; one that could not be decoded: the text as it was
+a record of a topic   its bytes, decoded by the source as usual
+a row of a file       the row as JSON; for a row that could not be decoded, its original text
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 def as_records(letters: DataFrame, letter_column: str) -> DataFrame:
-    """As Spark reads a topic. The record's time is that of the letter."""
+    """Return letters as Spark reads records from a topic. The timestamp of a record is the event time of its letter."""
     return letters.selectExpr(
         "key",
         "value",
@@ -37,14 +36,14 @@ def as_records(letters: DataFrame, letter_column: str) -> DataFrame:
 
 
 def decoded_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
-    """Those that were decoded once, with the columns that are kept."""
+    """Return the letters whose rows had been decoded, with the columns of `schema` and `extra_columns`."""
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
     return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
 def text_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
-    """All of them: lines of JSON or CSV that could not be decoded are read as their file was."""
+    """Return all letters as rows. JSON or CSV lines that could not be decoded are parsed as in their file."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     F = spark_connect.sql_functions(letters)  # noqa: N806

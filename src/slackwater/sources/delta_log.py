@@ -1,8 +1,9 @@
-"""What the log of a Delta table tells: its versions, the files that each adds, and those that it takes away.
+"""Read the log of a Delta table: its versions, and the files that each version adds and removes.
 
-    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}  {"remove": …}  {"metaData": …}
+    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}  {"remove": …}
+    {"metaData": …}
 
-A run asks for the next file of the log, and for nothing else: one request where there is nothing new.
+A run requests only the next file of the log. That is one request if there is nothing new.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
 
-_READ = {  # what a reader must know of a table; the rest changes how files or the log are to be understood
+_READ = {  # supported reader features; any other may change how files or the log are interpreted
     "timestampNtz",
     "v2Checkpoint",
     "vacuumProtocolCheck",
@@ -36,7 +37,7 @@ _READ = {  # what a reader must know of a table; the rest changes how files or t
 
 
 class DeltaLog:
-    """`path`: of the table, as the config has it; `options`: of its object store."""
+    """The log of one Delta table. `path`: the table's path in the config; `options`: those of its object store."""
 
     retention_advice = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
 
@@ -44,8 +45,10 @@ class DeltaLog:
         self.description = f"Delta table {path}"
         self._path, self._options = path, dict(options)
         self._id = ""
-        self._first_version: int | None = None  # the version whose columns were told first
-        self._newest_stamp: tuple[int, object] | None = None  # the newest version that was read, and its file then
+        self._first_version: int | None = None  # the version of the first snapshot
+        self._newest_stamp: tuple[int, object] | None = (
+            None  # the newest version that was read, and the stamp of its file
+        )
 
     def snapshot(self) -> TableSnapshot:
         table = self._table()
@@ -128,7 +131,10 @@ class DeltaLog:
             ) from None
 
     def _check_newest(self, version: int) -> None:
-        """Nothing comes after this version: see that it is the newest one of the table that was read."""
+        """Verify that `version` is the newest version of the same table, after no later version was found.
+
+        Raises StartError if the table was replaced, and VersionGoneError if the next version's log file is gone.
+        """
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
@@ -148,7 +154,7 @@ class DeltaLog:
         return PyFileSystem(DeltaStorageHandler(self._path, self._options))
 
     def _stamp(self, version: int) -> object:
-        """Tells the file of a version from another one of its name."""
+        """Return a value that changes if the log file of a version is replaced."""
         info = self._files().get_file_info(_name(version))
         return (info.size, info.mtime_ns)
 
@@ -195,7 +201,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """What the library says, in one line and without the values of the storage options."""
+    """Return the library's error in one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):
@@ -208,7 +214,7 @@ def _name(version: int) -> str:
 
 
 def _columns(schema: str) -> StructType:
-    """Delta writes schemas as Spark does."""
+    """Parse a table schema. Delta writes schemas in Spark's JSON format."""
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(json.loads(schema))
@@ -222,7 +228,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """The value of a partition as the log writes it; an empty text is none."""
+    """Return a partition value as the log writes it. An empty text means NULL."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Which names the data of a source has, whatever its schema says: from the first rows of a batch."""
+"""Find the field names in the data of a source, regardless of its declared schema, from the first rows of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = 1000
 
 
 def names_in(session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]) -> list[str]:
-    """The keys of JSON objects, the header of CSV, the columns of Parquet; none where the data has no names."""
+    """Return the keys of JSON objects, the header of CSV, or the columns of Parquet. Empty if the data has no names."""
     if "_value" in frame.columns:
         return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))
     files = frame.inputFiles()[:1]

@@ -1,7 +1,7 @@
-"""Files that changed after they were read: they are not read again, so it is said, and counted.
+"""Detect files that changed after they were read. They are not read again, so they are reported and counted.
 
-files that were read    a b c d … x y z        a look takes a few, the newest first, and goes round
-each look                      ◀──│──▶          so an epoch costs the same, however many there are
+files that were read    a b c d … x y z        a check takes a few, the newest first, and goes around
+each check                     ◀──│──▶          so its cost does not depend on the number of files
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from slackwater.sources.files import FileEntry
 
-AT_ONCE = 200  # files that one look takes
+AT_ONCE = 200  # files per check
 
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read, by path, as they were."""
+    """The files that a source has read, by path, as they were when read."""
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
-    _unchecked: list[str] = field(default_factory=list)  # of the round that goes on; the next to look at is the last
+    _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
 
     def add(self, entries: Iterable[FileEntry]) -> None:
         for entry in entries:
@@ -27,7 +27,10 @@ class FileChangeTracker:
             self._unchecked.append(entry.path)
 
     def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
-        """Which of the next files (None: of all) are others now, as they are now. Told once, until they change again."""
+        """Return those of the next `limit` files that changed, as they are now. None checks all files.
+
+        Each change is returned once.
+        """
         if limit is None or not self._unchecked:
             self._unchecked = list(self.entries)
         count = len(self._unchecked) if limit is None else min(limit, len(self._unchecked))
@@ -42,7 +45,7 @@ class FileChangeTracker:
 
 
 def changed_files_text(source: str, names: list[str], count: int) -> str:
-    """What is said of files that changed: the names of a few."""
+    """Return the warning about changed files, with the names of a few."""
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     one = count == 1
     return (

@@ -1,8 +1,9 @@
-"""Files as a stream: a batch is a list of them, which the engine reads and the state keeps. Who plans it: `files_planner`, or Spark.
+"""Files as a stream: a batch is a list of files, which the engine reads and the state stores.
 
-Where Spark plans, its file source records in its checkpoint which files belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`).
-The engine reads exactly the planned files as a batch DataFrame, so columns are pruned and each source is read once, and keeps
-their names in the state store. For Spark `seek` writes them into a fresh checkpoint: a lost one costs nothing.
+`files_planner` or Spark plans the batches. Where Spark plans, its file source records in its checkpoint which files
+belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch
+DataFrame, so columns are pruned and each source is read once. It keeps the file names in the state store. `seek`
+writes them into a new checkpoint for Spark, so a lost checkpoint costs nothing.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-MERGE_AT = 64  # offset files before they are rewritten as one
-MARKS = 1 << 20  # a mark holds so much of a file's size
-# what makes Spark leave out rows of files that it cannot read, as an option of a reader
+MERGE_AT = 64  # from this number on, lists of files are merged into one
+MARKS = 1 << 20  # a mark contains the file size modulo this
+# reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
-CHANGES_SHOWN = 3  # names of changed files that a state keeps for people
+CHANGES_SHOWN = 3  # names of changed files that the state keeps for messages
 
 
 class HasLists(Protocol):
-    """A store, or what is seen of one."""
+    """Anything that can read a stored list: a state store or a read-only view of one."""
 
     @property
     def read_list(self) -> Callable[[str], list[str]]: ...
@@ -54,7 +55,13 @@ class HasLists(Protocol):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file as it was read; `path` is a URI, `timestamp` its modification time in ms, `size` in bytes where it is known."""
+    """One file as it was read.
+
+    Args:
+        path: Its URI.
+        timestamp: Its modification time in milliseconds.
+        size: Its size in bytes, if known.
+    """
 
     path: str
     timestamp: int
@@ -62,7 +69,7 @@ class FileEntry:
 
     @property
     def now(self) -> FileEntry | None:
-        """The file as it is now; None where it is gone, or lies on no disk of this machine."""
+        """The file as it is now. None if it is gone, or is not on a disk of this machine."""
         if not self.path.startswith("file:"):
             return None
         try:
@@ -72,12 +79,12 @@ class FileEntry:
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
     def is_marked(self, mark: int) -> bool:
-        """Whether this number, of its modification time and size, may be its own."""
+        """Return whether a mark, computed from modification time and size, can be the mark of this file."""
         time, size = divmod(mark, MARKS)
         return time == self.timestamp and (self.size is None or self.size % MARKS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Whether it is another file now. States of earlier versions know no sizes."""
+        """Return whether the file changed. Sizes are compared if both are known; early states have none."""
         return self.timestamp != now.timestamp or (
             self.size is not None and now.size is not None and self.size != now.size
         )
@@ -85,7 +92,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FilesSource(SparkPlannedSource):
-    """A files source with its schema, planned by Spark (else: `files_planner`). `zone`: of times in text that have none, where its reader's options do not say."""
+    """A file source with its schema, planned by Spark. `PlannedFilesSource` is planned by the run instead.
+
+    `zone`: the time zone of texts without one, unless an option of the reader sets it.
+    """
 
     schema: StructType
     zone: str = UTC
@@ -93,7 +103,7 @@ class FilesSource(SparkPlannedSource):
 
     def plan(self, session: SparkSession) -> DataFrame:
         reader = session.readStream.format(self.spec.format or "").schema(self.schema)
-        # Spark ignores files that are a week older than the newest one unless told otherwise; nothing may vanish
+        # By default Spark ignores files that are a week older than the newest one. None may be skipped.
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
@@ -103,7 +113,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Those that were read are listed as the files of batch 0."""
+        """List all files of the state as files of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -129,7 +139,7 @@ class FilesSource(SparkPlannedSource):
         return self.batch_from_files(session, entries, offsets)
 
     def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
-        """What these files hold, behind which are these offsets."""
+        """Return the batch that these files make up. `offsets`: the offsets after them."""
         stats = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
         stats_if_complete = stats if self._footers_are_complete(session, files) else None
         return SourceBatch(
@@ -141,7 +151,10 @@ class FilesSource(SparkPlannedSource):
         )
 
     def _footers_are_complete(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
-        """Whether what their footers know is what is read: all rows, of files that this process reads as Spark does."""
+        """Return whether the Parquet footers describe exactly the rows that Spark reads.
+
+        That needs local Parquet files, and no option that lets Spark skip files.
+        """
         if self.spec.format != "parquet" or not all(f.path.startswith("file:") for f in files):
             return False
         if any(name.lower() in _SKIPPING_OPTIONS for name in self.spec.options):
@@ -153,7 +166,9 @@ class FilesSource(SparkPlannedSource):
         return bool(self._cache["all_is_read"])
 
     def list_files(self, session: SparkSession) -> list[FileEntry]:
-        """All files that are there now, in the order in which a stream reads them."""
+        """Return all current files, in the order in which a stream reads them. Raises StartError if Spark cannot list
+        them.
+        """
         try:
             entries = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
             time_ms = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
@@ -165,9 +180,9 @@ class FilesSource(SparkPlannedSource):
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
-        """The rows of these files; with a column for undecodable records where the format can have them.
+        """Return the rows of these files, with a column for undecodable records if the format can have them.
 
-        Every epoch reads alike: Spark is told format, schema and options once, and asked once for the columns.
+        The reader and the columns are the same in every epoch, so they are created once per Spark session.
         """
         form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._cache
         plain = form not in ("json", "csv")
@@ -180,9 +195,7 @@ class FilesSource(SparkPlannedSource):
             }
             cache["schema"] = None
         frame: DataFrame = cache["reader"].load(paths)
-        cache["schema"] = vars(frame)["schema"] = (
-            cache["schema"] or frame.schema
-        )  # where PySpark keeps it once it was asked for
+        cache["schema"] = vars(frame)["schema"] = cache["schema"] or frame.schema  # PySpark's own cache of the schema
         return frame if plain else cache["times"].convert(frame)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
@@ -193,14 +206,16 @@ class FilesSource(SparkPlannedSource):
 
     @property
     def times(self) -> TextTimestampSchema:
-        """Its schema, of whose times the reader of JSON and CSV gives the text."""
+        """The schema for JSON and CSV readers, in which times are read as text."""
         options = self.spec.options
         return TextTimestampSchema(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
 
 
 def absolute_query(query: str) -> str:
-    """A query as Spark takes it: from the root on, as Spark's own process may have started elsewhere. What is there by its
-    name is meant by it, whatever the name holds; the rest may be a pattern."""
+    """Return a query as an absolute path, because Spark's process may have another working directory.
+
+    The part of the path that exists by name is taken literally; the rest may be a pattern.
+    """
     if "://" in query or query.startswith("file:"):
         return query
     path = Path.cwd() / query
@@ -209,7 +224,7 @@ def absolute_query(query: str) -> str:
 
 
 def _existing_prefix(path: Path) -> Path:
-    """As much of a path as is there by that name. A star is always a pattern."""
+    """Return the longest existing prefix of a path. A part with a star is always a pattern."""
     existing = Path(path.anchor)
     for part in path.parts[1:]:
         if "*" in part or not (existing / part).exists():
@@ -219,25 +234,25 @@ def _existing_prefix(path: Path) -> Path:
 
 
 def literal_pattern(path: str) -> str:
-    """A path as a pattern that matches it only."""
+    """Return a pattern that matches this path only."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def readable_path(uri: str) -> str:
-    """A file of Spark's list as its readers take it: they want no percent signs for what a URI cannot hold, and read patterns."""
+    """Convert a URI from Spark's file list to a path for its readers, which expect patterns and no percent-encoding."""
     scheme, colon, rest = uri.partition(":")
     return f"{scheme}{colon}{literal_pattern(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
-    """A single file as a glob that matches it only: Spark's file stream takes directories and globs."""
+    """Return a single file as a pattern that matches it only. Spark's file stream takes directories and patterns."""
     if "://" in query or any(c in query for c in "*?[{") or not Path(query).is_file():
         return query
     return f"{query[:-1]}[{query[-1]}]"
 
 
 def batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
-    """A batch reader; JSON and CSV records that do not fit the schema are kept in `_corrupt_record`."""
+    """Return a batch reader. JSON and CSV records that do not fit the schema are kept in `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
         return read
@@ -250,7 +265,10 @@ def batch_reader(session: SparkSession, form: str, schema: StructType | None, op
 
 
 def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
-    """The declared schema, the one stored with the state (JSON), or one inferred from the files that are there."""
+    """Return the declared schema, the one stored with the state (as JSON), or one inferred from existing files.
+
+    Raises StartError if no schema can be inferred.
+    """
     from pyspark.sql.types import StringType, StructField, StructType
 
     where = f'source "{spec.name}"'
@@ -274,7 +292,7 @@ def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) ->
 
 
 def check_exists(spec: Source) -> None:
-    """Raise StartError if a local path names a directory that is not there (a glob may match nothing yet)."""
+    """Raise StartError if a local path names a directory that does not exist. A pattern need not match anything yet."""
     query = spec.query or ""
     if "://" in query:
         return
@@ -295,11 +313,11 @@ def _before_glob(path: Path) -> list[str]:
     return parts
 
 
-# -- Spark's checkpoint: which files a batch holds ---------------------------------------------------------------------
+# -- Spark's checkpoint: the files of a batch ---------------------------------------------------------------------
 
 
 def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
-    """The files of one planned batch. Raises EpochError if the checkpoint does not hold it."""
+    """Return the files of one planned batch. Raises EpochError if the checkpoint does not contain it."""
     until, since = _log_offset(checkpoint, source, batch), _log_offset(checkpoint, source, batch - 1)
     return [
         entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)
@@ -327,7 +345,10 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
 
 
 def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Offsets after these files: names of lists in the store that hold every file read so far."""
+    """Store the files in the state store and return the offsets after them.
+
+    Offsets name the stored lists, which together hold every file read so far.
+    """
     lists, entries = before.lists, list(files)
     if len(lists) >= MERGE_AT:
         lists, entries = (), [*load_file_list(store, before), *entries]
@@ -336,7 +357,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Which of these files a mark is of, for people."""
+    """Return a function that names the files a mark may stand for."""
 
     def name_files(mark: int) -> str | None:
         return " or ".join(local_name(f.path) for f in files if f.is_marked(mark)) or None
@@ -345,7 +366,7 @@ def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
 
 
 def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Offsets that know these files, which were read, as they are now: what changed is told and counted once."""
+    """Store changed files as they are now, and return offsets that count them. Each change is reported once."""
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(local_name(e.path) for e in files))
     changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
@@ -353,7 +374,7 @@ def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequ
 
 
 def load_file_list(store: HasLists, offsets: FileOffsets) -> list[FileEntry]:
-    """Every file that is part of the state."""
+    """Return every file that is part of the state."""
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)
-    return list({e.path: e for e in entries}.values())  # one that changed is listed again, as it was then
+    return list({e.path: e for e in entries}.values())  # a changed file is listed again; the later entry counts

@@ -1,4 +1,4 @@
-"""Files as a run plans them: those that are new are found by listing, oldest first, so many at a time."""
+"""Plan file sources without Spark: list the directory, and take new files, oldest first, up to a limit per epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-# what a reader's options may ask of Spark's own stream of files, which then plans
+# options of Spark's file stream; if a source sets one, Spark plans it
 _SPARK_STREAM_OPTIONS = frozenset(
     {
         "basepath",
@@ -54,7 +54,7 @@ def listing_of(source: FilesSource) -> DirectoryListing | None:
 def listing_of_spec(spec: Source) -> DirectoryListing | None:
     """Return how a source's files are listed without Spark.
 
-    None where only Spark can list them: in another file system, or by options of its own.
+    None if only Spark can list them: in another file system, or with options of its file stream.
     """
     options = {name.lower(): value for name, value in spec.options.items()}
     pattern = _LOCAL.sub("", files.absolute_query(spec.query or ""), count=1)
@@ -67,7 +67,7 @@ def listing_of_spec(spec: Source) -> DirectoryListing | None:
 
 @dataclass(frozen=True)
 class FileBatch:
-    """Files that are an epoch's."""
+    """The files of one epoch."""
 
     source: FilesSource
     entries: Sequence[FileEntry]
@@ -78,7 +78,7 @@ class FileBatch:
 
 
 def check_readable(spec: Source) -> None:
-    """Raise StartError if this user may not list a local source's directories, or not read one of its files."""
+    """Raise StartError if this user may not list a local source's directories or read one of its files."""
     file_listing = listing_of_spec(spec)
     if file_listing is None:
         return
@@ -102,15 +102,15 @@ def unlistable(error: OSError) -> str:
 
 
 class FilesPlanner:
-    """`read`: the files that are part of the state."""
+    """Plans a local file source. `read`: the files that are part of the state."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         file_listing = listing_of(source)
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
-        self._seen_paths = {local_name(entry.path) for entry in read}  # planned, or not to be read
-        self._pending: list[FileEntry] = []  # found and not planned yet
+        self._seen_paths = {local_name(entry.path) for entry in read}  # files that are planned or must not be read
+        self._pending: list[FileEntry] = []  # listed and not planned yet
         self._ended = False
 
     @property
@@ -131,7 +131,7 @@ class FilesPlanner:
             )
             entries = [
                 now for entry in selected if (now := self._refresh(entry)) is not None
-            ]  # as they are just before they are read
+            ]  # their state just before they are read
         return FileBatch(self._source, entries) if entries else None
 
     def _refresh(self, entry: FileEntry) -> FileEntry | None:
@@ -142,7 +142,7 @@ class FilesPlanner:
         return now
 
     def _new_files(self) -> list[FileEntry]:
-        """The new files that are there now, in the order in which they are read."""
+        """List the new files, in the order in which they are read. Raises EpochError, ExhaustedError."""
         try:
             new = {path for path in self._listing.files() if path not in self._seen_paths}
         except ValueError as error:
@@ -155,7 +155,7 @@ class FilesPlanner:
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 
     def _file_entry(self, path: str) -> FileEntry | None:
-        """None for what is gone by now, and for what Spark cannot be told of."""
+        """Return the entry of a file. None if it is gone, or if Spark cannot read its name."""
         try:
             status = Path(path).stat()
             return FileEntry(listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
@@ -171,7 +171,7 @@ class FilesPlanner:
 
 
 class PlannedFilesSource(FilesSource, SelfPlannedSource):
-    """A files source that is planned here, where it lies on this machine's disks."""
+    """A file source that the run plans itself if its files are on a local disk."""
 
     @property
     def plans_itself(self) -> bool:

@@ -1,6 +1,6 @@
-r"""Patterns of paths as Hadoop reads them, and so Spark: `*`, `?`, `[a-z]`, `[^a]`, `{one,two}`, `\` before what is no pattern.
+r"""Path patterns with Hadoop's syntax, which Spark uses: `*`, `?`, `[a-z]`, `[^a]`, `{one,two}`, and `\` to escape.
 
-A pattern is matched part by part: no star reaches over a slash. Hidden names are matched like any other.
+A pattern is matched part by part, so a star does not match a slash. Hidden names are matched like any other.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ _PATTERN = re.compile(r"(?<!\\)(?:\\\\)*[*?\[{]")
 
 
 class GlobRoot(NamedTuple):
-    """What a pattern names: a file, or a folder."""
+    """A file or folder that a pattern matches."""
 
     path: str
     is_folder: bool
 
 
 def find_roots(pattern: str) -> list[GlobRoot]:
-    """What is there by an absolute pattern, each once, in the order of names. Raises ValueError for what is no pattern."""
+    """Return the existing paths that an absolute pattern matches, each once, in the order of names.
+
+    Raises ValueError if the pattern is not valid.
+    """
     roots = {root.path: root for one in expand_braces(pattern) for root in _below("/", _parts(one))}
     return list(roots.values())
 
 
 def is_pattern(path: str) -> bool:
-    """Whether it may name more than one file."""
+    """Return whether a path contains pattern characters, so that it may match more than one file."""
     return _PATTERN.search(path) is not None
 
 
 def plain_path(path: str) -> str:
-    """A path without patterns, as the file system has it."""
+    """Return the path of a pattern that has no special characters, without escapes."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Whether a name is one of a pattern's."""
+    """Return whether a name matches a pattern."""
     return any(_matcher(one).fullmatch(name) for one in expand_braces(pattern))
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """A pattern for each choice of its braces. Raises ValueError for one that is not closed."""
+    """Return a pattern for each choice of its braces. Raises ValueError for a brace that is not closed."""
     depth, cuts, index = 0, list[int](), 0
     while index < len(pattern):
         char = pattern[index]
@@ -97,7 +100,7 @@ def _below(folder: str, parts: list[str]) -> Iterator[GlobRoot]:
 
 
 def scan_folder(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing where it is gone."""
+    """Return the entries of a folder. Empty if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -106,15 +109,16 @@ def scan_folder(folder: str) -> list[os.DirEntry[str]]:
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory."""
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError:  # a symbolic link to itself
         return False
 
 
 @lru_cache
 def _matcher(part: str) -> re.Pattern[str]:
-    """One part of a path, without braces, as a regular expression."""
+    """Compile one part of a path, without braces, to a regular expression. Raises ValueError."""
     regex, index, in_set = "", 0, False
     while index < len(part):
         char = part[index]

@@ -1,4 +1,6 @@
-"""The columns of an Iceberg table for Spark's reader of Parquet, which finds them in files by their ids: a name may change."""
+"""Convert the columns of an Iceberg table for Spark's Parquet reader. It finds them in files by field id, so names may
+change.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ _PLAIN: dict[Any, str] = {
 
 
 def spark_columns(table: str, schema: Schema) -> StructType:
-    """Raises StartError for a column that Spark's reader cannot give as the table has it. `table`: the table, for people."""
+    """Return the columns as a Spark schema with field ids. `table`: what to call the table in messages.
+
+    Raises StartError for a column that Spark's reader cannot return as the table defines it.
+    """
     try:
         columns: StructType = _spark(schema.as_struct())
     except _UnreadError as error:

@@ -1,7 +1,7 @@
-"""What the metadata of an Iceberg table tells: its snapshots, from the current one back to the one that was read, and their files.
+"""Read the metadata of an Iceberg table: its snapshots, from the current one back to the last one read, and their files.
 
-main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6        each names its parent; one that was expired breaks the way back
-         append      replace        only what a snapshot added is read; a replace holds the rows that were there
+main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6        each snapshot names its parent; an expired one breaks the chain
+         append      replace        only files that a snapshot adds are read; a replace rewrites existing rows
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 
 class IcebergLog:
-    """`load`: the table as its catalog has it now, None if it is not there; `reason`: what PyIceberg says, without secrets."""
+    """The snapshots of one Iceberg table.
+
+    Args:
+        name: The name of the table.
+        load: Loads the current table from its catalog; None if it does not exist.
+        reason: Formats a PyIceberg error in one line, without secrets.
+    """
 
     retention_advice = "keep snapshots longer (history.expire.max-snapshot-age-ms)"
 
     def __init__(self, name: str, load: Callable[[], Table | None], reason: Callable[[BaseException], str]) -> None:
         self.description, self._load, self.error_reason = f"Iceberg table {name}", load, reason
-        self._schema: int | None = None  # by its id: the columns that were told first
+        self._schema: int | None = None  # the id of the schema of the first snapshot
 
     def snapshot(self) -> TableSnapshot:
         table = self._table()
@@ -88,7 +94,14 @@ class IcebergLog:
         return snapshot
 
     def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
-        """The snapshots after a place, the oldest first; `until`: no further back than this one, as far as they are there."""
+        """Return the snapshots after these offsets, the oldest first.
+
+        `until`: stop at the snapshot with this id, or at the first one that has no known parent.
+
+        Raises:
+            StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
+            VersionGoneError: Snapshots in between were expired.
+        """
         snapshots: list[Snapshot] = []
         snapshot = table.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != offsets.version:
@@ -138,7 +151,7 @@ class IcebergLog:
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
-        """The columns of a snapshot that has newer ones than were told; None else."""
+        """Return the columns of a snapshot if its schema is newer than the first one; else None."""
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
@@ -159,9 +172,9 @@ def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> T
 
 
 def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
-    """Whether nothing came between a place and a snapshot whose parent is not known any more: commits are numbered.
+    """Return whether a snapshot whose parent is unknown directly follows these offsets, by its sequence number.
 
-    PyIceberg forgets parents that it expires. In tables of format version 1 all have the number 0.
+    PyIceberg drops the parent of a snapshot once that is expired. In tables of format version 1 all numbers are 0.
     """
     if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None

@@ -1,10 +1,10 @@
-"""The columns of JSON that a JSON Schema describes.
+"""Convert a JSON Schema to the columns that it describes.
 
     {"properties": {"user": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}}
         ─▶ user STRING, at TIMESTAMP
 
-What no type of a column can hold as it is (values of several types, objects and lists of any kind, what contains itself)
-becomes STRING: its JSON as text.
+A property becomes STRING, with its JSON as text, if no column type can hold it. Examples are values of several
+types, arrays or objects without a schema, and recursive types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 
 
 def schema_columns(text: str, others: Mapping[str, str]) -> str:
-    """The columns, as DDL. `others`: schemas by the names that `$ref`s give them. Raises ValueError where there are none."""
+    """Return the columns as DDL. Raises ValueError if the schema describes none.
+
+    `others`: the referenced schemas, by the names that `$ref` uses.
+    """
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
     columns = _Document(documents, "").properties(documents[""])
     if not columns:
@@ -32,14 +35,14 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """Where a `$ref` is looked up. `followed`: those that are being followed."""
+    """A schema in which `$ref`s are resolved. `followed`: the references that led here, to detect recursion."""
 
     documents: Mapping[str, Any]
     name: str
     followed: frozenset[tuple[str, str]] = field(default=frozenset())
 
     def properties(self, schema: Any) -> dict[str, str]:
-        """The properties of an object, and their types."""
+        """Return the properties of an object schema, with their column types."""
         here, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return {}
@@ -49,7 +52,7 @@ class _Document:
         return columns
 
     def type_of(self, schema: Any) -> str:
-        """The type of a column for what this describes."""
+        """Return the column type for a schema."""
         here, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return TEXT

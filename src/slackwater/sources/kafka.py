@@ -1,10 +1,10 @@
-"""Kafka as a stream: the engine reads each batch by its offsets, which the state keeps. Who plans it: `kafka_planner`, or Spark.
+"""Kafka as a stream: the engine reads each batch by offsets, which the state keeps. `kafka_planner` or Spark plans it.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
-    state store            the same, as part of the commit          `seek` writes it into a fresh checkpoint
+    state store            the same, as part of the commit          `seek` writes it into a new checkpoint
 
-Rows carry the payload's columns and `_key`, `_value`, `_headers`, `_topic`, `_partition`, `_offset`; `_event_ts` is the
-record's timestamp.
+Rows have the columns of the payload, and `_key`, `_value`, `_headers`, `_topic`, `_partition` and `_offset`.
+`_event_ts` is the timestamp of the record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
 def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
-    """The values of the first records that are there, as text: to infer a schema from."""
+    """Return the values of the first records as text, to infer a schema from them."""
     options = {f"kafka.{k}": str(v) for k, v in connection.options.items()}
     query = spec.query or ""
     read = session.read.format("kafka").options(**options)
@@ -52,7 +52,10 @@ def sample_records(session: SparkSession, spec: Source, connection: KafkaConnect
 
 @dataclass(frozen=True)
 class KafkaSource(SparkPlannedSource):
-    """One Kafka source with its payload, planned by Spark (else: `kafka_planner`). `group`: the consumer group of its reads."""
+    """A Kafka source with its payload, planned by Spark. `kafka_planner` has the one that the run plans.
+
+    `group`: the consumer group under which it reads.
+    """
 
     broker: KafkaBroker
     payload: Payload
@@ -76,17 +79,17 @@ class KafkaSource(SparkPlannedSource):
         return f'source "{self.name}"'
 
     def check(self) -> None:
-        """Raise StartError if the brokers or the topics are not there."""
+        """Raise StartError if the brokers cannot be reached or a topic does not exist."""
         self.broker.partitions(self.spec.query or "", self._where)
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Those that are there now, of all its topics. Raises StartError."""
+        """Return the current partitions of all its topics. Raises StartError."""
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return [(topic, part) for topic, parts in topics.items() for part in parts]
 
     @property
     def isolation(self) -> str:
-        """Which records of transactions are read: see `_options`."""
+        """The isolation level of reads: "read_committed" unless configured otherwise."""
         return self._options()["kafka.isolation.level"]
 
     def signature(self) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class KafkaSource(SparkPlannedSource):
             "kafka.isolation.level": "read_committed",
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
-            "failOnDataLoss": "false",  # judged here, by offsets, before a batch is read
+            "failOnDataLoss": "false",  # checked here by offsets before a batch is read
             "includeHeaders": str(self.with_headers).lower(),
             **self.spec.options,
         }
@@ -121,7 +124,7 @@ class KafkaSource(SparkPlannedSource):
             raise StartError(f"{self._where}: {spark_error_reason(error)}") from None
 
     def check_connector(self, session: SparkSession) -> None:
-        """Raise StartError if Spark has no connector of Kafka."""
+        """Raise StartError if Spark has no Kafka connector."""
         try:
             read = session.read.format("kafka").options(**self._options()).option("subscribe", "any")
             assert read.load().schema
@@ -134,12 +137,14 @@ class KafkaSource(SparkPlannedSource):
                 ) from None
 
     def _complete_offsets(self, offsets: ByTopic) -> ByTopic:
-        """Offsets of a config, completed: partitions that it does not name begin at their first record (-2)."""
+        """Return the configured offsets with all partitions. Those that it does not name begin at their first record
+        (-2).
+        """
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): offsets.get(t, {}).get(str(p), -2) for p in parts} for t, parts in topics.items()}
 
     def latest(self) -> KafkaOffsets:
-        """The offsets that the next records will have."""
+        """Return the offsets of the next records to be written."""
         topics = self.broker.partitions(self.spec.query or "", self._where)
         ids, bounds = (
             self.broker.topic_ids(topics),
@@ -148,7 +153,7 @@ class KafkaSource(SparkPlannedSource):
         return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
     def configured_start(self) -> KafkaOffsets:
-        """The offsets that `starting_offsets` means, unless it is "latest"."""
+        """Return the offsets that `starting_offsets` means, unless it is "latest"."""
         start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = start if isinstance(start, Mapping) else {}
         ids, bounds = (
@@ -163,17 +168,23 @@ class KafkaSource(SparkPlannedSource):
             ids,
         )
 
-    # -- where to go on ------------------------------------------------------------------------------------------
+    # -- start offsets -------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """The offsets a fresh checkpoint starts from; "-": this source was never read."""
+        """Return the offsets at which a new checkpoint starts; "-" if this source was never read."""
         return "-" if record.offsets is None else json.dumps(self.start_offsets(record))
 
     def start_offsets(self, record: SourceRecord) -> ByTopic:
-        """Return where each partition goes on: where the state ends.
+        """Return the offsets at which each partition continues after `record`.
 
-        A partition that the state does not know was added since the last commit. It begins at its first record, or where a table of
-        `starting_offsets` names it. "latest" does not count for it, because that would lose what was written during a stop. A topic that was created again begins at its first record. Raises EpochError unless `on_data_loss` is "skip".
+        A source that was never read begins at `starting_offsets`. A partition that the state does not contain begins
+        at its
+        first record, unless `starting_offsets` names it. "latest" does not apply to it, because that would lose
+        records
+        written during a stop. A topic that was created again begins at its first record.
+
+        Raises:
+            EpochError: A topic was created again, and `on_data_loss` is not "skip".
         """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()).topics
@@ -192,7 +203,10 @@ class KafkaSource(SparkPlannedSource):
         return offsets
 
     def _check_topics(self, before: KafkaOffsets, ids: Mapping[str, str]) -> Sequence[str]:
-        """Return the topics that were deleted and created again since `before`. Raises EpochError unless `on_data_loss` is "skip"."""
+        """Return the topics that were deleted and created again since `before`.
+
+        Raises EpochError if there are any, unless `on_data_loss` is "skip".
+        """
         replaced = before.replaced_topics(ids)
         if not replaced:
             return replaced
@@ -224,7 +238,7 @@ class KafkaSource(SparkPlannedSource):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """The records of one planned batch; None if it has none of this source."""
+        """Return the records of one planned batch; None if it has none of this source."""
         end = self._planned_end(checkpoint, index, number)
         if end is None:
             return None
@@ -238,9 +252,9 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to `end`, which is not included; None if there are none.
+        """Return the records from `start` up to `end`, which is excluded; None if there are none.
 
-        `record`: where the state stands, of the topics that it read. Raises EpochError.
+        `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError.
         """
         ids = self.broker.topic_ids(end)
         replaced = self._check_topics(KafkaOffsets.coerce(None if record is None else record.offsets), ids)
@@ -271,7 +285,10 @@ class KafkaSource(SparkPlannedSource):
         return offsets
 
     def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
-        """From where to where each partition is read, and how many records are gone (with `on_data_loss = "skip"`)."""
+        """Return the offset range to read per partition, and how many records are lost.
+
+        Raises EpochError if records are lost, unless `on_data_loss` is "skip".
+        """
         parts = [(t, int(p)) for t, numbers in end.items() for p in numbers]
         bounds = self.broker.offset_ranges(parts)
         ranges, lost, losses = {}, 0, []
@@ -308,7 +325,7 @@ class KafkaSource(SparkPlannedSource):
         return self.decode(records)
 
     def _reader(self, session: SparkSession) -> Any:
-        """Of all epochs: Spark is told once what does not change."""
+        """Return the reader of all epochs. Options that do not change are set once per Spark session."""
         if self._cache.get("session") is not session:
             read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
             read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
@@ -316,17 +333,17 @@ class KafkaSource(SparkPlannedSource):
         return self._cache["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
-        """Records as Spark reads them from a topic, with their headers, as rows of this source. `more`: columns to keep."""
+        """Convert records, as Spark reads them from a topic, to rows of this source. `more`: further columns to keep."""
         meta = [f"{m[1:]} AS {m}" for m in _META]
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         return self.decode(as_records(letters, letter), [letter])
 
-    # -- for others ----------------------------------------------------------------------------------------------
+    # -- for external tools ----------------------------------------------------------------------------------------
 
     def advertise(self, offsets: Offsets) -> None:
-        """Commit offsets to `commit_group`, for tools that show lag; nothing here reads them."""
+        """Commit offsets to `commit_group` for tools that show lag. Nothing in this project reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         kafka_offsets = KafkaOffsets.coerce(offsets)
@@ -339,6 +356,6 @@ class KafkaSource(SparkPlannedSource):
                 asynchronous=False,
             )
         except KafkaException:
-            return  # advisory: the state store knows where to go on
+            return  # only informative: the state store has the offsets
         finally:
             consumer.close()

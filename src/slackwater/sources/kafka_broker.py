@@ -1,4 +1,4 @@
-"""A Kafka cluster, asked beside reading: which topics and partitions there are, which offsets they hold."""
+"""Queries to a Kafka cluster that do not read records: topics, partitions, topic ids and offsets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.errors import EpochError, StartError
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-SECONDS = 15  # that a broker is waited for
+SECONDS = 15  # timeout of a request to the brokers
 # settings of the Java client that librdkafka does not know
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
 _JAAS = {name: re.compile(rf'\b{name}\s*=\s*"((?:[^"\\]|\\.)*)"') for name in ("username", "password")}
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KafkaBroker:
-    """What is asked of a cluster beside reading: which partitions there are, and which offsets they hold."""
+    """A connection to a cluster, for metadata and offsets."""
 
     connection: KafkaConnection
     errors: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """For librdkafka, quiet: what it would print goes into our own messages."""
+        """Return settings for librdkafka that keep it quiet. Its errors are collected for messages instead."""
 
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
@@ -44,7 +44,11 @@ class KafkaBroker:
         return make_client(AdminClient, self.settings())
 
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
-        """The partitions of each topic that a query names. Raises StartError if it cannot be asked, or names none."""
+        """Return the partitions of each topic that a query matches.
+
+        `where`: the beginning of error messages. Raises StartError if the brokers do not answer or a topic does not
+        exist.
+        """
         from confluent_kafka import KafkaException
 
         admin = self._admin
@@ -68,7 +72,7 @@ class KafkaBroker:
         return partitions
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic. Topics that are missing, and those of brokers without ids, are left out.
+        """Return the id of each topic. Leaves out topics that do not exist, and those of brokers without topic ids.
 
         Raises EpochError.
         """
@@ -95,7 +99,10 @@ class KafkaBroker:
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
     def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
-        """Per partition the offset of the first record whose time is `ms` or later; of the next to be written if none is."""
+        """Return per partition the offset of the first record at or after a time in milliseconds.
+
+        Where no record is that new, it is the offset of the next record to be written. Raises EpochError.
+        """
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -113,7 +120,7 @@ class KafkaBroker:
         return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
 
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        """The first offset that is there and the next to be written, per partition. Raises EpochError."""
+        """Return per partition the first existing offset and the next one to be written. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -122,7 +129,10 @@ class KafkaBroker:
         return {p: (low[p], high[p]) for p in low}
 
     def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
-        """Up to where each partition can be read: with "read_committed" up to its first transaction that goes on. Raises EpochError."""
+        """Return per partition the offset up to which it can be read. Raises EpochError.
+
+        With the isolation "read_committed" that is the first open transaction.
+        """
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -133,7 +143,10 @@ class KafkaBroker:
         return offsets
 
     def offsets_at_us(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
-        """The first offset at or after a time, per partition; the next to be written where there is none. Raises EpochError."""
+        """Return per partition the first offset at or after a time in microseconds, with retries. Raises EpochError.
+
+        Where no record is that new, it is the offset of the next record to be written.
+        """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         spec: Any = OffsetSpec.for_timestamp(-(-time_us // 1000))
@@ -144,7 +157,7 @@ class KafkaBroker:
     def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
-        """What the brokers answer to each of these questions, per partition."""
+        """Return the offsets for each offset spec, per partition. Retries until the timeout. Raises EpochError."""
         from confluent_kafka import KafkaException, TopicPartition
 
         topic_partitions = [TopicPartition(t, p) for t, p in partitions]
@@ -155,7 +168,7 @@ class KafkaBroker:
                 answers = [self._admin.list_offsets(a, request_timeout=SECONDS, **more) for a in requests]
                 return [{(p.topic, p.partition): a[p].result().offset for p in topic_partitions} for a in answers]
             except KafkaException as error:
-                # what the client knows of the cluster may be old: a partition that is new, a broker that came back
+                # The client's metadata may be outdated, such as after a new partition or a restarted broker.
                 self.__dict__.pop("_admin", None)
                 if time.monotonic() > end:
                     raise EpochError(
@@ -166,7 +179,7 @@ class KafkaBroker:
 
 
 def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
-    """Make a client of librdkafka. Raises StartError for settings that it refuses."""
+    """Create a librdkafka client. Raises StartError for settings that it refuses."""
     from confluent_kafka import KafkaException
 
     try:
@@ -182,7 +195,7 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
 
 
 def settings_of(connection: KafkaConnection) -> dict[str, Any]:
-    """The settings of a connection, as librdkafka takes them."""
+    """Return the settings of a connection for librdkafka."""
     options = {k: v for k, v in connection.options.items() if k not in _JVM_ONLY}
     return {
         **_credentials(connection.options),
@@ -192,14 +205,14 @@ def settings_of(connection: KafkaConnection) -> dict[str, Any]:
 
 
 def _credentials(options: Mapping[str, str]) -> dict[str, str]:
-    """The user and password of a JAAS entry, as librdkafka takes them."""
+    """Return the user and password of a JAAS entry as librdkafka settings."""
     entry = str(options.get("sasl.jaas.config", ""))
     pairs = {name: _JAAS[name].search(entry) for name in _JAAS}
     return {f"sasl.{name}": re.sub(r"\\(.)", r"\1", m[1]) for name, m in pairs.items() if m}
 
 
 def named_topics(query: str) -> list[str]:
-    """The topics that a query names one by one; none for a pattern."""
+    """Return the topics that a query lists by name; empty for a pattern."""
     return [] if query.startswith("pattern:") else [t.strip() for t in query.split(",") if t.strip()]
 
 
@@ -210,6 +223,6 @@ def matches_query(query: str, topic: str) -> bool:
 
 
 def _shown_id(id_: Any) -> str:
-    """Return a topic's id as the tools of Kafka print it; empty for the zero id that brokers without ids answer."""
+    """Return a topic id as Kafka's tools print it. Empty for the zero id, which brokers without topic ids return."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

@@ -1,4 +1,4 @@
-"""Records of Kafka as a run plans them: from where it stands to where the brokers say that each partition ends."""
+"""Plan Kafka sources without Spark: from the current position to the end of each partition that the brokers report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Offsets = Mapping[tuple[str, int], int]
 
-# what a reader's options may ask of Spark's own stream of records, which then plans
+# options of Spark's Kafka stream; if a source sets one, Spark plans it
 _SPARK_STREAM_OPTIONS = frozenset(
     {
         "assign",
@@ -35,12 +35,12 @@ _SPARK_STREAM_OPTIONS = frozenset(
         "subscribepattern",
     }
 )
-_PARTITIONS_FOR_S = 1.0  # so long the partitions are taken for those that were there
+_PARTITIONS_FOR_S = 1.0  # how many seconds a list of partitions stays in use
 
 
 @dataclass(frozen=True)
 class OffsetRanges:
-    """The records from `start` up to `end`, which is not included."""
+    """The records from `start` up to `end`, which is excluded."""
 
     source: KafkaSource
     start: ByTopic
@@ -51,18 +51,21 @@ class OffsetRanges:
 
 
 class KafkaPlanner:
-    """`record`: where the state stands. Raises StartError, EpochError where the brokers do not answer."""
+    """Plans the epochs of a Kafka source. `record`: the offsets in the state.
+
+    Raises StartError or EpochError if the brokers do not answer.
+    """
 
     def __init__(self, source: KafkaSource, record: SourceRecord) -> None:
         self._source, self._max_records = source, source.spec.max_offsets_per_trigger
         self._position: Offsets = _by_partition(source.start_offsets(record))
-        self._end: Offsets | None = None  # of the input
+        self._end: Offsets | None = None  # of the input, once `stop_at_current_end` was called
         self._partitions: list[tuple[str, int]] = []
         self._partitions_at = -math.inf
 
     @property
     def unplanned_files(self) -> int:
-        """It reads no files."""
+        """Always 0: Kafka has no files."""
         return 0
 
     def stop_at_current_end(self) -> None:
@@ -79,7 +82,7 @@ class KafkaPlanner:
         return OffsetRanges(self._source, by_topic(start), by_topic(self._position))
 
     def _latest(self) -> Offsets:
-        """Where each partition ends. One that is new begins at its first record."""
+        """Return the end of each partition. A new partition begins at its first record."""
         if time.monotonic() - self._partitions_at > _PARTITIONS_FOR_S:
             self._partitions, self._partitions_at = self._source.partitions(), time.monotonic()
         latest = self._source.broker.readable_ends(self._partitions, self._source.isolation)
@@ -90,14 +93,16 @@ class KafkaPlanner:
                 **{p: low for p, (low, _) in self._source.broker.offset_ranges(new).items()},
             }
         behind = [p for p, end in latest.items() if end < self._position[p]]
-        if behind:  # of a transaction that goes on, or the topic was made anew
+        if behind:  # an open transaction, or the topic was created again
             bounds = self._source.broker.offset_ranges(behind)
             latest |= {p: self._position[p] for p in behind if self._position[p] <= bounds[p][1]}
         return latest
 
 
 def limit_offsets(start: Offsets, end: Offsets, most: int | None) -> Offsets:
-    """Where an epoch of `most` records ends: each partition gets on by its share, and by one at least."""
+    """Return the end of an epoch of about `most` records. Each partition with records advances by its share, at least by
+    one.
+    """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)
     if most is None or total <= most:

@@ -1,8 +1,8 @@
-"""Files on the disks of this machine, listed as Spark's stream of files lists them: the same files, without Spark.
+"""List local files exactly as Spark's file stream would, without Spark.
 
-pattern ─▶ roots ─▶ the files below, but hidden ones ─▶ those directly in a root; all of them where folders are `column=value`
+pattern ─▶ roots ─▶ files below that are not hidden ─▶ those directly in a root; all if the folders are `column=value`
 
-A folder that a stream of Spark writes to has a list of what that committed: then only that is there.
+A folder that a Spark stream writes to has a log of committed files. Then only those are listed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,40 @@ from urllib.parse import quote, unquote, urlsplit
 from slackwater.sources import globs
 
 SINK_LOG = "_spark_metadata"
-# what a URI of Java's holds as it is: the rest is percent-encoded, except for what is beyond ASCII
+# characters that Java percent-encodes in a URI; most characters beyond ASCII stay as they are
 _QUOTED = re.compile(
     r"[^A-Za-z0-9_\-!.~'()*,;:$&+=/@\x80-\U0010ffff]|[\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
 
 
 def to_uri(path: str) -> str:
-    """A path as Spark lists it. Raises UnicodeEncodeError for a name that is no text."""
+    """Return the URI under which Spark lists a path. Raises UnicodeEncodeError for a name that is not valid text."""
     path.encode()
     return "file://" + _QUOTED.sub(lambda m: quote(m[0], safe=""), path)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Spark passes over a file or a folder of that name."""
+    """Return whether Spark skips a file or folder of this name."""
     left_out = (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
     return left_out or name.startswith(("_metadata", "_common_metadata"))
 
 
 @dataclass(frozen=True)
 class DirectoryListing:
-    """What a query names. `pattern`: absolute, as Hadoop reads it; `recursive`: all files below, whatever their folders are called;
-    `only`: a pattern that the names of files must match."""
+    """The files that a query matches.
+
+    Args:
+        pattern: An absolute pattern in Hadoop's syntax.
+        recursive: Include all files below, whatever their folders are called.
+        only: A pattern that the file names must match.
+    """
 
     pattern: str
     recursive: bool = False
     only: str | None = None
 
     def files(self) -> Iterator[str]:
-        """The paths of all files that are there now. Raises ValueError, for folders that do not fit together, and OSError."""
+        """Yield the paths of all current files. Raises OSError, and ValueError for folders that do not fit together."""
         for path in self._candidates():
             if self.only is None or globs.matches_pattern(self.only, posixpath.basename(path)):
                 yield path
@@ -60,7 +65,7 @@ class DirectoryListing:
         direct: list[str] = []
         below: dict[
             str, tuple[str | None, list[str]]
-        ] = {}  # by folder: what its `column=value` path hangs in, its files
+        ] = {}  # by folder: the root of its `column=value` path, and its files
         for root in globs.find_roots(self.pattern):
             if not root.is_folder:
                 if not is_hidden(posixpath.basename(root.path)):
@@ -77,7 +82,10 @@ class DirectoryListing:
                 yield from names
 
     def _is_partitioned(self, below: Mapping[str, str | None], direct: Iterable[str]) -> bool:
-        """Whether folders are those of a table, `column=value`. Raises ValueError where some are and others are something else."""
+        """Return whether the folders form one partitioned table (`column=value`).
+
+        Raises ValueError if only some of the files are in such folders.
+        """
         if all(top is None for top in below.values()):
             return False
         bases = {top or folder for folder, top in below.items()} | {posixpath.dirname(path) for path in direct}
@@ -91,7 +99,7 @@ class DirectoryListing:
 
 
 def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Every folder from a root on that has files, with their paths."""
+    """Yield every folder from `root` down that has files, with the paths of these files."""
     pending = [root]
     while pending:
         folder, names = pending.pop(), []
@@ -107,7 +115,7 @@ def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _table_root(folder: str, root: str) -> str | None:
-    """The folder that a `column=value` path below a root hangs in; None where it has no such part."""
+    """Return the folder that contains the `column=value` folders of a path below `root`. None if it has no such folder."""
     in_partition, current = False, folder
     while current != root:
         name, _, value = posixpath.basename(current).partition("=")
@@ -120,7 +128,7 @@ def _table_root(folder: str, root: str) -> str | None:
 
 
 def _committed_files(log: str) -> Iterator[str]:
-    """The files that a stream of Spark has committed to a folder, by the log that it keeps there."""
+    """Yield the files that a Spark stream has committed to a folder, from the log in it."""
     numbers: dict[int, str] = {}
     for entry in globs.scan_folder(log):
         text, _, ending = entry.name.partition(".")

@@ -1,4 +1,4 @@
-"""Lookups: tables that the SQL joins by name, re-read between epochs."""
+"""Lookups: tables that the SQL joins by name, reloaded between epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lookups:
-    """The lookups of a pipeline, as temporary views of its session. A failed refresh keeps the old version and counts."""
+    """The lookups of a pipeline, as temporary views of its session. If a refresh fails, the old version stays in use."""
 
     session: SparkSession
     specs: Mapping[str, Lookup]
@@ -29,7 +29,7 @@ class Lookups:
     _loaded: dict[str, tuple[float, DataFrame]] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Read every lookup for the first time. Raises StartError."""
+        """Load every lookup for the first time. Raises StartError."""
         for name, spec in self.specs.items():
             try:
                 self._read(name, spec)
@@ -39,7 +39,9 @@ class Lookups:
                 ) from None
 
     def refresh(self) -> None:
-        """Re-read what is older than its `refresh_interval_ms`."""
+        """Reload the lookups that are older than their `refresh_interval_ms`. A failure is counted and logged as a
+        warning.
+        """
         for name, spec in self.specs.items():
             read_at, _ = self._loaded[name]
             if (time.monotonic() - read_at) * 1000 < spec.refresh_interval_ms:
@@ -61,7 +63,7 @@ class Lookups:
             frame = times.convert(read.schema(times.as_read).load(absolute_query(spec.query)))
         else:
             frame = (read.schema(spec.schema_) if spec.schema_ else read).load(absolute_query(spec.query))
-        # a copy of its own: the files may be replaced or go away while the old version is still in use
+        # A copy: the files may be replaced or deleted while this version is still in use.
         frame = frame.localCheckpoint(eager=True)
         frame.createOrReplaceTempView(name)
         self._loaded[name] = (time.monotonic(), frame)

@@ -1,7 +1,7 @@
-"""What Parquet files say of their rows in their footers: how many there are, and from when to when the times of a column are.
+"""Statistics from Parquet footers: the number of rows, and the least and greatest value of a column.
 
-file   [row group][row group]…[footer: of each row group and column  rows, least, greatest, how many are NULL]
-                               ╰─▶ Known        none of the rows is read
+file   [row group][row group]…[footer: per row group and column  rows, least, greatest, number of NULLs]
+                               ╰─▶ ColumnStats        no row is read
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnSchema, FileMetaData
 
-# before 1901 Spark may read another time than a file's number says: former Sparks wrote some by the calendar of that time
+# Early Spark versions wrote some old times in the Julian calendar. Spark may convert times before 1901 as it reads.
 _ONE_CALENDAR_US = -2_177_452_800_000_000
-_AT_ONCE = 8  # files, chosen: they may lie on a disk that answers slowly
+_AT_ONCE = 8  # files read in parallel, chosen for slow disks
 _UNITS = {"milliseconds": 1000, "microseconds": 1}
 
 
 class ColumnStats(NamedTuple):
-    """Of the rows of some files, and of one column: its least and greatest value, and the file that has the greatest.
+    """Statistics of one column over the rows of some files.
 
-    `unit_us`: how many microseconds a step of it is; 0: it is a plain number. `least`: None where no row has a value.
+    Args:
+        rows: The number of rows.
+        nulls: The number of rows in which the column is NULL.
+        unit_us: The unit of the column in microseconds; 0 for a plain number.
+        least: The least value. None if no row has a value.
+        greatest: The greatest value. None if no row has a value.
+        newest_file: The file with the greatest value.
     """
 
     rows: int
@@ -36,9 +42,9 @@ class ColumnStats(NamedTuple):
 
 
 def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
-    """What the footers say of a column, which is one of times or of whole numbers; None unless all of them say all of it.
+    """Return the statistics of a column of times or integers. None unless the footers of all files contain them.
 
-    A file that cannot be read says nothing here: who reads its rows tells why.
+    A file that cannot be read also gives None: reading its rows reports the error.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -86,14 +92,17 @@ def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | 
 
 
 def _leaf_index(footer: FileMetaData, column: str) -> int | None:
-    """Which leaf of the schema a column is, whose name Spark does not tell from others by its case; None where it is not one, or several."""
+    """Return the index of a column among the leaves of the schema. Names are compared without case, as Spark does.
+
+    None if there is no such top-level column, or more than one.
+    """
     names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
     matches = [n for n, name in enumerate(names) if name == column.casefold()]
     return matches[0] if len(matches) == 1 and "." not in column else None
 
 
 def _unit_us(column: ColumnSchema) -> int | None:
-    """Microseconds of a step of its times; 0: a plain number; None: another kind of column."""
+    """Return the unit of a time column in microseconds; 0 for an integer column; None for another type."""
     if column.max_repetition_level or column.physical_type not in ("INT32", "INT64"):
         return None
     kind = json.loads(column.logical_type.to_json())

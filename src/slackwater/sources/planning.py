@@ -1,9 +1,11 @@
-"""What the next epoch reads, planned without Spark: files are listed, brokers are asked for their offsets, tables for versions.
+"""Plan the next epoch without Spark: list files, request offsets from brokers, request versions from tables.
 
-    the state's offsets ─▶ planner ─▶ next: what came meanwhile, within the limits ─▶ part ─▶ rows, and the offsets behind them
-                             position', in memory: only a commit makes it last
+    offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, offsets after
+    them
+                              its position, in memory: only a commit makes it durable
 
-A source has a planner if it can be asked like that; where one of a pipeline has none, a streaming query of Spark's plans them all.
+A source has a planner if it can report its input without Spark. If one source of a pipeline cannot, a Spark streaming
+query plans all of them.
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ from slackwater.state.commit import BatchId, Commit
 
 @dataclass(frozen=True)
 class Planners:
-    """Those of all sources of a pipeline, by name."""
+    """The planners of all sources of a pipeline, by source name."""
 
     streams: SourceSet
     by_source: Mapping[str, Planner]
-    _planned: dict[str, PlannedBatch] = field(
-        default_factory=dict
-    )  # by the ask that goes on: another source may not answer
+    _planned: dict[str, PlannedBatch] = field(default_factory=dict)  # kept if a later source does not answer
 
     def stop_at_current_end(self) -> None:
         for planner in self.by_source.values():
             planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
-        """What each source has for the next epoch; empty if none has anything. Where one does not answer, the next ask has what others said."""
+        """Return what each source has for the next epoch; empty if none has anything.
+
+        If one source does not answer, the next call still returns what the others had.
+        """
         for name, planner in self.by_source.items():
             if name not in self._planned and (part := planner.next()) is not None:
                 self._planned[name] = part
@@ -43,21 +46,22 @@ class Planners:
         return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
-        """The batch of these parts, which goes on from `state`."""
+        """Return the batch of these planned parts, which continues from `state`."""
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
         return batch_of(id_, {name: one for name, one in batches.items() if one is not None})
 
     @property
     def unplanned_files(self) -> int:
-        """How many files are known to be there and are not planned yet."""
+        """The number of files that were listed but are not planned yet."""
         return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
 def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
-    """None where one of the sources can be planned by Spark only. `read`: by source, the files that are part of the state.
+    """Return the planners of all sources. None if one of the sources can be planned by Spark only.
 
-    Raises SlackwaterError if a source cannot say where it goes on.
+    `read`: per source the files that are part of the state. Raises SlackwaterError if a source cannot tell where to
+    continue.
     """
     ours = [source for source in streams.sources if can_plan(source)]
     if len(ours) < len(streams.sources):
@@ -67,8 +71,10 @@ def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[F
 
 
 def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
-    """Raise StartError for a source that only a streaming query of Spark can plan, which is not run over Connect, and for what is not
-    read there."""
+    """Raise StartError for a source that cannot be read over Spark Connect.
+
+    Streaming queries do not run over Connect, so every source must be planned without Spark.
+    """
     for source in sources:
         if not can_plan(source):
             raise not_over_connect(pipeline, source.name)
@@ -76,6 +82,7 @@ def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
 
 
 def not_over_connect(pipeline: str, source: str) -> StartError:
+    """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
         f'{pipeline}: source "{source}" is planned by a streaming query of Spark, which Slackwater does not run over Spark Connect; '
         "expected files on a disk of this machine or Kafka, without options of Spark's own streams: or run it with a classic session "
@@ -84,7 +91,7 @@ def not_over_connect(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError for a source that Spark cannot plan beside one that only Spark can."""
+    """Raise StartError if one source can only be planned by Spark, and another one cannot."""
     other = next(s for s in sources if not can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
@@ -96,5 +103,5 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
 
 
 def can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
-    """Whether a source can be asked without Spark what it has."""
+    """Return whether a source can report its new input without Spark."""
     return isinstance(source, SelfPlannedSource) and source.plans_itself

@@ -1,18 +1,21 @@
-"""RabbitMQ as a streaming DataFrame. A queue has no offsets: what is acknowledged is gone, so that comes last.
+"""RabbitMQ as a streaming DataFrame. A queue has no offsets: an acknowledged message is gone, so acknowledging comes
+last.
 
     fetch batch 7 ──> epoch ──> commit ──> Spark: read after 7 ──> ack(7)
          │                                                           │
-         └── unacknowledged: a reader that dies here gives all of it back to the queue, in order
+         └── unacknowledged: if the reader dies here, the queue gets all of it back, in order
 
-Delivery is at least once. A crash between the epoch's commit and its acknowledgement brings messages of that epoch
-again. Those with the property `message_id` are then recognised and dropped: the end offset of a batch, which Spark's
-checkpoint keeps, holds a short hash of each, and so does a window of the latest 100,000 in memory. Messages without
-`message_id` cannot be told apart and count twice. A batch that Spark planned and did not finish is read again from the
-queue by the same hashes; one pipeline per queue, as another consumer may hold a part of it.
+Delivery is at least once. After a crash between the epoch's commit and its acknowledgement, the queue delivers the
+messages of that epoch again. Messages with the property `message_id` are then recognised and dropped. A short hash of
+each is part of the batch's end offset, which Spark's checkpoint keeps. A window of the latest 100,000 is in memory.
+Messages without `message_id` cannot be recognised and count twice.
 
-It relies on the order of calls of PySpark 4.3: `read` after a batch only once that batch is finished.
+A batch that Spark planned and did not finish is read from the queue again by the same hashes. Use one pipeline per
+queue, as another consumer may hold a part of the batch.
 
-The rows: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
+The reader relies on the call order of PySpark 4.3: it calls `read` after a batch only once that batch is finished.
+
+The columns: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
 TIMESTAMP.
 """
 
@@ -58,13 +61,13 @@ SCHEMA = (
     "body BINARY, routing_key STRING, exchange STRING, message_id STRING, "
     "headers STRING, redelivered BOOLEAN, received TIMESTAMP"
 )
-MOST_MESSAGES = 10_000  # per batch: their hashes are part of every offset
-_REPLAY = 90.0  # longer than a broker needs to notice that a reader's machine is gone
+MOST_MESSAGES = 10_000  # per batch; every offset contains their hashes
+_REPLAY = 90.0  # seconds; longer than a broker needs to notice that a reader's machine is gone
 
 
 @dataclass(frozen=True)
 class RabbitSettings:
-    """The options of the data source, checked."""
+    """The checked options of the data source."""
 
     url: str
     queue: str
@@ -74,7 +77,7 @@ class RabbitSettings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> RabbitSettings:
-        """Raises StartError for an option that is missing, unknown or wrong."""
+        """Check the options. Raises StartError for an option that is missing, unknown or wrong."""
         lower_options = {k.lower(): v for k, v in options.items()}
         if unknown := sorted(lower_options.keys() - set(cls.__dataclass_fields__)):
             raise StartError(f"{FORMAT}: unknown option {unknown[0]}; expected {', '.join(cls.__dataclass_fields__)}")
@@ -102,9 +105,9 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, most: int) 
 
 
 def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
-    """The messages of a batch that was planned and not finished, left in the queue.
+    """Find the messages of a batch that was planned and not finished in the queue, and leave them there.
 
-    Raises EpochError if some are not there under `on_data_loss = "fail"`.
+    Raises EpochError if some are missing and `on_data_loss` is "fail".
     """
     expected = Counter(identities)
     end = time.monotonic() + (_REPLAY if settings.on_data_loss == "fail" else RETURN)
@@ -158,7 +161,9 @@ def _unpack_identities(text: str) -> list[bytes]:
 
 
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads batches beside the driver. An offset is a batch's number and the hashes of it and of the batch before."""
+    """Reads batches in the driver. An offset holds the batch number, and the message hashes of it and the previous
+    batch.
+    """
 
     def __init__(self, settings: RabbitSettings) -> None:
         self._settings = settings
@@ -177,7 +182,7 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
         queue = self._queue()
         queue.remember([*_unpack_identities(start["before"]), *_unpack_identities(start["ids"])], start["batch"])
-        queue.ack(start["batch"])  # Spark goes on only after a batch; its own `commit` waits until there is a next one
+        queue.ack(start["batch"])  # Spark calls `read` only after the batch, but `commit` only once there is a next one
         if self._remaining == 0:
             return iter([]), start
         messages = queue.fetch(start["batch"] + 1, self._remaining)
@@ -206,10 +211,11 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RabbitDataSource(DataSource):
-    """`spark.readStream.format("slackwater_rabbitmq")` once registered.
+    """The data source of `spark.readStream.format("slackwater_rabbitmq")`, once registered.
 
     Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (1000; at most 10,000),
-    `read_timeout_ms` (500: how long a read waits for messages), `on_data_loss` ("fail"; "skip" goes on without messages
+    `read_timeout_ms` (500: how long a read waits for messages), `on_data_loss` ("fail"; "skip" continues without
+    messages
     of an unfinished batch that are no longer in the queue).
     """
 
@@ -229,7 +235,7 @@ class RabbitDataSource(DataSource):
 
 
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
-    """A queue as a streaming DataFrame. Raises StartError if the broker or the queue is not there."""
+    """Return a queue as a streaming DataFrame. Raises StartError if the broker or the queue does not exist."""
     reader_options = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
     RabbitSettings.from_options(reader_options)
     check_queue(url, queue)
@@ -238,9 +244,9 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
 
 
 def _register(session: SparkSession) -> None:
-    """Make the format known to this session.
+    """Register the format with this session.
 
-    Spark looks for the name in the session that is active, refuses it if that one knows it, and it may be another one.
+    Spark looks for the name in the active session, which may be another one, and refuses it if that session has it.
     """
     sessions: Any = session._get_j_spark_session_class(session._jvm)
     former = sessions.getActiveSession()

@@ -1,4 +1,4 @@
-"""One RabbitMQ queue: connections, messages, batches that are acknowledged when told. Knows nothing of Spark."""
+"""One RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Does not depend on Spark."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slackwater.errors import EpochError, StartError
 
 REMEMBERED = 100_000
 HASH = 8  # bytes
-RETURN = 30.0  # how long a broker that answered before may be away
-_PAUSE = 0.05  # no message for so long after a first one: the batch is what came
+RETURN = 30.0  # seconds that a broker which answered before may be unreachable
+_PAUSE = 0.05  # seconds without a message that end a batch
 _KEEPALIVE = 5.0
 
 
 @dataclass(frozen=True)
 class RabbitMessage:
-    """One message, in the order of the columns."""
+    """One message, with fields in the order of the columns."""
 
     body: bytes
     routing_key: str
@@ -38,7 +38,7 @@ class RabbitMessage:
 
     @property
     def identity(self) -> bytes | None:
-        """A hash that tells a message with `message_id` from all others; the body is part of it, as ids get reused."""
+        """A hash that identifies a message with `message_id`. It includes the body, because ids get reused."""
         if self.message_id is None:
             return None
         parts = (self.message_id.encode(), self.exchange.encode(), self.routing_key.encode(), self.body)
@@ -47,7 +47,7 @@ class RabbitMessage:
 
 
 def broker_address(url: str) -> str:
-    """The broker's address for people: without user and password. Raises StartError if it is none."""
+    """Return the broker's address for messages, without user and password. Raises StartError if the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
@@ -69,12 +69,12 @@ def import_client() -> Any:
         raise StartError(
             "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'"
         ) from None
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs what it also raises
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it raises
     return pika
 
 
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
-    """A connection, a channel, and how many messages are ready. Raises StartError, which never holds the password."""
+    """Return a connection, a channel, and how many messages are ready. Raises StartError without the password in it."""
     address, pika = broker_address(url), import_client()
     try:
         parameters = pika.URLParameters(url)
@@ -117,7 +117,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 
 
 def connection_problem(error: BaseException) -> str:
-    """What went wrong in a connection, in a few words: pika nests it and leaves its own text empty."""
+    """Return the cause of a connection error in a few words. pika nests causes and leaves its own text empty."""
     names: list[str] = []
     pending: list[Any] = [error]
     while pending:
@@ -136,7 +136,7 @@ def close_connection(connection: Any) -> None:
 
 
 def check_queue(url: str, queue: str) -> int:
-    """How many messages are ready in the queue. Raises StartError if the broker or the queue is not there."""
+    """Return how many messages are ready. Raises StartError if the broker or the queue does not exist."""
     connection, _, ready = connect_queue(url, queue)
     close_connection(connection)
     return ready
@@ -160,11 +160,12 @@ def _plain(value: Any) -> str:
 
 
 class RabbitQueue:
-    """Takes messages off one queue in numbered batches and acknowledges them when told that a batch is done.
+    """Takes messages from one queue in numbered batches, and acknowledges a batch when `ack` says that it is done.
 
-    A lost connection makes the broker deliver again what is not acknowledged. Messages with `message_id` that were
-    handed out before are not handed out again: they rejoin their batch, or are acknowledged at once if that is done.
-    A thread answers the broker's heartbeats while a batch is being worked on.
+    After a lost connection the broker redelivers what is not acknowledged. Messages with `message_id` that were
+    handed
+    out before are not handed out again. They rejoin their batch, or are acknowledged at once if that batch is done. A
+    thread answers the broker's heartbeats while a batch is processed.
     """
 
     def __init__(self, url: str, queue: str, max_messages: int = 1000, read_timeout_ms: int = 500) -> None:
@@ -174,22 +175,22 @@ class RabbitQueue:
         self._closed = threading.Event()
         self._connection: Any = None
         self._channel: Any = None
-        self._pending: dict[int, list[int]] = {}  # delivery tags of batches that are not done
-        self._batch_of_identity: OrderedDict[bytes, int] = OrderedDict()  # identity -> batch
+        self._pending: dict[int, list[int]] = {}  # by batch that is not done: the delivery tags of its messages
+        self._batch_of_identity: OrderedDict[bytes, int] = OrderedDict()
         self._acknowledged_through = 0
         self.ready = 0
         self._open()
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
 
     def remember(self, identities: Iterable[bytes], through: int) -> None:
-        """Messages of batches up to `through`, which are done, maybe before this process began."""
+        """Record messages of finished batches up to `through`, possibly from before this process started."""
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
             for identity in identities:
                 self._remember_identity(identity, through)
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
-        """The next messages, in the order of the queue; none if none comes within `read_timeout_ms`."""
+        """Return the next messages in queue order; empty if none arrives within `read_timeout_ms`. Raises EpochError."""
         lost = import_client().exceptions.AMQPError
         most = self._max if limit is None else min(limit, self._max)
         with self._lock:
@@ -234,7 +235,10 @@ class RabbitQueue:
         )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:
-        """Whether a redelivered message was handed out before; its new delivery tag takes the place of the lost one."""
+        """Return whether a redelivered message was handed out before, and record its new delivery tag.
+
+        If its batch is done, the message is acknowledged.
+        """
         identity = message.identity
         if not message.redelivered or identity is None or identity not in self._batch_of_identity:
             return False
@@ -252,7 +256,7 @@ class RabbitQueue:
             self._batch_of_identity.popitem(last=False)
 
     def ack(self, through: int) -> None:
-        """All batches up to this one are committed: the broker may forget their messages."""
+        """Acknowledge all batches up to `through`, which are committed, so that the broker may delete their messages."""
         lost = import_client().exceptions.AMQPError
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
@@ -261,7 +265,7 @@ class RabbitQueue:
             later = [tag for rest in self._pending.values() for tag in rest]
             if not tags or not self._channel.is_open:
                 return
-            with suppress(lost, OSError):  # what is lost here comes again and is recognised then
+            with suppress(lost, OSError):  # the broker redelivers them and they are recognised
                 if not later or tags[-1] < min(later):
                     self._channel.basic_ack(tags[-1], multiple=True)
                 else:
@@ -270,13 +274,13 @@ class RabbitQueue:
                 self._connection.process_data_events(0)
 
     def close(self) -> None:
-        """End the connection; the broker takes back what is not acknowledged."""
+        """Close the connection. The broker requeues what is not acknowledged."""
         self._closed.set()
         with self._lock:
             close_connection(self._connection)
 
     def _open(self) -> None:
-        prefetch = 2 * self._max  # Spark asks for the next batch before it says that one is done
+        prefetch = 2 * self._max  # Spark reads the next batch before it commits the previous one
         self._connection, self._channel, self.ready = connect_queue(self._url, self._queue, prefetch)
 
     def _reopen(self) -> None:
@@ -293,5 +297,5 @@ class RabbitQueue:
 
     def _keep_alive(self) -> None:
         while not self._closed.wait(_KEEPALIVE):
-            with self._lock, suppress(Exception):  # the next fetch finds a lost connection itself
+            with self._lock, suppress(Exception):  # the next fetch detects a lost connection
                 self._connection.process_data_events(0)

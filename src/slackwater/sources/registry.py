@@ -1,4 +1,4 @@
-"""A schema registry, as Confluent's and those like it answer: the versions of the subjects of topics."""
+"""A client of schema registries with Confluent's API: it reads the versions of the subjects of topics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slackwater.config.source import Source
 from slackwater.errors import StartError
 from slackwater.sources.base import spark_error_reason
 
-# Before the payload: a zero byte, and the id of the writer's schema in 4 bytes
+# Bytes before the payload: a zero byte, and the id of the writer's schema in 4 bytes
 FRAME = 5
 
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One version of a subject. `references`: of other subjects, by the names that its text gives them."""
+    """One version of a subject. `references`: the texts of referenced schemas, by the names that this text uses."""
 
     id: int
     text: str
@@ -27,7 +27,7 @@ class SchemaVersion:
 
 
 def schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
-    """Every version of each `<topic>-value`, the oldest first. Raises StartError if the registry does not have it."""
+    """Yield every version of each subject `<topic>-value`, the oldest first. Raises StartError if the registry lacks it."""
     for topic in topics:
         subject = f"{topic}-value"
         for number in _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions"):

@@ -1,12 +1,13 @@
-"""Spark Connect: what is asked of Spark in another way where this process holds no part of it, but a client of a server.
+"""Spark operations that differ over Spark Connect, where this process is only a client of a server.
 
-    asked of Spark               classic: its JVM               Connect: its server
+    operation                    classic: the JVM               Connect: the server
     functions, observations      pyspark.sql                    pyspark.sql.connect
-    a session of our own         newSession                     another session of the same server, with its settings
-    SQL over a DataFrame         a temporary view, at once      sent along with it: a view would be looked up when it runs
-    is it there                  the process, its socket        the socket of its server
+    a separate session           newSession                     another session of the same server, with its settings
+    SQL over a DataFrame         a temporary view               sent with the query, as views are looked up when it
+    runs
+    is Spark alive?              the process, its socket        the socket of the server
 
-Plans of Connect are texts for the server until they run: a name in them means what it means then.
+A Connect plan is only a description until it runs. Names in it are resolved then.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # how DataFrames are called that SQL is sent with
-_SECONDS = 3.0  # a server that is there answers sooner
+ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # prefixes of the names of DataFrames that are sent with SQL
+_SECONDS = 3.0  # timeout of a connection attempt to the server
 _versions: dict[str, str] = {}  # by the id of a session of Connect
 
 
 def is_connect(spark_object: Any) -> bool:
-    """Whether a session or a DataFrame is one of Connect."""
+    """Return whether a session or a DataFrame belongs to Spark Connect."""
     return type(spark_object).__module__.startswith("pyspark.sql.connect.") or isinstance(spark_object, ConnectTables)
 
 
 def sql_functions(spark_object: Any) -> Any:
-    """PySpark's functions for the columns of a DataFrame, or of a session's. A process may have sessions of both kinds."""
+    """Return PySpark's function module for a DataFrame or a session. A process may have sessions of both kinds."""
     return import_module("pyspark.sql.connect.functions" if is_connect(spark_object) else "pyspark.sql.functions")
 
 
 def from_avro(spark_object: Any) -> Any:
-    """The same for Avro."""
+    """Return PySpark's `from_avro` for a DataFrame or a session."""
     module = "pyspark.sql.connect.avro.functions" if is_connect(spark_object) else "pyspark.sql.avro.functions"
     return import_module(module).from_avro
 
 
 def new_observation(frame: DataFrame) -> Any:
-    """Counts what passes a DataFrame."""
+    """Return an observation that collects metrics of a DataFrame while it is processed."""
     module = "pyspark.sql.connect.observation" if is_connect(frame) else "pyspark.sql"
     return import_module(module).Observation()
 
@@ -60,7 +61,7 @@ def new_observation(frame: DataFrame) -> Any:
 
 
 def new_session(session: Any) -> SparkSession:
-    """Another session of the same server, with the settings of this one that a session may have."""
+    """Return another session of the same server, with all settings of this one that are settable per session."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if hasattr(session, "newSession"):
@@ -73,27 +74,27 @@ def new_session(session: Any) -> SparkSession:
     settings = created.conf.getAll
     for key, value in session.conf.getAll.items():
         if settings.get(key) != value and key != "spark.app.name":
-            with suppress(Exception):  # of the server, not of a session
+            with suppress(Exception):  # a setting of the server
                 created.conf.set(key, value)
     return created
 
 
 def retry_policies() -> list[Any]:
-    """How often a server that does not answer is asked again: for about half a minute, where PySpark would for ten."""
+    """Return retry policies that give up on a server after about half a minute, where PySpark waits ten."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     return [DefaultPolicy(max_retries=9, max_backoff=5000)]
 
 
 def task_slots(session: SparkSession) -> int:
-    """How many tasks the cluster runs at once, as Spark tells."""
+    """Return how many tasks the cluster runs in parallel, as Spark reports it."""
     if not is_connect(session):
         return session.sparkContext.defaultParallelism
     return session.range(0, 1 << 16).selectExpr("spark_partition_id() AS p").distinct().count()
 
 
 def spark_version(session: Any) -> tuple[int, ...]:
-    """The line of the Spark that runs the jobs: 4.0.2 is of (4, 0)."""
+    """Return major and minor version of the Spark that runs the jobs, such as (4, 0) for 4.0.2."""
     if is_connect(session):
         text = _versions.get(session.session_id) or _versions.setdefault(session.session_id, session.version)
     else:
@@ -102,19 +103,19 @@ def spark_version(session: Any) -> tuple[int, ...]:
 
 
 def is_on_this_machine(session: SparkSession) -> bool:
-    """Whether Spark runs inside one machine, which is this one."""
+    """Return whether Spark runs in local mode, inside this machine."""
     return not is_connect(session) and (session.sparkContext.master or "").startswith("local")
 
 
 def describe_session(session: SparkSession) -> str:
-    """Where Spark is, for people."""
+    """Return where Spark runs, for messages."""
     if is_connect(session):
         return f"Spark Connect at {server_endpoint(session)}"
     return str(session.sparkContext.master)
 
 
 def server_answers(session: Any) -> bool:
-    """Whether somebody listens where the server is."""
+    """Return whether the server accepts connections."""
     host, _, port = server_endpoint(session).rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS):
@@ -128,16 +129,16 @@ def server_endpoint(session: Any) -> str:
 
 
 def thread_of(session: SparkSession) -> Callable[..., Thread]:
-    """What makes a thread that has the caller's settings of jobs."""
+    """Return a class of threads that inherit the caller's job settings."""
     if is_connect(session):
-        return Thread  # these belong to the caller's own session
+        return Thread  # over Connect job settings belong to the session
     from pyspark import InheritableThread
 
     return InheritableThread
 
 
 def schema_of_ddl(session: SparkSession, text: str) -> StructType:
-    """The columns that a text declares, as Spark reads it."""
+    """Parse a DDL text to a schema with Spark's own parser."""
     if is_connect(session):
         return session.createDataFrame([], text).schema
     from pyspark.sql.types import StructType
@@ -147,7 +148,7 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
-    """The columns that these JSON texts have together, as Spark infers them. Raises StartError where it cannot over Connect."""
+    """Return the common schema of JSON texts, as Spark infers it. Raises StartError over Connect before Spark 4.2."""
     if not is_connect(session):
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):
@@ -163,8 +164,10 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 
 @dataclass(frozen=True)
 class ConnectTables:
-    """A session of Connect, and DataFrames that SQL finds by name beside what is in its catalog: for a batch, whose session is
-    the caller's."""
+    """A Connect session, plus DataFrames that SQL finds by name in addition to its catalog.
+
+    It is for `sw.batch`, which runs in the caller's session.
+    """
 
     session: Any
     tables: Mapping[str, Any]
@@ -174,7 +177,7 @@ class ConnectTables:
 
 
 def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """A DataFrame of SQL that finds these DataFrames by name. They are sent with it, under names that nobody else has."""
+    """Return a DataFrame for a SQL query that finds `tables` by name. They are sent with the query, under unique names."""
     from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
     from pyspark.sql.connect.plan import SubqueryAlias
 
@@ -196,7 +199,7 @@ def _sql_class() -> Any:
     from pyspark.sql.connect.plan import SQL
 
     class Sql(SQL):
-        """PySpark's forgets what is observed in the DataFrames that it was given."""
+        """PySpark's SQL plan node, which by itself drops the observations of the DataFrames passed to it."""
 
         @property
         def observations(self) -> Any:
@@ -205,10 +208,10 @@ def _sql_class() -> Any:
     return Sql
 
 
-# -- what a DataFrame is -----------------------------------------------------------------------------------------------
+# -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def analyzed_plan(frame: Any) -> str:
-    """The analysed plan as text, a node per line."""
+    """Return the analysed plan as text, one node per line."""
     text: str = frame._explain_string(extended=True)
     return text.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0].strip()

@@ -1,4 +1,4 @@
-"""The streaming query that plans batches: one query for all sources, whatever they are."""
+"""The Spark streaming query that plans batches: one query for all sources, whatever their kind."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataFrameSource:
-    """Any streaming DataFrame: the caller's, or of a connector. It has no `seek`: it resumes by Spark's checkpoint only.
+    """A streaming DataFrame of the caller or of a connector. It cannot seek, and resumes from Spark's checkpoint only.
 
-    `decode`: from its rows to the columns of the source.
+    `decode`: converts its rows to the columns of the source.
     """
 
     name: str
@@ -51,7 +51,10 @@ class SourceSet:
     store: StateStore
 
     def plan(self) -> DataFrame:
-        """One streaming DataFrame. Batches are only planned by it; rows of DataFrames come through it, one struct per source."""
+        """Return one streaming DataFrame over all sources.
+
+        For most sources it only plans batches. Rows of a `DataFrameSource` come through it, as one struct per source.
+        """
         if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
             return self.sources[0].frame
         parts = [self._tagged(i, s) for i, s in enumerate(self.sources)]
@@ -63,16 +66,17 @@ class SourceSet:
         return _spark_planned(source).plan(self.session).selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
-        """What a checkpoint is good for: another list of sources needs a fresh one."""
+        """Return what identifies the sources in a checkpoint. Another list of sources needs a new checkpoint."""
         return [
             {"name": s.name} if isinstance(s, DataFrameSource) else _spark_planned(s).signature() for s in self.sources
         ]
 
     def checkpoint(self, state: Commit) -> Path:
-        """The checkpoint that continues the state: a fresh one behind the stored offsets, as the state alone says where to go
-        on; with a source that cannot seek, the one of its latest batch.
+        """Return the checkpoint that continues the state, and remove all others.
 
-        All others are removed. Raises StartError if a source without `seek` lost its place.
+        If all sources can seek, it is a new one that begins after the stored offsets. Else it is the one of the
+        latest batch.
+        Raises StartError if the checkpoint of a source that cannot seek is lost.
         """
         chosen = self._checkpoint(state)
         for other in chosen.parent.iterdir():
@@ -110,7 +114,7 @@ class SourceSet:
         return fresh
 
     def _seek(self, checkpoint: Path, sources: Sequence[SparkPlannedSource], state: Commit) -> None:
-        """Make a fresh checkpoint whose batch 0 is done: it ends where the state ends, per source."""
+        """Make a new checkpoint whose batch 0 is done and ends where the state ends, per source."""
         lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
         for name, content in (
@@ -122,7 +126,7 @@ class SourceSet:
             (checkpoint / name).write_text(content)
 
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
-        """A planned Spark batch: DataFrames per source that has rows, and the offsets after it."""
+        """Return a batch that Spark planned: a DataFrame per source that has rows, and the offsets after them."""
         began = time.monotonic()
         batches: dict[str, SourceBatch] = {}
         position = 0
@@ -157,7 +161,9 @@ def _streaming_leaves(frame: DataFrame) -> int:
 
 
 def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """The same rows as a DataFrame of our own session, where the views of the SQL live; one of Connect is a plan for its own."""
+    """Return the rows as a DataFrame of our own session, which has the SQL views. A Connect DataFrame is returned as it
+    is.
+    """
     if spark_connect.is_connect(frame):
         return frame
     from pyspark.sql import DataFrame

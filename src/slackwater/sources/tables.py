@@ -1,12 +1,12 @@
-"""A table with versions as a stream: what each version adds, in the order of the versions; who plans it: `tables_planner`.
+"""A versioned table as a stream of the files that each version adds, in the order of the versions.
 
     version     10       11       12        13        14
                 ├────────┼────────┼─────────┼─────────┼───▶
-    first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        what the table holds, by version 12
+    first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        the content of the table at version 12
     then                           ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
 
-The place is a version, and how many of its files were read. The library of the table's format tells versions and files (`TableLog`:
-`delta_log`, `iceberg_log`); Spark reads the files themselves.
+The offset is a version and how many of its files were read. The library of the table's format lists versions and
+files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `tables_planner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_NAMED = 3  # files of which one may hold the newest row
+_NAMED = 3  # the most files to name for one mark
 _FILE = "__file_read"
-_PLACE = "__place"  # hidden: where the file lies that a row was read from
+_PLACE = "__place"  # hidden: the path of the file that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _GONE = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file of a table. `path`: as Spark takes it, without escapes; `values`: of columns that only the table knows, as text."""
+    """A Parquet file of a table.
+
+    Args:
+        path: The path as Spark takes it, without escapes.
+        size: The size in bytes.
+        values: Partition columns, which the file does not contain, as text.
+    """
 
     path: str
     size: int
@@ -45,23 +51,31 @@ class DataFile:
 
 @dataclass(frozen=True)
 class TableVersion:
-    """What one version does to a table. `at`: it, read to its end.
+    """The changes that one version makes to a table.
 
-    `rewrites`: in words, that it takes rows away or writes them anew, and with what; its files then hold `rows` rows.
+    Args:
+        offsets: The offsets after the whole version.
+        files: The files that it adds.
+        rewrites: Why the version counts as a rewrite: it removes or rewrites rows. None if it only adds rows.
+        rows: The number of rows in `files` if it is a rewrite; else 0.
+        columns: The columns of the table, if this version changed them.
     """
 
     offsets: TableOffsets
     files: Sequence[DataFile] = ()
     rewrites: str | None = None
     rows: int = 0
-    columns: StructType | None = None  # where they changed with it
+    columns: StructType | None = None
 
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """A table as it is: its newest version, and its columns, with the ids that its files know them by where they do.
+    """The current state of a table.
 
-    `partitions`: columns that its files do not hold.
+    Args:
+        offsets: Its newest version.
+        columns: Its columns, with the ids that identify them in files, if it has such ids.
+        partitions: Columns that its files do not contain.
     """
 
     offsets: TableOffsets
@@ -70,50 +84,57 @@ class TableSnapshot:
 
 
 class VersionGoneError(Exception):
-    """A version is needed and not there any more; in words why."""
+    """A version is needed and no longer exists. The text says why."""
 
 
 class TableLog(Protocol):
-    """What a format's library tells of a table. May raise GoneError, SlackwaterError; whatever else: it does not answer."""
+    """The versions of a table, from the library of its format.
+
+    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table does not
+    answer.
+    """
 
     @property
     def description(self) -> str:
-        """The table, for people."""
+        """The table, for messages."""
         ...
 
     @property
     def retention_advice(self) -> str:
-        """How versions are kept for longer, for people."""
+        """How to keep versions for longer, for messages."""
         ...
 
     def snapshot(self) -> TableSnapshot:
-        """Raises StartError where there is no table, or one that Spark cannot read as it is."""
+        """Return the current table. Raises StartError if it does not exist or Spark cannot read it correctly."""
         ...
 
     def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
-        """All files that a version holds, those that were added first at the beginning; always in the same order."""
+        """Return all files that make up a version, the earliest added first, always in the same order."""
         ...
 
     def read_version(self, offsets: TableOffsets) -> TableVersion:
-        """What a version did."""
+        """Return the changes of one version."""
         ...
 
     def versions_after(self, offsets: TableOffsets) -> Iterable[TableVersion]:
-        """The versions that came after one, in their order."""
+        """Return the versions after these offsets, in order."""
         ...
 
     def offsets_before(self, version: int) -> TableOffsets:
-        """The place of which this version comes next. Raises StartError if there is no such version."""
+        """Return the offsets just before a version. Raises StartError if it does not exist."""
         ...
 
     def error_reason(self, error: BaseException) -> str:
-        """What the library says, in one line and without secrets."""
+        """Return the library's error in one line, without secrets."""
         ...
 
 
 @dataclass(frozen=True)
 class TableSource(Seekable):
-    """A table as a source, planned by `tables_planner`. `now`: as it was when the run began, whose columns all its rows have."""
+    """A table as a source, planned by `tables_planner`.
+
+    `now`: the table at the start of the run. All its rows get these columns.
+    """
 
     log: TableLog
     now: TableSnapshot
@@ -127,21 +148,21 @@ class TableSource(Seekable):
     def schema(self) -> StructType:
         return without_ids(self.now.columns)
 
-    # -- where it begins -----------------------------------------------------------------------------------------------
+    # -- start offsets -------------------------------------------------------------------------------------------------
 
     def latest(self) -> TableOffsets:
-        """The place behind what is there now."""
+        """Return the offsets after all current content."""
         return self._query_log(self.log.snapshot).offsets
 
     def configured_start(self) -> TableOffsets:
-        """The place that the config means, unless it is "latest"."""
+        """Return the offsets that the config means, unless it says "latest"."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._query_log(lambda: self.log.offsets_before(version))
         return self._whole()
 
     def _whole(self) -> TableOffsets:
-        """The place before all that is there now."""
+        """Return the offsets before all current content."""
         offsets = self._query_log(self.log.snapshot).offsets
         return (
             offsets
@@ -150,7 +171,10 @@ class TableSource(Seekable):
         )
 
     def start_offsets(self, record: SourceRecord) -> TableOffsets:
-        """Where it goes on: where the state ends, else where the config says. Raises StartError for another table than was read."""
+        """Return the offsets after the state, or those of the config if nothing was read.
+
+        Raises StartError if it is not the table that was read.
+        """
         read = record.offsets
         if isinstance(read, TableOffsets) and read.is_unread:
             return self._whole()
@@ -169,7 +193,7 @@ class TableSource(Seekable):
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
-        """An error of the log, with the source that it is of."""
+        """Return an error of the log with the name of the source in front."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
@@ -193,7 +217,7 @@ class TableSource(Seekable):
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """The rows of these files: all columns of the table, whether a file has them or not."""
+        """Return the rows of these files with all columns of the table, also those that a file lacks. Raises EpochError."""
         if not files:
             return session.createDataFrame([], self.schema)
         try:
@@ -207,7 +231,7 @@ class TableSource(Seekable):
         return frame
 
     def _reader(self, session: SparkSession) -> Any:
-        """Of all epochs: Spark is told once what does not change."""
+        """Return the reader of all epochs. Options that do not change are set once per Spark session."""
         if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
@@ -219,7 +243,7 @@ class TableSource(Seekable):
         return self._cache["reader"]
 
     def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
-        """The rows with the values that only the table knows of each file, in the order of its columns."""
+        """Add the partition values of each file to its rows, and order the columns as in the table."""
         names = [f.name for f in self.now.columns.fields]
         if not self.now.partitions:
             return rows.select(*map(_quoted, names))
@@ -235,7 +259,7 @@ class TableSource(Seekable):
             row_path = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
             )
-            # as a column of its own: Spark 4.0 joins by no hidden one
+            # as a regular column, because Spark 4.0 cannot join by a metadata column
             rows = rows.withColumn(_PLACE, row_path).join(
                 F.broadcast(file_values), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
             )
@@ -251,7 +275,7 @@ class TableSource(Seekable):
 
 @dataclass(frozen=True)
 class TableFileBatch:
-    """Files of a table that are an epoch's, and the place behind them. `lost`: rows that were passed over before them."""
+    """The files of one epoch, and the offsets after them. `lost`: rows of skipped versions before them."""
 
     source: TableSource
     files: Sequence[DataFile]
@@ -266,7 +290,7 @@ class TableFileBatch:
 
 
 def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Which of these files a mark may be of, for people: it tells the size."""
+    """Return a function that names the files a mark may stand for, by their size."""
 
     def name_files(mark: int) -> str | None:
         paths = [f.path for f in files if f.size % MARKS == mark % MARKS]
@@ -276,14 +300,14 @@ def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
 
 
 def without_ids(columns: StructType) -> StructType:
-    """Columns without the ids by which files know them."""
+    """Return the columns without the field ids."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(f.name, f.dataType) for f in columns.fields])
 
 
 def _path_without_scheme(path: str) -> str:
-    """A path as it is compared with those that Spark tells: without its scheme, which has several spellings."""
+    """Return a path without its scheme, which has several spellings, so that it can be compared with paths from Spark."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 

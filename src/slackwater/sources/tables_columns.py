@@ -1,4 +1,4 @@
-"""The columns of a table held against those that a run, or a state, knows."""
+"""Compare the current columns of a table with those that a run or a state expects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def added_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Columns that are new, with their types. Names are compared as Spark does."""
+    """Return the new columns with their types. Names are compared without case, as Spark does."""
     names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
 def changed_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Columns that are missing, or of another type, in words."""
+    """Describe the columns that are missing or have another type."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
         f'"{f.name}" is {types.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
@@ -29,9 +29,16 @@ def changed_columns(earlier: StructType, now: StructType) -> list[str]:
 def check_columns(
     where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
 ) -> None:
-    """Raise StartError for columns that are not to be gone on with. `choice`: schema_changes; `since`: what changed them.
+    """Raise StartError if the columns changed in a way that the source may not accept.
 
-    `running`: a run whose SQL, state and target are bound to the known ones cannot take new ones; the next start does.
+    Args:
+        where: The beginning of messages.
+        earlier: The expected columns.
+        now: The current columns.
+        choice: The setting `schema_changes`.
+        since: What changed them, for messages.
+        running: The SQL, state and target of a run are bound to the earlier columns. So new columns end a run with
+            NewColumnsError, and the next start accepts them.
     """
     if wrong := changed_columns(earlier, now):
         raise StartError(

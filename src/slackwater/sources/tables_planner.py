@@ -1,6 +1,7 @@
-"""Tables as a run plans them: the files of its versions, in their order, so many at a time.
+"""Plan table sources without Spark: the files of the versions, in order, up to a limit per epoch.
 
-What cannot be read ends the run once everything before it is committed: a version that rewrites rows, one that is gone.
+A version that cannot be read ends the run, once everything before it is committed. Examples are a version that
+rewrites rows and one that is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("slackwater")
 
 @dataclass(frozen=True)
 class _PendingFile:
-    """A file that is to be read, or None: rows that are passed over; and the place behind it."""
+    """A file to read, and the offsets after it. `file` is None for a skipped version; then `lost` is its number of rows."""
 
     file: DataFile | None
     offsets_after: TableOffsets
@@ -32,13 +33,16 @@ class _PendingFile:
 
 
 class TablePlanner:
-    """`record`: where the state stands. Raises SlackwaterError if the table is not the one that was read."""
+    """Plans the epochs of a table. `record`: the offsets in the state.
+
+    Raises SlackwaterError if it is not the table that was read.
+    """
 
     def __init__(self, source: TableSource, record: SourceRecord) -> None:
         self._source, self._max_files = source, source.spec.max_files_per_trigger
-        self._position = source.start_offsets(record)  # all of it is waiting or planned
+        self._position = source.start_offsets(record)  # everything up to here is pending or planned
         self._pending: deque[_PendingFile] = deque()
-        self._is_inside_version = self._position.files is not None  # of its version some files are still to be found
+        self._is_inside_version = self._position.files is not None  # the version at this position was read in part
         self._problem: SlackwaterError | None = None
         self._ended = False
 
@@ -67,7 +71,7 @@ class TablePlanner:
         return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
     def _find_versions(self) -> None:
-        """What came meanwhile waits now; NoAnswerError: the table does not say what it has."""
+        """Append new versions to the pending files. Raises SourceUnavailableError if the table does not answer."""
         source = self._source
         try:
             if self._is_inside_version:
@@ -86,7 +90,7 @@ class TablePlanner:
             ) from None
 
     def _add_remaining_files(self) -> None:
-        """What is left of the version that was read in part."""
+        """Append the unread files of the version that was read in part."""
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:
@@ -131,12 +135,12 @@ class TablePlanner:
     def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
             self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
-        if not files and self._pending:  # nothing to read: the next commit is behind it, too
+        if not files and self._pending:  # an empty version: the previous file's commit covers it
             self._pending[-1] = replace(self._pending[-1], offsets_after=end)
 
 
 class PlannedTableSource(TableSource, SelfPlannedSource):
-    """A table, which is planned here."""
+    """A table source that the run plans itself."""
 
     kind = "table"
 

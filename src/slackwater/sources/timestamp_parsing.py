@@ -1,11 +1,11 @@
-r"""Which texts are times, as Spark SQL: one rule for text columns and for what JSON and CSV readers make of a schema.
+"""Which texts are timestamps or dates, as Spark SQL. Text columns, JSON and CSV follow the same rule.
 
-A text is a time if it has a year of four digits, a month and a day, and Spark can cast it; one without a zone is of the
-source's. Spark's own cast takes more: "10:15" is today's date to it, "2024" the first of January. So the readers are asked
-for the text of every column of a time type, and the rule is applied to that.
+A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is
+in the zone of the source. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. So the
+readers return the text of every column of a time type, and the rule is applied to it.
 
     schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
-               p STRUCT<day: DATE>               p STRUCT<day: STRING>   what is there and is no time: _corrupt_record
+               p STRUCT<day: DATE>               p STRUCT<day: STRING>   a text that is not a time: _corrupt_record
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 UTC = "UTC"
-# a reader's own pattern for a type is the user's rule for it
+# a pattern in the reader's options replaces the rule for that type
 _PATTERN = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
-_ZONED = (
-    "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # behind the date: something follows the digits of a time
-)
-_SECONDS_FROM = 9  # digits: a JSON number in a TIMESTAMP column is epoch seconds, and "2024" or "20240301" is not
+_ZONED = "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # a zone after the date and the digits of the time
+_SECONDS_FROM = 9  # digits from which a JSON number in a TIMESTAMP column is epoch seconds, unlike 2024 or 20240301
 
 
 def has_date_sql(text: str) -> str:
-    """Whether a text begins with a year of four digits, a month and a day, if Spark can cast it at all.
+    """Return SQL that is true if a text begins with a four-digit year, a month and a day, given that Spark can cast it.
 
-    Casts know `y`, `y-m`, `y-m-d` and times without a date, which have a colon or nothing where the first dash has to be.
+    Casts also accept `y`, `y-m` and times without a date. These have a colon or nothing in the place of the first
+    dash.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
 
 
 def timestamp_sql(text: str, zone: str = UTC) -> str:
-    """A TIMESTAMP from a text; NULL where it is none."""
+    """Return SQL that converts a text to a TIMESTAMP; NULL if it is not one."""
     read = f"try_cast({text} AS TIMESTAMP)"
     if zone != UTC:
         read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {in_zone(read, zone)} END"
@@ -47,7 +46,7 @@ def timestamp_sql(text: str, zone: str = UTC) -> str:
 
 
 def in_zone(clock: str, zone: str) -> str:
-    """A TIMESTAMP whose clock reading, in UTC, was that of a zone."""
+    """Return SQL for a TIMESTAMP that was read as UTC but is a local time of `zone`."""
     return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
 
 
@@ -67,7 +66,14 @@ def _json_timestamp(text: str, zone: str) -> str:
 
 @dataclass(frozen=True)
 class TextTimestampSchema:
-    """A schema whose times are read as text. `form`: "json" or "csv"; `zone`: of texts without one; `options`: the reader's."""
+    """A schema whose times are read as text.
+
+    Args:
+        schema: The schema of the result.
+        form: "json" or "csv".
+        zone: The time zone of texts without one.
+        options: The options of the reader.
+    """
 
     schema: StructType
     form: str
@@ -76,13 +82,13 @@ class TextTimestampSchema:
 
     @property
     def as_read(self) -> StructType:
-        """The schema that the reader is asked for."""
+        """The schema to give to the reader."""
         return self._as_text(self.schema)
 
     def convert(self, rows: DataFrame) -> DataFrame:
-        """Rows as the reader gives them, with times for texts; other columns stay.
+        """Convert the texts in rows from the reader to times; other columns stay.
 
-        Where a text is no time the row is corrupt, and where rows have no such column (lookups) the value is NULL.
+        A text that is not a time makes its row corrupt. Rows without the column `_corrupt_record` (lookups) get NULL.
         """
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
@@ -101,7 +107,7 @@ class TextTimestampSchema:
         )
         return rows.selectExpr(*(exprs.get(c, quote_column(c)) for c in rows.columns))
 
-    # -- types, values, and what is invalid with them, each along the type -------------------------------------------
+    # -- conversions that recurse into nested types ----------------------------------------------------------------
 
     def _is_text(self, kind: DataType) -> bool:
         pattern = _PATTERN.get(kind.simpleString())
@@ -147,7 +153,7 @@ class TextTimestampSchema:
         return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
 
     def _invalid_sql(self, text: str, kind: Any) -> str:
-        """Whether there is a text and it is no time."""
+        """Return SQL that is true if there is a text that is not a time."""
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):
@@ -162,7 +168,7 @@ class TextTimestampSchema:
 
 
 def zone_of(options: Mapping[str, str], zone: str | None) -> str:
-    """The zone of a source's texts: its reader's own option, else the one of its window or join, else UTC."""
+    """Return the time zone of texts: the reader's own option, else that of the window or join, else UTC."""
     reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
     return reader_zone or zone or UTC
 

@@ -1,1 +1,1 @@
-"""From a record's bytes to columns, a file for each format; `formats.py` tells them apart."""
+"""Decoders from the bytes of a record to columns, one file per format. `registry.py` selects one."""

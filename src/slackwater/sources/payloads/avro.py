@@ -1,4 +1,6 @@
-"""Avro with a schema file, or with every version of a subject in a registry: records are brought to the newest."""
+"""Avro with a schema file, or with every version of a subject in a registry. Records are converted to the newest
+version.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ _MARK = "_slackwater_decoded"
 
 @dataclass(frozen=True)
 class AvroPayload(Payload):
-    """`writers`: schemas (JSON) by registry id, None: the only one; `reader`: what rows become, with the mark."""
+    """Decodes Avro records.
+
+    Args:
+        writers: The writers' schemas (JSON) by registry id; the key None stands for a single schema.
+        reader: The schema (JSON) of the rows, with the mark field added.
+    """
 
     writers: Mapping[int | None, str] = field(default_factory=dict)
     reader: str = ""
@@ -72,13 +79,13 @@ def _text(spec: Source) -> str:
 
 
 def _marked(text: str) -> str:
-    """A reader's schema with one more field: its default tells what was decoded from the NULLs of what was not."""
+    """Add a field with a default to a reader's schema. It is not NULL only in decoded records."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 
 
 def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
-    """The columns that Avro's schema becomes in Spark."""
+    """Return the columns to which Spark converts an Avro schema. Raises StartError."""
     from pyspark.sql.types import StructType
 
     from_avro = spark_connect.from_avro(session)

@@ -1,8 +1,8 @@
-"""Limits for what an Avro record may make Java allocate.
+"""Limits on how much memory an Avro record may make Java allocate.
 
-A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates what is announced
-before it reads on, which ends Spark's process: the record would stop a pipeline for ever. With these limits it is a bad row.
-Avro reads them as Java system properties when its decoder is loaded.
+A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates what is
+announced before it reads on. That ends Spark's process, so the record would stop a pipeline on every start. With
+these limits it is a bad row. Avro reads them as Java system properties when its decoder is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS: Mapping[str, int] = {
 
 
 def set_limits(session: SparkSession) -> None:
-    """Set the limits in the process of the driver, unless it has its own. A server of Spark Connect keeps its own."""
+    """Set the limits in the driver's process, unless they are set already. A Spark Connect server keeps its own."""
     if spark_connect.is_connect(session):
         return
     system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
@@ -36,5 +36,5 @@ def set_limits(session: SparkSession) -> None:
 
 
 def add_java_options(options: str) -> str:
-    """Return the Java options of an executor with the limits. Options that name a limit keep theirs."""
+    """Return the Java options of an executor with the limits. A limit that the options already set is kept."""
     return " ".join(filter(None, [options, *(f"-D{name}={n}" for name, n in LIMITS.items() if name not in options)]))

@@ -1,6 +1,6 @@
-"""What every format of payloads has in common. What cannot be decoded is marked in `_corrupt_record`.
+"""What all payload formats share. A record that cannot be decoded has its text in `_corrupt_record`.
 
-records ──▶ beside their columns `_p`: the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
+records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
 """
 
 from __future__ import annotations
@@ -24,23 +24,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RawRecords:
-    """What is known of a source's records before any is read.
+    """The records of a source, described before any is read.
 
-    `body`: the column of their bytes; `address`: of a registry; `known`: the schema of their first start, in the JSON
-    of Spark; `sample` gives some as text; `zone`: of times in text that have none.
+    Args:
+        session: The Spark session.
+        spec: The source.
+        body: The column with the bytes of a record.
+        address: The address of the schema registry.
+        topics: The topics that the query lists by name.
+        stored_schema: The schema of the first start, as Spark's JSON.
+        sample: Returns some records as text.
+        zone: The time zone of texts without one.
     """
 
     session: SparkSession
     spec: Source
     body: str = "value"
     address: str | None = None
-    topics: Sequence[str] = ()  # those that are named
+    topics: Sequence[str] = ()
     stored_schema: str | None = None
     sample: Callable[[], Sequence[str]] = list
     zone: str = UTC
 
     def versions(self, file: str | None) -> Sequence[registry.SchemaVersion]:
-        """Every version of the topics' schemas in a registry. `file`: the key that would name a schema instead."""
+        """Return every version of the topics' schemas in the registry. Raises StartError without a registry.
+
+        `file`: the key that could name a schema file instead, for the message.
+        """
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
             raise StartError(
@@ -52,14 +62,19 @@ class RawRecords:
 
 @dataclass(frozen=True)
 class Payload(ABC):
-    """How values become columns. `schema`: these, without `_corrupt_record`; `body`: the column of the bytes."""
+    """Converts the bytes of records to columns.
+
+    `schema`: the columns, without `_corrupt_record`; `body`: the column with the bytes.
+    """
 
     schema: StructType
     body: str = "value"
-    FAILED: ClassVar[str] = "_p IS NULL"  # whether a record was not decoded, in SQL
+    FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
-        """The payload's columns, those of `meta` (SQL), and `_corrupt_record`: NULL where all went well."""
+        """Return the payload's columns, the `meta` columns (SQL), and `_corrupt_record`, which is NULL for a decoded
+        record.
+        """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records).selectExpr(
             *(f"_p.{quote_column(f.name)}" for f in self.schema.fields),
@@ -69,23 +84,23 @@ class Payload(ABC):
 
     @abstractmethod
     def with_payload(self, records: DataFrame) -> DataFrame:
-        """The records, and the payload as the struct `_p`."""
+        """Return the records with the payload as the struct `_p`."""
 
     @property
     def writer_id(self) -> str:
-        """SQL for the id of the writer's schema, as text; NULL where no frame of a registry stands before it."""
+        """SQL for the id of the writer's schema, as text. NULL if the record does not begin with a registry frame."""
         number = f"conv(hex(substring({self.body}, 2, 4)), 16, 10)"
         return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN {number} END"
 
     @property
     def body_after_frame(self) -> str:
-        """SQL for what stands behind the frame."""
+        """SQL for the bytes after the registry frame."""
         return f"substring({self.body}, {registry.FRAME + 1})"
 
 
 @dataclass(frozen=True)
 class RawPayload(Payload):
-    """The bytes as they are, one BINARY column."""
+    """The undecoded bytes, as one BINARY column."""
 
     @classmethod
     def from_records(cls, records: RawRecords) -> RawPayload:

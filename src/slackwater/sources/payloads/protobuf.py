@@ -1,4 +1,4 @@
-"""Protobuf with a file of its messages, or every version of a subject in a registry; decoded in the Python workers."""
+"""Protobuf with a schema file, or with every version of a subject in a registry. Python workers decode it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ProtobufPayload(Payload):
 
 
 def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
-    """What decodes records without a frame, and their columns."""
+    """Return the decoder of records without a frame, and their columns as DDL."""
     spec = records.spec
     with _as_start_error(spec, f'protobuf_schema_file "{path}"'):
         files = protobuf_schema.from_file(path)
@@ -48,7 +48,10 @@ def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder
 
 
 def _decoder_from_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
-    """The same for records of all versions: the newest reads them, as Protobuf tells fields by their numbers."""
+    """Return the decoder of records of all compatible versions, and their columns as DDL.
+
+    The newest version decodes all of them, because Protobuf identifies fields by number.
+    """
     spec, versions = records.spec, dict[int, ProtoFiles]()
     for version in records.versions("protobuf_schema_file"):
         with _as_start_error(spec, f"schema {version.id} of the registry"):

@@ -1,4 +1,6 @@
-"""What a registry of Confluent takes imports of without a reference: notes on fields, decimals, variants."""
+"""Files that schemas may import without a reference because Confluent's registry has them: field metadata, decimals,
+variants.
+"""
 
 META = """
 syntax = "proto3";

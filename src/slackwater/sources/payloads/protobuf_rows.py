@@ -1,9 +1,9 @@
-"""Protobuf in a worker of Spark: batches of records come in, and go out with the payload beside them; Arrow throughout.
+"""Decode Protobuf in Spark's workers: Arrow batches of records come in, and go out with the payload as a column.
 
-a record's bytes ──▶ do they begin as `prefixes` do? ──▶ the message ──▶ ptars, a batch at once ──▶ types of Spark ──▶ `_p`
-                               │ no                                      │ fails: each half of the batch by itself,
-                               ▼                                         ▼        down to the record that cannot be read
-                              NULL                                      NULL
+a record's bytes ──▶ known prefix? ──▶ the message ──▶ ptars, a batch at a time ──▶ types of Spark ──▶ `_p`
+                          │ no                            │ fails: each half of the batch separately,
+                          ▼                               ▼        down to the record that cannot be decoded
+                         NULL                            NULL
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_END = 2**31 - 1  # of any value
+_END = 2**31 - 1  # beyond the end of any value
 
 
 @dataclass(frozen=True)
 class ProtobufDecoder:
-    """What workers are told.
+    """The decoder of one message type, as it is sent to workers.
 
-    `files`: a FileDescriptorSet; `message`: its full name; `prefixes`: what may stand before it, each a frame with an id
-    and the indexes of the message (None: nothing does); `body`: the column of the bytes.
+    Args:
+        files: A serialised FileDescriptorSet.
+        message: The full name of the message.
+        prefixes: The bytes that may precede a message: a frame with a schema id and the message indexes. None: no
+            prefix.
+        body: The column with the bytes.
     """
 
     files: bytes
@@ -33,7 +37,7 @@ class ProtobufDecoder:
     body: str
 
     def decode(self, body: pa.Array) -> pa.Array:
-        """The payloads as structs of Spark's types, NULL where there is none or it cannot be decoded."""
+        """Return the payloads as structs with Spark's types. NULL for a record that is NULL or cannot be decoded."""
         import pyarrow as pa
 
         messages = self._messages(body.cast(pa.binary()))
@@ -42,7 +46,7 @@ class ProtobufDecoder:
 
     @property
     def type(self) -> pa.DataType:
-        """The payload as Spark takes it. Raises ValueError for a message without fields."""
+        """The Arrow type of the payload, as Spark takes it. Raises ValueError for a message without fields."""
         import pyarrow as pa
 
         spark_type = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
@@ -51,7 +55,7 @@ class ProtobufDecoder:
         return spark_type
 
     def _messages(self, body: pa.Array) -> pa.Array:
-        """What stands behind the prefixes; NULL where another one does."""
+        """Return the bytes after the prefix; NULL for a record with an unknown prefix."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -66,7 +70,7 @@ class ProtobufDecoder:
 
 
 def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records, and their payloads as the struct `_p`."""
+    """Yield the batches of records with their payloads as the struct `_p`."""
     import pyarrow as pa
 
     for batch in batches:
@@ -76,7 +80,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
 
 
 def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
-    """Structs of this type, in order. Half by half where a batch has what cannot be read."""
+    """Yield decoded structs, in order. A batch with a record that cannot be decoded is split into halves."""
     import pyarrow as pa
 
     if messages.null_count == len(messages):
@@ -99,17 +103,17 @@ def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Itera
 
 
 def _is_decoder_error(error: BaseException) -> bool:
-    """Whether it tells of a record: a panic of Rust is no Exception."""
+    """Return whether an error comes from decoding a record. A Rust panic is not a subclass of Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @lru_cache(maxsize=16)
 def message_decoder(files: bytes, message: str) -> Any:
-    """What reads messages of a FileDescriptorSet into Arrow; kept for the batches and tasks to come."""
+    """Return the handler that decodes messages to Arrow. It is cached for later batches and tasks."""
     try:
         import ptars
         from google.protobuf import descriptor_pb2, descriptor_pool
-    except ImportError as error:  # a config is checked where it is started, not where Spark's workers run
+    except ImportError as error:  # the start checks packages only on its own machine
         raise ModuleNotFoundError(
             f"{error}: install it for Spark's workers: pip install 'slackwater[protobuf]'"
         ) from None
@@ -129,7 +133,9 @@ def message_decoder(files: bytes, message: str) -> Any:
 
 
 def as_spark(kind: pa.DataType) -> pa.DataType | None:
-    """The type as which Spark takes what ptars gives; None for messages without fields, which it does not take."""
+    """Return the type that Spark uses for a decoded type. None for a message without fields, which Spark does not
+    support.
+    """
     import pyarrow as pa
 
     t = pa.types

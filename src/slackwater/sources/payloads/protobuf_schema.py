@@ -1,9 +1,9 @@
-"""Messages of Protobuf as a source needs them: .proto files compiled, their columns, the frames before records.
+"""Protobuf schemas of a source: compile .proto files, derive columns, and build the frames before records.
 
     event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
-    versions of a registry ──▶ of each: does it read as the newest? ──▶ frames: 00, id, the message's place
+    versions in a registry ──▶ compatible with the newest? ──▶ frames: 00, id, indexes of the message
 
-What goes wrong here is a ValueError that says what.
+Errors are ValueErrors that say what is wrong.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SECONDS = 60.0
-_MAIN = "schema.slackwater.proto"  # what a registry's own text is called among those that it refers to
+_MAIN = "schema.slackwater.proto"  # the file name of a registry's text, next to its references
 _PLAIN = {
     "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN",
     "string": "STRING", "binary": "BINARY",
     "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
     "decimal128(20, 0)": "DECIMAL(20, 0)",
 }  # fmt: skip
-# Types as descriptors number them, and those as which another version may read them without another meaning
+# Type numbers of descriptors, and for each type the types that read its values with the same meaning
 _MESSAGE, _GROUP, _REPEATED = 11, 10, 3
 _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
 
 
 @dataclass(frozen=True)
 class ProtoFiles:
-    """A FileDescriptorSet: a file behind all those that it imports."""
+    """A serialised FileDescriptorSet: one file after all files that it imports."""
 
     data: bytes
 
@@ -62,16 +62,16 @@ class ProtoFiles:
 
     @cached_property
     def messages(self) -> Mapping[str, Any]:
-        """All of them, by full name."""
+        """All messages, by full name."""
         return {name: message for file in self._set.file for name, _, message in _messages_in(file)}
 
     @cached_property
     def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
-        """Those of the file itself: their number among those beside them, behind the numbers of what they are in."""
+        """The messages of the file itself, with the indexes that registry frames use: one per level of nesting."""
         return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
 
     def full_name(self, name: str | None) -> str:
-        """The full name of the message that is meant: the first one of the file, unless it is said."""
+        """Return the full name of a message; by default that of the first one in the file. Raises ValueError."""
         if name is None:
             if not self.message_indexes:
                 raise ValueError("it holds no message")
@@ -81,7 +81,7 @@ class ProtoFiles:
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
-        """Raise ValueError for a message that contains itself, or has two fields of one name."""
+        """Raise ValueError for a message that contains itself, or has two fields with one name."""
         if name in within:
             raise ValueError(
                 f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
@@ -94,7 +94,7 @@ class ProtoFiles:
                 self.check(field.type_name.lstrip("."), [*within, name])
 
     def own_message_name(self, name: str | None) -> str:
-        """The same where frames tell the message, which they can of the file's own alone."""
+        """Return the full name of a message that registry frames can refer to: it must be in the file itself."""
         full_name = self.full_name(name)
         if full_name not in self.message_indexes:
             raise ValueError(f'message "{full_name}" is in a file that it imports, and records can only be of its own')
@@ -105,7 +105,7 @@ class ProtoFiles:
         return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
 
     def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
-        """Whether records that are written with these files mean the same to the message of others."""
+        """Return whether records written with these files have the same meaning when `newest` decodes them."""
         return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
 
 
@@ -113,7 +113,7 @@ def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     def below(messages: Any, before: str, place: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         number = 0
         for message in messages:
-            is_map = message.options.map_entry  # made of a field; nobody counts it
+            is_map = message.options.map_entry  # generated for a map field; writers do not count it
             name, here = before + message.name, (*place, -1 if is_map else number)
             number += not is_map
             yield name, here, message
@@ -123,7 +123,7 @@ def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
 
 
 def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
-    """Whether every field that both messages have is read as it was written."""
+    """Return whether every field that both messages have is read with the meaning with which it was written."""
     if (was, name) in compared:
         return True
     compared.add((was, name))
@@ -142,13 +142,13 @@ def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compar
     return True
 
 
-# -- where messages come from ------------------------------------------------------------------------------------------
+# -- loading and compiling ---------------------------------------------------------------------------------------------
 
 
 def from_file(path: Path) -> ProtoFiles:
-    """A .proto file, which finds what it imports beside it, or a descriptor set."""
+    """Load a descriptor set, or a .proto file with its imports from the same folder. Raises OSError, ValueError."""
     if path.suffix == ".proto":
-        path.read_bytes()  # a file that is not there is told by its own error
+        path.read_bytes()  # raises a clear error if the file does not exist
         return ProtoFiles(_compile(path.parent, path.name))
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
@@ -166,7 +166,7 @@ def from_file(path: Path) -> ProtoFiles:
 
 
 def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
-    """A text of a registry, with others by the names under which it imports them."""
+    """Compile a registry's text. `others`: its references, by the names under which it imports them."""
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
         for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
@@ -178,7 +178,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
 
 
 def _compile(folder: Path, name: str) -> bytes:
-    """A FileDescriptorSet of a file in a folder and all that it imports: from there, or of Google's common types."""
+    """Return the FileDescriptorSet of a file and all its imports, from the same folder or Google's common types."""
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
@@ -192,11 +192,11 @@ def _compile(folder: Path, name: str) -> bytes:
         return path.read_bytes()
 
 
-# -- what becomes of them ----------------------------------------------------------------------------------------------
+# -- columns and frames ------------------------------------------------------------------------------------------------
 
 
 def message_columns(decoder: ProtobufDecoder) -> str:
-    """The columns of a message, as DDL."""
+    """Return the columns of a message as DDL."""
     return ", ".join(f"{quote_column(field.name)} {_ddl(field.type)}" for field in decoder.type)
 
 
@@ -213,9 +213,9 @@ def _ddl(kind: pa.DataType) -> str:
 
 
 def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
-    """What stands before records of a message: a zero byte, the id, and its place as varints (zigzag), how many first.
+    """Return the bytes that may precede records of a message: a zero byte, the schema id, and the message indexes.
 
-    One zero is short for the first message.
+    The indexes are zigzag varints after their number. The first message may be written as a single zero.
     """
     frame = b"\0" + number.to_bytes(4, "big")
     prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]

@@ -1,4 +1,4 @@
-"""Which format a source's payloads have, told apart here and nowhere else."""
+"""Select the decoder for a source's payload format."""
 
 from __future__ import annotations
 
@@ -19,5 +19,7 @@ _FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
 
 
 def payload_of(records: RawRecords) -> Payload:
-    """How these records become columns. Raises StartError where what it takes is not there or does not fit."""
+    """Return the payload decoder of these records. Raises StartError if a schema or package it needs is missing or
+    wrong.
+    """
     return _FORMATS[records.spec.payload_format or "json"](records)

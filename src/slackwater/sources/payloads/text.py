@@ -1,4 +1,4 @@
-"""JSON, with the columns that a config declares, that records have, or that a JSON Schema in a registry describes."""
+"""JSON, with columns from the config, from the records, or from a JSON Schema in a registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-# columns beside those of the payload
+# columns that sources add to those of the payload
 _INJECTED = frozenset(
     [
         "_key",
@@ -38,7 +38,7 @@ _INJECTED = frozenset(
 
 @dataclass(frozen=True)
 class JsonPayload(Payload):
-    """`zone`: of times that have none; `in_frame`: a registry's frame stands before the text."""
+    """Decodes JSON. `zone`: the time zone of texts without one; `in_frame`: a registry frame precedes the text."""
 
     zone: str = UTC
     in_frame: bool = False
@@ -46,12 +46,12 @@ class JsonPayload(Payload):
 
     @classmethod
     def from_records(cls, records: RawRecords) -> JsonPayload:
-        """The declared schema, the one stored with the state, or one inferred from a sample."""
+        """Use the declared schema, the one stored with the state, or one inferred from a sample. Raises StartError."""
         return cls(_schema(records), records.body, records.zone)
 
     @classmethod
     def from_registry(cls, records: RawRecords) -> JsonPayload:
-        """The columns of the newest version of the subject `<topic>-value` in a registry."""
+        """Use the columns of the newest version of the subject `<topic>-value` in a registry. Raises StartError."""
         *_, latest = records.versions(file=None)
         try:
             ddl = json_schema.schema_columns(latest.text, latest.references)
