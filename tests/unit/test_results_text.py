@@ -54,7 +54,7 @@ def sessions(cap: str) -> sw.Pipeline:
 )  # fmt: skip
 def test_a_stage(kind: str, emitted: Mapping[str, int], said: str) -> None:
     groups = 0 if kind == "rows" else 11
-    assert list(results_lines(status(kind, emitted, of=sessions("12h"), groups=groups))) == [said]
+    assert list(results_lines(status(kind, emitted, config=sessions("12h"), groups=groups))) == [said]
 
 
 def test_a_join() -> None:

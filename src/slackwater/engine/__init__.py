@@ -1,4 +1,4 @@
-"""Epochs and nothing else: what is read, folded, committed and published; knows no Spark. Its log lines hold no known secret."""
+"""Run epochs: read, ingest, commit and publish, without Spark. Log lines never contain known secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Masked(logging.Filter):
         if record.exc_info and not record.exc_text:
             trace = logging.Formatter().formatException(record.exc_info)
             record.exc_text = mask_secrets(trace)
-            if record.exc_text != trace:  # formatters of others, as Spark's JSON, write the error anew
+            if record.exc_text != trace:  # other formatters, such as Spark's JSON, would format the error again
                 record.exc_info = None
         return True
 
@@ -24,5 +24,5 @@ for _name in (
     "slackwater",
     "py4j.clientserver",
     "py4j.java_gateway",
-):  # these log what a batch raised, with Spark's words
+):  # these log errors of a batch, with Spark's message
     logging.getLogger(_name).addFilter(_Masked())

@@ -1,4 +1,4 @@
-"""Nothing vanishes without a number: bad, late, lost and refused rows are judged by their policy, and told with coordinates."""
+"""Account for every row: bad, late, lost and refused rows are treated by their policy, and logged with where they are."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ EVENT_TIME = "_event_ts"
 
 
 def enforce_rules(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    """Whether an epoch may be committed. Raises BadRowError, StartError, EpochError. `before`: the stage as of the previous commit."""
+    """Check that an epoch may be committed. Raises BadRowError, StartError or EpochError.
+
+    `before` is the stage in the previous commit.
+    """
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
 
 
 def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
-    """Log what an epoch did not use."""
+    """Log the rows that an epoch did not use."""
     _log_lost(pipeline, epoch, batch)
     _log_units(pipeline, epoch, outcome)
     _log_late(pipeline, before, epoch, outcome)
@@ -41,7 +44,7 @@ def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch,
 
 
 def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
-    """Log what came out as NULL since it did not fit its type."""
+    """Log results that were emitted as NULL because they did not fit their type."""
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
@@ -59,7 +62,7 @@ def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport
 def log_late_results(
     pipeline: Pipeline, stage: str, epoch: int, source: str, rows: pl.DataFrame, watermark: int
 ) -> None:
-    """Log results that lie behind the watermark of the stage that reads them."""
+    """Log results that are behind the watermark of the stage that reads them."""
     if rows.is_empty():
         return
     shown = rows.select(c for c in rows.columns if not c.startswith("_") and not rows.schema[c].is_nested()).head(3)
@@ -82,6 +85,7 @@ def log_late_results(
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+    """Raise BadRowError for bad rows if `on_error` is "fail", else log them. Raises StartError if no row is usable."""
     step, of_rows = pipeline.transform.step, pipeline.transform.is_stateless
     for name, stats in outcome.sources.items():
         clock = before.clocks[name]
@@ -123,7 +127,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
     bad = sum(r.bad for r in outcome.reports)
     if bad:
         window = pipeline.transform.window
-        assert window is not None  # rows of a join bring no gap
+        assert window is not None  # rows of a join have no gap
         problem = (
             f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
             f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
@@ -142,7 +146,9 @@ def _fate(pipeline: Pipeline) -> str:
 
 
 def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
-    """Exactly as many letters as late rows, though for some windows they are found by reading the batch a second time."""
+    """Raise EpochError if the number of letters differs from that of late rows: some windows read the batch twice to find
+    them.
+    """
     late = sum(r.late + r.partly_late for r in outcome.reports)
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late_rows and late != letters:
@@ -165,7 +171,7 @@ def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
 
 def _log_units(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
     for name, stats in outcome.sources.items():
-        if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it stands with the bad rows
+        if stats.unit_hint and not stats.bad and stats.max_event_us is not None:  # else it is logged with the bad rows
             log.warning(
                 '%s: epoch %d: source "%s": its first rows have event times up to %s, far from now; %s',
                 pipeline.name,

@@ -1,4 +1,4 @@
-"""`max_groups_per_window`: counted exactly over all shards, or divided over them."""
+"""Enforce `max_groups_per_window`, counted over all shards or divided among them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slackwater.state.commit import StageState
 
 
 def share(bound: int, shards: int, shard: int) -> int:
-    """A shard's part of a bound: the parts differ by at most one and add up to it."""
+    """Return a shard's share of a limit. Shares differ by at most one and add up to the limit."""
     return bound // shards + (1 if shard < bound % shards else 0)
 
 
 def check_bounds(
     operator: Operator, engine: Engine, before: StageState, after: StageState, tasks: Sequence[ShardTask]
 ) -> None:
-    """Raise CapExceededError if the state holds more than allowed; see `Operator.check_bounds`."""
+    """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_bounds`."""
 
     def recount(question: Question) -> Mapping[int, int]:
         return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)

@@ -1,4 +1,4 @@
-"""What a driver tells the outside, and what it asks of it."""
+"""Callbacks of a driver: what it reports, and the clock that it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.engine.status import Status
 
 @dataclass
 class Callbacks:
-    """What the driver tells the outside, and what it asks of it. `clock_us`: wall clock, microseconds UTC."""
+    """What a driver reports to its caller, and what it needs from it. `clock_us`: wall clock, in µs UTC."""
 
     clock_us: Callable[[], int]
     on_status: Callable[[Status], None] = lambda status: None

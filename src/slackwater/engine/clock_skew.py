@@ -1,6 +1,6 @@
-"""A wrong clock in the input is told as soon as it shows: rows that a jump holds back, or a newest time that makes the rest late.
+"""Warn of wrong clocks in the input: rows that a jump holds back, or a newest time that makes the other rows late.
 
-Only telling: nothing here changes what becomes of a row.
+It only logs. Nothing here changes how a row is treated.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from slackwater.watermark import CONFIRMS, SourceClock, holder
 
 log = logging.getLogger("slackwater")
 
-FEW = 10  # late rows say nothing yet
-APART_US = 3_600_000_000  # newest times that differ by less are one finding
+FEW = 10  # fewer late rows are not a reason to warn
+APART_US = 3_600_000_000  # newest times that differ by less give one warning
 ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
 
 
 @dataclass
 class ClockSkewWarnings:
-    """What was seen since the watermark last moved, and what was told. Of this process: a restart tells again."""
+    """What was observed since the watermark last moved, and which warnings were logged.
+
+    It belongs to this process: after a restart, warnings are logged again.
+    """
 
     pipeline: Pipeline
     watermark_us: int | None = None
@@ -37,7 +40,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """After an epoch's rows were held against the watermark that was committed before: are most of them late?"""
+        """Warn if most rows of recent epochs are behind the watermark that was committed before them."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)
@@ -67,7 +70,7 @@ class ClockSkewWarnings:
         )
 
     def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
-        """After the clocks heard an epoch: what do they hold back beyond a jump?"""
+        """Warn of event times that the clocks hold back because they jump too far, after the clocks processed an epoch."""
         for source, clock in clocks.items():
             for name, part in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
                 ahead = part.held_spans if part.max_event_us is not None else ()

@@ -1,10 +1,10 @@
-"""The driver: the only loop. It turns batches into epochs, and epochs into commits.
+"""The driver turns batches into epochs, and epochs into commits. It is the only loop.
 
     batch ─▶ ingest (shards) ─▶ watermark ─▶ emit (shards) ─▶ COMMIT ─▶ publish ─▶ note
              late? merge, cut   per source,  what is due,     one       from the
              stage state        minimum      staged           record    staged files
 
-A crash before COMMIT forgets the epoch; after it, `start` rolls it forward from the record.
+A crash before COMMIT discards the epoch. After a crash behind it, `start` publishes the epoch from the record.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from slackwater.state.protocol import StateStore
 from slackwater.targets.base import TargetWriter
 from slackwater.watermark import SourceClock, advance_clock
 
-GARBAGE_EVERY = 16  # epochs
-PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # of an epoch that are told of
+GARBAGE_EVERY = 16  # epochs between two garbage collections
+PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the reported phases of an epoch
 
 
 class Driver:
-    """One pipeline on one engine. `start` first, then `run_batch`, `tick` and `flush` from one thread at a time."""
+    """One pipeline on one engine. Call `start` first, then `run_batch`, `tick` and `flush` from one thread at a time."""
 
     def __init__(
         self,
@@ -62,18 +62,17 @@ class Driver:
         self.stages = [
             replace(s, capacity=held & self.publishing.capacity(s.name), is_read=s.name in read) for s in stages
         ]
-        # not checkpointed: quiet times of ticks that were not worth a commit
+        # not checkpointed: quiet times of ticks without a commit
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
-        self._unreported_seconds: dict[
-            str, float
-        ] = {}  # seconds per phase of the latest epoch that its commit cannot tell of
+        # seconds per phase that the latest epoch spent after its commit; the next commit adds them
+        self._unreported_seconds: dict[str, float] = {}
         # checkpointed
         self.state: Commit
 
     @property
     def stage(self) -> StageRunner:
-        """The first stage: dead letters are its rows."""
+        """Return the first stage, whose rows dead letters are."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -86,17 +85,21 @@ class Driver:
         state_id: str = "",
         branches: bool = False,
     ) -> None:
-        """Roll an unpublished epoch forward, then bring the state to this config's sources and shards.
+        """Publish an unpublished epoch, then adapt the state to the sources and shards of this config.
 
-        `latest` is what the store's `open` gave; `schemas`: per source, as Spark writes schemas in JSON; `state_id` names a
-        state that begins here. `branches`: `latest` is the first of a branch, which becomes a commit of its own.
+        Args:
+            latest: The commit that the store's `open` returned.
+            shards: The number of shards.
+            schemas: The schema of each source, in Spark's JSON format.
+            state_id: The id of a state that begins here.
+            branches: True if `latest` is the first commit of a branch, which becomes a separate commit.
         """
         startup = Startup(self.pipeline, self.store, self.publishing, self.hooks)
         self.stages, self.state = startup.run(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
     def status_at_start(self) -> Status:
-        """What the outside is told at a restart: the state as committed, nothing read or emitted yet."""
+        """Return the status to report at a restart: the committed state, with nothing read or emitted yet."""
         return replace(self._status({}, {}, 0.0, self.hooks.clock_us(), None), emitted=0, written={})
 
     def _status(
@@ -123,9 +126,10 @@ class Driver:
         return {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
 
     def commit_start_offsets(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
-        """Commit where sources begin that were never read: what "latest" means is decided once.
+        """Commit the start positions of sources that were never read, so that "latest" is resolved only once.
 
-        Or what they say about files that changed after they were read, and how many these are.
+        It also commits changed offsets of files that were modified after they were read; `files_changed` is their
+        number.
         """
         counters = dict(self.state.counters)
         if files_changed:
@@ -138,17 +142,18 @@ class Driver:
     # -- epochs --------------------------------------------------------------------------------------------------
 
     def run_batch(self, batch: Batch, quiet_us: int) -> None:
-        """One data epoch: everything in `batch` becomes part of the state, or nothing. Skips a batch already committed."""
+        """Run a data epoch: everything in `batch` becomes part of the state, or nothing. A committed batch is skipped."""
         if batch.id is not None and self.state.batch is not None and _covers(self.state, batch):
             return
         self.publishing.publish_pending(self.state)
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """An idle tick: all sources were asked for `quiet_us` and had nothing. Returns whether it committed.
+        """Run an idle tick: all sources were polled for `quiet_us` and had no rows. Return whether it committed.
 
-        A watermark that only runs on with the silence (`idle_close_ms`) is committed when something becomes due, else once
-        per checkpoint interval; rows are judged by committed watermarks alone, so a step that was not committed never was.
+        A watermark that only advances because the input is silent (`idle_close_ms`) is committed when something becomes
+        due, else once per checkpoint interval. Rows are judged by committed watermarks only, so an uncommitted advance
+        has no effect.
         """
         self.publishing.publish_pending(self.state)
         sources = {s.name for s in self.pipeline.sources}
@@ -164,7 +169,7 @@ class Driver:
         return True
 
     def flush(self) -> None:
-        """Move the watermark of all stages just past the latest close of the windows that are open in any of them, and commit that."""
+        """Commit a watermark, for all stages, just past the latest close of any open window."""
         self.publishing.publish_pending(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._context(), flush=True))
@@ -174,7 +179,9 @@ class Driver:
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
-        """One epoch. What a failed one staged is removed at once: a full disk has room for the next attempt."""
+        """Run one epoch. If it fails, its staged files are removed immediately, so that a full disk has room for the next
+        attempt.
+        """
         try:
             self._advance(context)
         except Exception as error:
@@ -184,7 +191,7 @@ class Driver:
             raise
 
     def _advance(self, context: EpochContext) -> None:
-        """All stages, in the order in which rows pass them; one commit for all of them."""
+        """Run all stages in the order in which rows pass them, with one commit for all of them."""
         timer = Timer(self.hooks.faults, context.epoch, context.batch.began)
         done: dict[str, StageResult] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
@@ -214,7 +221,8 @@ class Driver:
     def _flush_points(self, furthest: int) -> dict[str, int]:
         """Return the watermark of each stage after a flush: no stage is behind one that reads it.
 
-        What is read stands as far ahead of its readers as its results may lie back, which those of joins do.
+        A stage that is read is ahead of its readers by as much as its results may be behind its own watermark, as for
+        joins.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):
@@ -229,7 +237,7 @@ class Driver:
     def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
-        """An epoch without rows of the sources: windows are corrected by dead letters (see `replay.replay`)."""
+        """Commit an epoch without source rows, in which dead letters correct windows (see `replay.replay`)."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = Timer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):
@@ -245,12 +253,12 @@ class Driver:
         self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, context.clock_us)
 
     def record_attempts(self, replayed: ReplayRecord) -> None:
-        """An epoch that says of dead letters that they were tried, and nothing else."""
+        """Commit an epoch that only records which dead letters were tried."""
         clock, timer = self.hooks.clock_us(), Timer(self.hooks.faults, self.state.epoch + 1)
         self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
-        """What an epoch would make of this batch's rows, by the same steps; nothing is put aside, told or committed."""
+        """Return what an epoch would do with this batch, by the same steps. Nothing is staged, logged or committed."""
         context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
         tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
@@ -264,7 +272,7 @@ class Driver:
         timer: Timer,
         clock: int,
     ) -> None:
-        """Commit, publish, tell."""
+        """Commit, publish, and report the status."""
         commit = next_commit.with_phase_times(
             next_commit.with_target_counts(self.publishing.with_targets(commit)),
             {p: self._unreported_seconds.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
@@ -282,7 +290,9 @@ class Driver:
         self.hooks.on_status(self._status(outcomes, timer.seconds, timer.total, clock, max(ends, default=None)))
 
     def _commit(self, commit: Commit) -> None:
-        commit = commit.model_copy(update={"committed_us": self.hooks.clock_us()})  # not the epoch's beginning
+        commit = commit.model_copy(
+            update={"committed_us": self.hooks.clock_us()}
+        )  # the time of the commit, not of the start of the epoch
         self.state = self.store.commit(*self.publishing.in_transaction(commit))
 
 

@@ -1,10 +1,12 @@
-"""Idle stages: a stage is idle while all sources that its rows can come from are. It is carried along with those that are awake.
+"""Idle stages: a stage is idle while all sources of its rows are idle. Its watermark is carried along with those of active
+stages.
 
-    a (awake) ─────────────────────▶ r        r takes the least of what it reads, so without more it would wait for s for ever
-    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to where a is: its open windows close, and later rows of b are late at s
+    a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s for ever
+    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to where a is: its open windows close, and later rows of b
+    are late at s
 
-An idle source next to an awake one is left out of the minimum. A stage cannot be left out: its results would then be late for its
-reader. So its own watermark moves, and what comes late is late where it comes in.
+An idle source next to an active one is left out of the minimum. A stage cannot be left out, since its results would
+then be late for its reader. Therefore its own watermark moves, and late rows are late where they enter.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from typing import Protocol
 
 from slackwater.watermark import SourceClock
 
-Clocks = Mapping[str, Mapping[str, SourceClock]]  # of each stage, by its name, those of its inputs
+Clocks = Mapping[str, Mapping[str, SourceClock]]  # by the name of a stage: the clocks of its inputs
 
 
 class IdleReader(Protocol):
-    """A stage, by its name, and what it reads: sources, and stages before it."""
+    """A stage with its name and its inputs: sources, and earlier stages."""
 
     @property
     def name(self) -> str: ...
@@ -36,9 +38,10 @@ def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]
 
 
 def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
-    """Return how far the idle stages may be carried: to the least of what is awake among the inputs of their readers.
+    """Return how far the watermark of each idle stage may be carried: to the minimum of the active inputs of its readers.
 
-    All of it as of one commit. `promised`: the output watermarks. A stage that is not carried is left out.
+    All values are those of one commit. `promised` has the output watermarks. The result omits stages that are not
+    carried.
     """
     idle, carried = idle_stages(stages, clocks), dict[str, int]()
     for stage in reversed(stages):
@@ -49,16 +52,16 @@ def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping
             if idle[reader.name]:
                 limits += [carried[reader.name]] if reader.name in carried else []
             else:
-                limits.append(_awake(reader, clocks[reader.name], idle, promised))
+                limits.append(_active_minimum(reader, clocks[reader.name], idle, promised))
         if limits:
             carried[stage.name] = min(limits)
     return carried
 
 
-def _awake(
+def _active_minimum(
     reader: IdleReader, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
-    """Return the least of the inputs of a stage that are awake; one of them is."""
+    """Return the minimum over the active inputs of a stage; there is at least one."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
     source_stages = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
     return min(of_stages + source_stages)

@@ -1,4 +1,4 @@
-"""Whether a silence has moved anything that others see, or that rows are judged by: only then is it worth a commit."""
+"""Decide whether an idle tick needs a commit: only if it changed something that others see or that rows are judged by."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from slackwater.watermark import global_watermark
 
 @dataclass(frozen=True)
 class IdleTick:
-    """What has passed since the last commit, in which the sources were asked and had nothing.
+    """What has happened since the last commit while the sources were polled and had no rows.
 
-    `clocks`: now; `committed`: as of that commit; `quiet_us`: for so long; `clock_us`: wall clock, microseconds UTC.
+    Args:
+        clocks: The clocks now.
+        committed: The clocks in the last commit.
+        quiet_us: How long (µs) the sources have been silent.
+        clock_us: Wall clock, in µs UTC.
     """
 
     clocks: Clocks
@@ -25,8 +29,11 @@ class IdleTick:
     clock_us: int
 
     def is_worth_a_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
-        """At once: a watermark that sources moved, a source that became idle, a stage that is carried along, changed windows that may
-        be emitted by now, and windows that become due. What only counts on: once per checkpoint interval.
+        """Return whether the tick needs a commit.
+
+        It does immediately if sources moved a watermark, a source became idle, a stage is carried along, changed
+        windows may be emitted by now, or windows become due. A watermark that only advances with the silence is
+        committed once per checkpoint interval.
         """
         reached, results = dict[str, int](), dict[str, StageOutput]()
         idle, carried = idle_stages(stages, self.clocks), carry_limits(stages, self.committed, state.promised)

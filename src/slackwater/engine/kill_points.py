@@ -1,7 +1,7 @@
-"""Named steps of an epoch, and a way to die at any of them: for the tests that prove that dying does no harm.
+"""Named steps of an epoch at which the process can be killed, for tests that prove that a crash does no harm.
 
     read ─ ingest ( stage, in a worker ) ─ emit ─ commit ─ write ─ note ─ checkpoint
-                                                           target  store   up to the plan of the next, or Spark's own note
+                                                           target  store   until the next plan, or Spark's own commit
 
 `SLACKWATER_CRASH_AT="commit.before@3"` kills the process (SIGKILL to itself) when epoch 3 reaches that step.
 """
@@ -20,11 +20,11 @@ KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before"
 
 class FaultInjector(Protocol):
     def hit(self, step: str, epoch: int) -> None:
-        """Called at every step; does not come back if the process is to die there."""
+        """Called at every step; does not return if the process is to die there."""
         ...
 
     def in_worker(self, epoch: int) -> Callable[[str], None] | None:
-        """What a worker calls at its steps (`stage`); can be pickled. None: nothing is to happen there."""
+        """Return what a worker calls at its steps (`stage`), which can be pickled; None if nothing happens there."""
         ...
 
 
@@ -38,7 +38,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """In a worker of the same machine: the driver dies at this step, and the worker with it."""
+    """Called in a worker on the same machine: kills the driver at this step, and then the worker."""
 
     step: str
     driver: int
@@ -50,7 +50,7 @@ class KillDriver:
 
 
 class KillAt:
-    """Kill this process at one step of one epoch (any epoch if none is named)."""
+    """Kills this process at one step of one epoch (of any epoch if none is named)."""
 
     def __init__(self, spec: str) -> None:
         self.step, _, epoch = spec.partition("@")

@@ -1,4 +1,4 @@
-"""A commit as a pure fold: the one before, what the shards report, the next. No I/O."""
+"""Build the next commit from the previous one and the reports of the shards. Pure, without I/O."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ NOTHING = SourceActivity(0, None)
 
 
 def activity_of(stats: SourceStats | None) -> SourceActivity:
+    """Return the activity of a source from its statistics; NOTHING without statistics."""
     return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
 
 
 def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
-    """What was delivered, with more of its event times where a clock asks for them."""
+    """Add the distribution of a source's newest event times to its statistics, if its clock needs it."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
@@ -47,7 +48,10 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
 
 
 def total_counters(commit: Commit) -> Counters:
-    """The cumulative counters of a commit: rows as the stages count them that read sources, results as those do whose target gets them."""
+    """Return the cumulative counters of a commit.
+
+    Rows are counted by the stages that read sources, results by the stages whose results are published.
+    """
     totals: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.source_stages), commit.counters):
         totals = _add_counters(totals, counted)
@@ -63,7 +67,7 @@ def total_counters(commit: Commit) -> Counters:
 
 
 def counters_of(commit: Commit, stage: StageState) -> Counters:
-    """Those of one stage."""
+    """Return the counters of one stage."""
     return _counters(commit, stage.counters)
 
 
@@ -78,7 +82,7 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
 
 
 def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Counters and tables of counters, added up."""
+    """Add counters and nested tables of counters."""
     total = dict(one)
     for name, value in other.items():
         if isinstance(value, Mapping):
@@ -89,13 +93,13 @@ def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 
 
 def final_wait_us(pipeline: Pipeline) -> int:
-    """What is to be final when it is emitted waits for its late rows: the watermark does."""
+    """Return how long (µs) the watermark waits for late rows, so that results are final when they are emitted; else 0."""
     window = pipeline.transform.window
     return 1000 * allowed_ms(window) if window and window.emit == "final" else 0
 
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
-    """The inputs of a stage with their clocks as committed; `pipeline` describes this stage alone."""
+    """Return the inputs of a stage with their committed clocks; `pipeline` describes this stage alone."""
     step, waits = pipeline.transform.step, final_wait_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(
@@ -108,12 +112,12 @@ def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock
 
 
 def late_cause(state: StageState) -> str:
-    """Why rows are late for a stage whose source was not idle."""
+    """Return why rows are late for a stage whose source was not idle."""
     return "flush" if state.is_flushed else "lateness"
 
 
 def stage_counts(state: StageState) -> StageCounts:
-    """What a commit counts of the state of a stage."""
+    """Return the counts of a stage's state from its commit."""
     return StageCounts(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
 
 
@@ -126,7 +130,10 @@ def after_ingest(
     watermark: int,
     late_results: int = 0,
 ) -> StageState:
-    """A stage with an epoch's rows folded in, before emission. `late_results`: of other stages, that came late."""
+    """Return the state of a stage after an epoch's rows, before emission.
+
+    `late_results` is the number of results of other stages that came late.
+    """
     segments, after = list(before.segments), operator.counts_after_ingest(stage_counts(before), outcome.reports)
     cause, holds = late_cause(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
@@ -186,7 +193,7 @@ def after_ingest(
 
 
 def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
-    """A commit in which dead letters were applied, or tried."""
+    """Return a commit that records applied and tried dead letters."""
     counters = {**commit.counters, "replayed": commit.counters.get("replayed", 0) + replayed.count}
     if replayed.late:
         counters["replayed_late"] = counters.get("replayed_late", 0) + replayed.late
@@ -196,7 +203,7 @@ def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
 
 
 def next_commit(before: Commit, **changed: Any) -> Commit:
-    """The next epoch's commit: the same state, nothing that waits to be published, but for what is `changed`."""
+    """Return the commit of the next epoch: the same state and no pending output, except for `changed`."""
     nothing: dict[str, Any] = {
         "epoch": before.epoch + 1,
         "commit_id": new_commit_id(),
@@ -209,21 +216,21 @@ def next_commit(before: Commit, **changed: Any) -> Commit:
 
 
 def with_target_counts(commit: Commit) -> Commit:
-    """With the rows of the epoch added to what each target got so far; of those that are there."""
+    """Add the rows of this epoch to the total of each existing target."""
     before = commit.counters.get("targets", {})
     counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
     return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
 
 
 def with_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """With the time that epochs spent in their phases added up; of the latest one in those that it has behind it."""
+    """Add the times (s) that epochs spent in their phases; for the latest epoch only in its finished phases."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
 
 
 def advance_offsets(before: Commit, batch: Batch) -> dict[str, SourceRecord]:
-    """Where each source goes on after a batch."""
+    """Return the position of each source after a batch."""
     return {
         name: record if (offsets := batch.offsets.get(name)) is None else record.model_copy(update={"offsets": offsets})
         for name, record in before.sources.items()
@@ -255,10 +262,10 @@ def after_emission(
     early: bool = False,
     since: int = NO_WATERMARK,
 ) -> StageState:
-    """The stage to commit: without the panes and segments that are over.
+    """Return the state of a stage to commit, without expired panes and segments.
 
-    `early`: windows that were changed and are open were emitted, too. `since`: the watermark that the epoch before
-    committed, at which nothing needs what is over any more.
+    With `early`, changed open windows were emitted as well. `since` is the watermark that the previous epoch committed;
+    at it, nothing needs expired segments any more.
     """
     segments, after = list(state.segments), operator.counts_after_emit(stage_counts(state), reports, state.watermark_us)
     watermark, holds = state.watermark_us, list(state.holds or ())
@@ -301,7 +308,10 @@ def build_status(
     clock_us: int,
     last_end_us: int | None,
 ) -> Status:
-    """What the outside is told after a commit. `operators`: of the stages; `clocks`: of the sources; `outcomes`: by stage."""
+    """Return the status to report after a commit.
+
+    `operators` are those of the stages, `clocks` those of the sources, and `outcomes` are by stage.
+    """
     step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
     read = [outcomes[s.name] for s in commit.source_stages if s.name in outcomes]
@@ -369,7 +379,7 @@ def _buffered(state: StageState, outcome: IngestOutcome | None) -> dict[str, Buf
 
 
 def late_text(sample: Mapping[str, object]) -> str:
-    """A late row's coordinates for the log."""
+    """Return the key and the time of a late row for the log."""
     event = sample["event_us"]
     keys = " ".join(f"{k}={v}" for k, v in sample.items() if k != "event_us")
     return f"{keys or '(no key)'} at {format_iso(event if isinstance(event, int) else 0)}"

@@ -1,4 +1,4 @@
-"""Who looks on at a run: metrics, lineage. Told what it is, of every commit and of its end; never asked, and never in the way.
+"""Observers of a run, such as metrics and lineage. They are notified of its start, of every commit and of its end.
 
 begun ─▶ waiting? ─▶ described ─▶ reading ─▶ ( waiting ─▶ status )* ─▶ ended
 """
@@ -25,10 +25,10 @@ class RunSchema:
 
 @dataclass(frozen=True)
 class PendingPublish:
-    """An epoch that was committed, and whose output has not reached all of its targets yet.
+    """A committed epoch whose output has not reached all of its targets yet.
 
-    `rows`: by target (LETTERS for dead letters) how many of it each gets; `missing`: those that do not have their part yet;
-    `failed`: the one that has just refused it.
+    `rows`: the number of rows that each target gets (LETTERS for dead letters). `missing`: targets without their part.
+    `failed`: the target that has just failed.
     """
 
     epoch: int
@@ -39,37 +39,43 @@ class PendingPublish:
 
     @classmethod
     def from_commit(cls, commit: Commit, missing: Iterable[str], failed: str | None = None) -> PendingPublish:
+        """Describe the pending output of a commit."""
         return cls(
             commit.epoch, commit.committed_us, {n: commit.rows_of(n) for n in commit.recipients}, tuple(missing), failed
         )
 
 
 class Observer:
-    """Override what you want to hear. The methods are called by the thread that runs the epochs: they have to be quick,
-    and what they raise ends the run."""
+    """Base class of observers: override the methods that you need.
+
+    The thread that runs the epochs calls them, so they must be quick. An exception that they raise ends the run.
+    """
 
     def begun(self, pipeline: Pipeline) -> None:
-        """A run begins; Spark is not up yet."""
+        """Called when a run begins; Spark has not started yet."""
 
     def described(self, columns: RunSchema) -> None:
-        """Schemas and SQL were bound to each other."""
+        """Called when the schemas and the SQL have been bound to each other."""
 
     def reading(self) -> None:
-        """All that the run needs is open, what waited is published, and it asks its sources from now on."""
+        """Called when everything is open and pending output is published; from now on the sources are polled."""
 
     def waiting(self, epoch: PendingPublish | None) -> None:
-        """An epoch is about to be published, by the one that committed it or by the next start, and again after each target that
-        refused its part or left others behind; None: it is out."""
+        """Called when an epoch is about to be published, by the run that committed it or by the next start.
+
+        It is called again after each target that failed, and after each success that leaves others without their part.
+        None: everything is published.
+        """
 
     def status(self, status: Status) -> None:
-        """After a commit, and once at a start over a state that is there."""
+        """Called after each commit, and once at a start with an existing state."""
 
     def ended(self, error: BaseException | None) -> None:
-        """The run is over; also called if it never came to an epoch."""
+        """Called when the run is over, also if it never ran an epoch."""
 
 
 class ObserverGroup(Observer):
-    """Several as one."""
+    """Several observers as one."""
 
     def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
         self._all = tuple(all_of_them)
@@ -100,7 +106,7 @@ class ObserverGroup(Observer):
 
     @contextmanager
     def observe_run(self, pipeline: Pipeline) -> Iterator[None]:
-        """From the beginning to the end of a run."""
+        """Report the start and the end of a run."""
         self.begun(pipeline)
         try:
             yield

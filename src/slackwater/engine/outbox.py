@@ -1,4 +1,4 @@
-"""Staged output on its way to the target: what is to be written, and what is to be taken back."""
+"""Staged output on its way to the target: the rows to write, and the rows to delete."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import polars as pl
 
 from slackwater.operators.base import Operator
 
-SUPERSEDED = "supersede"  # `__reason` of a row that was emitted before and no longer exists: its identity, else NULL
+SUPERSEDED = "supersede"  # `__reason` of an emitted row that no longer exists; it has its identity and NULLs
 
 
 def split_output(
     operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of an epoch (the output columns) and the identities that are gone, each in the order of section 7.
+    """Split the staged output of an epoch into rows (the output columns) and superseded identities, each in the documented
+    order.
 
         __reason    user  window_start  session_id  n
         supersede   u     09:05         77          NULL   ─▶ gone (user, window_start, session_id)
         late        u     09:00         12          8      ─▶ rows (all columns)
 
-    A target that only adds rows takes all of them as they are.
+    A target that only adds rows gets all of them unchanged.
     """
     output = operator.sorted_output(pl.concat(_completed(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
@@ -32,6 +33,6 @@ def split_output(
 
 
 def _completed(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of an epoch that was committed before a column came have NULL there."""
+    """Add missing columns with NULL: the epoch was committed before these columns were added."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame

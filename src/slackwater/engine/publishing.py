@@ -1,7 +1,8 @@
-"""What a commit has put aside, on its way to the targets: within the commit where both are one database, else after it.
+"""Publish the staged output of a commit to the targets: within the commit if both use one database, else after it.
 
-COMMIT ─▶ write (target, its own marker) ─▶ note (store)        a crash between them repeats the write, which changes nothing
-       ─▶ write (the next one) ─▶ note                          one that is down keeps neither the others nor their notes back
+COMMIT ─▶ write (target, its own marker) ─▶ note (store)        a crash between them repeats the write, which changes
+nothing
+       ─▶ write (the next one) ─▶ note                          an unavailable target does not delay the others
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TargetBinding:
 def bind_targets(
     pipeline: Pipeline, operators: Mapping[str, Operator], targets: Mapping[str, TargetWriter]
 ) -> dict[str, TargetBinding]:
-    """The targets of a pipeline, by name, with what each gets."""
+    """Return the targets of a pipeline by name, each with its stage and operator."""
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
@@ -62,7 +63,8 @@ def bind_targets(
 
 @dataclass(frozen=True)
 class Publisher:
-    """The targets of a pipeline, by name, and the place of its dead letters. `away`: those that could not be opened.
+    """Publishes to the targets of a pipeline and to its dead letters. `away`: targets that could not be opened, with the
+    error.
 
     `found_marks`: see `destinations.with_targets`.
     """
@@ -77,11 +79,11 @@ class Publisher:
 
     @property
     def stages(self) -> set[str]:
-        """The stages whose results are published."""
+        """Return the stages whose results are published."""
         return {binding.stage for binding in self.bindings.values()}
 
     def capacity(self, stage: str) -> ValueLimits:
-        """What all targets can hold that get the results of a stage."""
+        """Return the values that all targets of a stage can store."""
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
@@ -89,7 +91,7 @@ class Publisher:
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
-        """The commit with where its output goes and how it looks: it can only be published there."""
+        """Add the destinations of its output to the commit; it can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = destinations.letters_of(self.pipeline)
         return destinations.with_targets(commit, targets, letters, self.found_marks)
@@ -97,7 +99,9 @@ class Publisher:
     # -- a start -------------------------------------------------------------------------------------------------
 
     def roll_forward(self, latest: Commit) -> None:
-        """Publish what the latest commit of a former run left. Raises StartError if this config would publish it elsewhere."""
+        """Publish the pending output of a previous run's latest commit. Raises StartError if this config would publish it
+        elsewhere.
+        """
         if not self.is_pending(latest):
             self.check_here()
             return
@@ -116,23 +120,23 @@ class Publisher:
         self.check_here()
 
     def check_here(self) -> None:
-        """Raise StartError for a target that is not there."""
+        """Raise StartError for a target that could not be opened."""
         if self.away:
             raise next(iter(self.away.values()))
 
     def is_pending(self, commit: Commit) -> bool:
-        """Whether something of a commit has not reached its target."""
+        """Return whether a part of a commit has not reached its target."""
         return commit.staged and self.store.published() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
-        """Publish a commit if that failed before: an epoch must never be overtaken by the next."""
+        """Publish a commit if that failed before: a later epoch must never be published first."""
         if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def publish(self, commit: Commit, timer: Timer) -> None:
-        """Publish a commit of this epoch, as far as the commit itself has not."""
+        """Publish the parts of this epoch's commit that were not written within the commit."""
         if self.is_pending(commit):
             self._publish(commit, timer.phase)
         elif commit.staged:
@@ -140,9 +144,10 @@ class Publisher:
                 self._note(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
-        """Write within the commit: what is a step of its own elsewhere is a step within the transaction here.
+        """Return the commit and a function that writes to targets in the store's transaction.
 
-        Gives the commit as it says so; None where the store cannot, or nothing waits.
+        The commit names those targets as reached. The function is None if no target shares the store's database or
+        nothing is pending.
         """
         joined = [
             n for n in commit.recipients if n != LETTERS and self.store.shares_transaction(self.bindings[n].target)
@@ -162,7 +167,9 @@ class Publisher:
         return commit.model_copy(update={"reached": tuple(joined)}), publish
 
     def _publish(self, commit: Commit, phase: Phase) -> None:
-        """Write to each who does not have its part, and note it; one that fails does not keep the others from theirs."""
+        """Write to each target without its part, and record it. A target that fails does not keep the others from their
+        parts.
+        """
         failed: list[str] = []
         missing = commit.missing(self.store.reached())
         remaining = list(missing)
@@ -178,7 +185,7 @@ class Publisher:
             remaining.remove(name)
             if remaining:
                 self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
-            if name != missing[-1] or failed:  # the last note is that of all
+            if name != missing[-1] or failed:  # the last success is recorded for all of them
                 with phase("note"):
                     self.store.note_reached(commit.epoch, name)
         if failed:
@@ -187,7 +194,7 @@ class Publisher:
             self._note(commit)
 
     def _named(self, name: str, error: PublishError) -> str:
-        """What failed; by its name, where there are others."""
+        """Return the error as text, with the name of its target if there are several."""
         return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
     def _note(self, commit: Commit) -> None:
@@ -205,7 +212,7 @@ class Publisher:
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The rows to write to a target and those that are gone."""
+        """Return the rows to write to a target, and the superseded ones."""
         binding = self.bindings[name]
         return outbox.split_output(
             binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts

@@ -1,7 +1,7 @@
-"""One step of a pipeline: rows in, results out, and what becomes of its state. It commits nothing itself.
+"""One stage of a pipeline: rows in, results out, and its new state. It does not commit anything itself.
 
-rows of sources, ─▶ late? merge, cut ─▶ watermark ─▶ what is due ─▶ results ─▶ the stages that read them
-results of stages   state put aside     of its inputs  put aside                or a target
+rows of sources, ─▶ late? merge, cut ─▶ watermark ─▶ due results ─▶ results ─▶ the stages that read them
+results of stages   staged state        of its inputs  staged                  or a target
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a stage has emitted in an epoch, for those who read it.
+    """What a stage has emitted in an epoch, for the stages that read it. `idle`: all its sources are idle.
 
-    `watermark_us`: its output watermark, no later result lies before it. `idle`: all its sources are. `passes_late`: its rows may
-    be as late as they came in.
+    `watermark_us`: no later result is earlier. `passes_late`: its rows may be behind its watermark, as they were read.
     """
 
     rows: pl.DataFrame | None
@@ -51,9 +50,9 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class EpochContext:
-    """An epoch as all its stages see it. `quiet_us`: for so long the sources were asked; None where nobody asked them.
+    """An epoch as all its stages see it. `quiet_us`: how long (µs) the sources were polled; None if they were not.
 
-    `carried`: how far stages go that are idle, see `engine.idle_stages`.
+    `carried`: how far idle stages are carried, see `engine.idle_stages`.
     """
 
     epoch: int
@@ -65,7 +64,7 @@ class EpochContext:
 
     @property
     def moves_clocks(self) -> bool:
-        """Whether a watermark may move: dead letters, applied once more, move none."""
+        """Return whether watermarks may move; applied dead letters never move one."""
         return self.batch.replayed is None
 
 
@@ -76,16 +75,17 @@ class StageResult:
     state: StageState
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
-    outcome: IngestOutcome | None = None  # None: no row came
+    outcome: IngestOutcome | None = None  # None without rows
     reports: Sequence[EmitReport] = ()
     idle: bool = False
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A window or a join, with what it runs on. `number`: its place in the pipeline, from 0.
+    """A stage of a pipeline and what it runs on. `number`: its position in the pipeline, from 0.
 
-    `pipeline` describes this step alone: its sources are the stage's inputs, be they sources or stages. `is_read`: by other stages.
+    `pipeline` describes this stage alone: its sources are the stage's inputs, which may be stages. `is_read`: other
+    stages read it.
     """
 
     # configuration
@@ -97,12 +97,13 @@ class StageRunner:
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
     is_read: bool = False
-    capacity: ValueLimits = ANYTHING  # of the state, and of the target where its results go
+    capacity: ValueLimits = ANYTHING  # values that the state and the target of its results can store
     # not checkpointed
     skew_warnings: ClockSkewWarnings | None = None
 
     @property
     def inputs(self) -> list[str]:
+        """Return the names of its sources and of the stages that it reads."""
         return [s.name for s in self.pipeline.sources]
 
     # -- an epoch ------------------------------------------------------------------------------------------------
@@ -115,10 +116,11 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         timer: Timer,
     ) -> StageResult:
-        """The stage after an epoch: rows folded in, the watermark of its inputs, what is due put aside.
+        """Add an epoch's rows, advance the watermark and stage what is due. Raises SlackwaterError if it may not be
+        committed.
 
-        `clocks`: of its inputs before the rows, with quiet times that were not committed. `upstream`: what the stages before
-        it have emitted. Raises SlackwaterError if the epoch may not be committed.
+        `clocks`: those of the inputs before the rows, with quiet times that were not committed. `upstream`: the output
+        of earlier stages.
         """
         batch, late = self._rows(before, context, upstream)
         outcome, tasks = None, list[ShardTask]()
@@ -135,7 +137,7 @@ class StageRunner:
         )
         if outcome is not None:
             bounds.check_bounds(self.operator, self.engine, before, state, tasks)
-        if context.flush:  # just past the latest close of what is open
+        if context.flush:  # just past the latest close of an open window
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
         with timer.phase("emit"):
@@ -143,7 +145,9 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """What an epoch made of the stage, with the watermark at the point to which --flush brings all stages."""
+        """Return the result of an epoch with the watermark raised to where --flush brings all stages, and what is due
+        there.
+        """
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -156,7 +160,7 @@ class StageRunner:
     def _rows(
         self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
     ) -> tuple[Batch, int]:
-        """The batch as this stage sees it, the rows of its own inputs, and how many results came late."""
+        """Return the part of the batch that belongs to the stage's inputs, and the number of results that came late."""
         payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
             rows = results.rows
@@ -177,7 +181,7 @@ class StageRunner:
         batch: Batch,
         tasks: Sequence[ShardTask],
     ) -> IngestOutcome:
-        """Fold a batch's rows into the shards, judge what could not be used, and tell it."""
+        """Add a batch's rows to the shards, enforce the rules for unusable rows, and log them."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
         accounting.enforce_rules(self.pipeline, before, context.epoch, outcome)
@@ -193,7 +197,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """The clocks after the rows, and the rows with more of their times where a clock asked for them."""
+        """Return the clocks after the rows, and the statistics of the rows with more event times if a clock needs them."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.with_spans(outcome, clocks)
@@ -209,7 +213,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         rows: Mapping[str, SourceStats] | None,
     ) -> Mapping[str, SourceClock]:
-        """The clocks after what came (None: no row), or after the silence."""
+        """Return the clocks after these rows (None: no rows), or after the silence."""
         if rows is None or not context.moves_clocks:
             if context.quiet_us is None:
                 return clocks
@@ -238,9 +242,9 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         carried: int | None = None,
     ) -> int:
-        """The least of what its sources and the stages that it reads have reached; it never goes back.
+        """Return the minimum of what its sources and upstream stages have reached; it never goes back.
 
-        Sources that are all idle are left out where a stage is awake. `carried`: how far it goes if all that it reads is idle.
+        Idle sources are left out if another input is active. `carried`: how far it goes if all inputs are idle.
         """
         limits = [r.watermark_us for r in upstream.values()]
         read = [c for n, c in clocks.items() if n not in upstream]
@@ -252,11 +256,13 @@ class StageRunner:
         return max(since, min(limits))
 
     def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, StageOutput]) -> bool:
-        """Whether all sources are idle that its rows can come from."""
+        """Return whether all sources of its rows are idle."""
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """The output watermark at a watermark that no row moved; `since`: the one before, else that of the commit."""
+        """Return the output watermark at a watermark that no row moved. `since`: the previous one, by default the
+        commit's.
+        """
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
 
@@ -268,8 +274,7 @@ class StageRunner:
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> KnownWatermark | None:
-        """Where the watermark goes, if that is known before the rows: results of other stages do not move it, and of a source's rows
-        it may be known how new they are."""
+        """Return the new watermark if it is known before the rows, else None. Results of other stages do not move it."""
         read = batch.payload.keys() - upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
         if (
@@ -285,10 +290,10 @@ class StageRunner:
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
     ) -> StageResult:
-        """Put aside what comes out between two watermarks."""
+        """Stage what is emitted between two watermarks."""
         early = self.operator.updates and (context.flush or self.may_emit_early(before, context.clock_us))
         folded = outcome.reports if outcome is not None else ()
-        reports = [r.emitted for r in folded if r.emitted is not None]  # in the same pass as the rows
+        reports = [r.emitted for r in folded if r.emitted is not None]  # emitted in the same pass as the rows
         passed = {r.shard for r in reports}
         due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
         if remaining := [task for task in due if task.shard not in passed]:
@@ -301,7 +306,7 @@ class StageRunner:
         return StageResult(after, output, letters, outcome, reports)
 
     def results(self, done: StageResult) -> StageOutput:
-        """What an epoch has put aside, for the stages that read it."""
+        """Return what an epoch has staged, for the stages that read it."""
         staged = self.store.outputs(done.output)
         rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
         return StageOutput(rows, done.state.promised_us, done.idle, self.operator.passes_late)
@@ -309,8 +314,8 @@ class StageRunner:
     # -- shards --------------------------------------------------------------------------------------------------
 
     def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
-        """The work of an epoch; `clocks`: of the inputs, quiet times that are not committed among them."""
-        # rows are tagged with their source's place; those of idle partitions come after all sources (see spark.engine)
+        """Return the tasks of an epoch; `clocks` are those of the inputs, with quiet times that were not committed."""
+        # rows are tagged with the index of their source; indexes of idle partitions follow all sources (see spark.engine)
         count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.is_stage_output}
         source_clocks = [
             (i, c) for i, (n, c) in enumerate(clocks.items()) if n not in of_stages and not state.is_flushed
@@ -344,7 +349,7 @@ class StageRunner:
     def all_tasks(
         self, state: StageState, epoch: int, since: int | None = None, flush: bool = False, early: bool = False
     ) -> list[ShardTask]:
-        """All shards, on the way from a watermark to that of the state."""
+        """Return tasks for all shards, from the watermark `since` to that of the state."""
         watermark = state.watermark_us
         return [
             ShardTask(
@@ -361,26 +366,27 @@ class StageRunner:
         ]
 
     def due_tasks(self, state: StageState, epoch: int, since: int, flush: bool, early: bool) -> list[ShardTask]:
-        """The shards that may have something to say between two watermarks."""
+        """Return tasks for the shards that may emit something between two watermarks."""
         tasks = self.all_tasks(state, epoch, since, flush, early)
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
     def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
-        """Whether anything becomes due on the way to a watermark; reads the state of the shards that may have it."""
+        """Return whether anything becomes due up to a watermark; reads the shards that may have due windows."""
         ahead = state.model_copy(update={"watermark_us": watermark})
         return any(
             self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
         )
 
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
-        """Return True if open windows may be emitted again by now (emit = "updates"), or if the clock was set back since."""
+        """Return whether open windows may be emitted again by now (emit = "updates"), or the clock was set back."""
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
 def in_time(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Results as rows of a stage that stands at this watermark, and those of them that lie behind it, as they were.
+    """Return results as rows of a stage at this watermark, and the original rows of those behind it.
 
-    They count at the watermark: a config that was changed lets results out that lie behind what the former one promised.
+    Late results count at the watermark. They occur if a changed config emits results that are earlier than the former
+    config promised.
     """
     least = pl.lit(watermark, pl.Int64).cast(pl.Datetime("us", "UTC"))
     behind = rows.filter(pl.col(EVENT_TIME) < least)

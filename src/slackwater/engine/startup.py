@@ -1,7 +1,7 @@
-"""How a run begins: what is not published goes out, and the state becomes one of this config.
+"""The start of a run: publish pending output, and convert the state to this config.
 
-latest commit ─▶ compare with the config ─▶ publish what waits ─▶ migrate, where it has to be: an epoch of its own
-                 REBUILD: refused                                 else go on as it is
+latest commit ─▶ compare with the config ─▶ publish pending output ─▶ migrate if necessary, as a separate epoch
+                 REBUILD: refused                                     else continue unchanged
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Startup:
         state_id: str,
         branches: bool = False,
     ) -> tuple[list[StageRunner], Commit]:
-        """The stages, with what the state remembers of former configs, and the state to go on from.
+        """Return the stages, with what the state remembers of former configs, and the state to continue from.
 
-        Raises StateError if the state cannot go on by this config, StartError, PublishError.
+        Raises StateError if the state cannot be used with this config, StartError, or PublishError.
         """
         operators = [s.operator for s in stages]
         comparison = None
         if latest is None:
             self.publishing.check_here()
         if latest is not None:
-            next_commit.total_counters(latest)  # told before anything is published
+            next_commit.total_counters(latest)  # raises StateError before anything is published
             comparison = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
             comparison.check()
             for change in comparison.changes:
@@ -80,7 +80,7 @@ class Startup:
         return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _with_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
-        """The state with what holds back the results of the stages that are read now: of one that was not so far, by its rows."""
+        """Add the holds of stages that are read now; those of a stage that was not read before are computed from its rows."""
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):
             holds = before.holds if stage.is_read else None
@@ -90,7 +90,7 @@ class Startup:
         return state.model_copy(update={"stages": tuple(updated)})
 
     def _migrated(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
-        """The state as this config goes on with it, as an epoch of its own."""
+        """Migrate the state to this config, and commit it as a separate epoch."""
         epoch = state.epoch + 1
         timer = Timer(self.hooks.faults, epoch)
         with timer.phase("read"):
@@ -107,15 +107,15 @@ class Startup:
 
 
 def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
-    """States of stages without the holds of those that no stage reads."""
+    """Return the states of stages without the holds of stages that no other stage reads."""
     stages_and_states = zip(stages, after, strict=True)
     return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in stages_and_states)
 
 
 def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
-    """Stages that begin know what others heard of their sources, and stand where their inputs are in event time.
+    """Give new stages the clocks of their sources, and the watermark that their inputs have reached.
 
-    What a stage promises that nobody has read so far follows from what it holds now.
+    The output watermark of a stage that was not read before follows from its current state.
     """
     began = {s.name for s, before in zip(stages, pairs.matched, strict=True) if before is None or before.holds is None}
     results: dict[str, StageOutput] = {}

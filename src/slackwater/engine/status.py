@@ -1,4 +1,4 @@
-"""What the engine tells the outside after each epoch: one frozen value, read by the live view, the logs and the metrics."""
+"""The status that the engine reports after each epoch: one frozen value for the live view, the logs and the metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """One source at the end of an epoch; times in microseconds UTC, None before the first event."""
+    """One source at the end of an epoch; times in µs UTC, None before the first event."""
 
     name: str
     rows: int
@@ -29,15 +29,17 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class Counters:
-    """Cumulative over the life of the pipeline, part of every commit, continued after a restart.
+    """Cumulative counters over the life of the pipeline. They are part of every commit and continue after a restart.
 
-    Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` are the
-    rows that came out of the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`, `flush`), `letters`
-    (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`): `late` ones are `rows_late + rows_partly_late`.
+    Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` is the
+    number of rows after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
+    `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). `late` letters
+    are `rows_late + rows_partly_late`.
 
-    Of a join `emitted` is `match` and `unmatched`. `sides` is for "left" and "right": `buffered` (rows put into the state),
-    `late`, `null_keys`, `keyless` (those of them that come out nowhere, and are not used), `matched` (rows that found their
-    first partner), `unmatched` (that came out without one), `evicted` (by on_state_cap).
+    For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
+    `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (those of them that are not emitted, and not
+    used), `matched` (rows that found their first partner), `unmatched` (rows emitted without a partner) and `evicted`
+    (by on_state_cap).
     """
 
     rows_in: int = 0
@@ -45,26 +47,26 @@ class Counters:
     rows_used: int = 0
     rows_bad: int = 0
     rows_refused: int = 0
-    rows_lost: int = 0  # gone from the source before they were read (on_data_loss = "skip")
-    files_changed: int = 0  # after they were read, which happens once
+    rows_lost: int = 0  # deleted from the source before they were read (on_data_loss = "skip")
+    files_changed: int = 0  # files that changed after they were read; a file is read once
     late_windows: int = 0
-    replayed: int = 0  # dead letters that were applied after all; their rows stay counted as what they were
+    replayed: int = 0  # applied dead letters; their rows are still counted as bad or late
     replayed_late: int = 0  # those of them that are late rows
-    overflows: int = 0  # results that did not fit their type and came out as NULL (on_overflow = "null")
-    # results that lay behind the watermark of the stage that reads them: they count there, at that watermark
+    overflows: int = 0  # results that did not fit their type and were emitted as NULL (on_overflow = "null")
+    # results behind the watermark of the stage that reads them; they count at that watermark
     late_between_stages: int = 0
-    rows_partly_late: int = 0  # late for some of their windows, and not for all: these rows are used
+    rows_partly_late: int = 0  # rows that are late for some of their windows, but not for all; they are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
-    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see below
-    # how late the late rows are, see `core.lateness`: a bound that a state spread over other shards no longer knows of all rows
+    sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see above
+    # how late the late rows are, see `core.lateness_histogram`
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    # rows that were committed for each: of a state that is older than this counter, since it is there
+    # committed rows by target; an older state counts them since the version that added this counter
     targets: Mapping[str, int] = field(default_factory=dict, compare=False)
     spent_us: Mapping[str, int] = field(
         default_factory=dict, compare=False
-    )  # by phase of an epoch, see `next_commit.with_phase_times`
+    )  # µs by phase of an epoch, see `next_commit.with_phase_times`
 
     @property
     def rows_late(self) -> int:
@@ -77,7 +79,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class BufferCounts:
-    """One side of a join: the rows that are in the state, and a key with very many of them: how many, its values."""
+    """One side of a join: the number of rows in the state, and a key with very many rows: (their number, its values)."""
 
     rows: int
     hot_key: tuple[int, str] | None = None
@@ -85,9 +87,10 @@ class BufferCounts:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage after an epoch: `open` windows of so many `groups`; `rows` and `bytes` of its state. `counters` are its own.
+    """One stage after an epoch.
 
-    `buffered`: of a join, "left" and "right".
+    `open` is the number of open windows, and `groups` that of their groups. `rows` and `bytes` are those of its state.
+    `counters` are those of this stage. `buffered` is for joins, with "left" and "right".
     """
 
     name: str
@@ -103,7 +106,7 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a pipeline after an epoch (or an idle tick that committed nothing: then `rows` is 0)."""
+    """The status of a pipeline after an epoch, or after an idle tick without a commit (then `rows` is 0)."""
 
     pipeline: str
     window_kind: str
@@ -121,23 +124,24 @@ class Status:
     groups: int
     state_bytes: int
     counters: Counters
-    reasons: tuple[str, ...] = ()  # why rows come out; of those that did, see `counters`
-    written: Mapping[str, int] = field(default_factory=dict)  # by target: the rows of this epoch that it gets
+    reasons: tuple[str, ...] = ()  # the possible reasons of emitted rows; `counters` has the counts
+    written: Mapping[str, int] = field(default_factory=dict)  # by target: its number of rows of this epoch
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
     buffered: Mapping[str, BufferCounts] = field(default_factory=dict)  # joins: "left", "right"
     stages: tuple[StageStatus, ...] = ()
     files_done: int | None = None
-    files_total: int | None = None  # known with --available-now over files: the progress bar
-    of: Pipeline | None = field(default=None, repr=False, compare=False)  # of the status that a run returns
+    files_total: int | None = None  # known with --available-now over files, for the progress bar
+    config: Pipeline | None = field(default=None, repr=False, compare=False)  # set in the status that a run returns
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """What the target of the run holds now, read when this is called; of several targets the one that is named.
+        """Read what the target of the run holds now. With several targets, `target` names one.
 
-        Only of the status that `run` returns. Raises StartError for a target that gives nothing back, as the console.
+        It only works on the status that `run` returns. Raises StartError for a target that cannot be read, such as the
+        console.
         """
-        if self.of is None:
+        if self.config is None:
             raise StartError(f"{self.pipeline}: found the status of an epoch, expected that which a run returns")
-        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.of, target)
+        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.config, target)
         return frame
 
     @property

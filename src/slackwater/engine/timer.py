@@ -1,4 +1,4 @@
-"""Seconds per phase of an epoch; each phase begins and ends at a kill point."""
+"""Measure the seconds per phase of an epoch; each phase begins and ends at a kill point."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from slackwater.engine.kill_points import FaultInjector
 
 
 class Timer:
-    """`with timer.phase("ingest"): …`; a phase that several stages have adds up."""
+    """Use as `with timer.phase("ingest"): …`. Times of a phase of several stages are added."""
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
-        """`began`: when its planning did, by the monotonic clock."""
+        """Start the timer. `began`: when the planning of the epoch began, by the monotonic clock."""
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
         self.began = now if began is None else began
         self._faults, self._epoch, self._name, self._from = faults, epoch, "", 0.0
 
     def phase(self, name: str) -> Timer:
+        """Set the name of the phase that is measured next."""
         self._name = name
         return self
 
     @property
     def total(self) -> float:
-        """Seconds since the epoch began, with its planning."""
+        """Return the seconds since the epoch began, including its planning."""
         return time.monotonic() - self.began
 
     def __enter__(self) -> None:

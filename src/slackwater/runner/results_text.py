@@ -32,12 +32,12 @@ def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
     """Yield a line about the results of the pipeline; with several stages, one line per stage with its name."""
     if not status.stages[1:]:
         yield _result_line(
-            status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.of, None), flush
+            status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.config, None), flush
         )
         return
     for stage in status.stages:
         said = _result_line(
-            stage.kind, stage.counters.emitted, _open_text(stage), _cap_text(status.of, stage.name), flush
+            stage.kind, stage.counters.emitted, _open_text(stage), _cap_text(status.config, stage.name), flush
         )
         yield f'stage "{stage.name}": {said}'
 

@@ -138,7 +138,7 @@ def run(
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
     """Return the status with the pipeline, so that it can read the results."""
-    return None if last is None else replace(last, of=pipeline)
+    return None if last is None else replace(last, config=pipeline)
 
 
 def _run(

@@ -131,7 +131,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     if status is None:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
-    came = "; ".join(results_lines(replace(status, of=pipeline), "by flush"))
+    came = "; ".join(results_lines(replace(status, config=pipeline), "by flush"))
     between = f"; {late_between(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
