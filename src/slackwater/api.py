@@ -1,4 +1,4 @@
-"""Pipelines in Python: the same specs as TOML, from keyword arguments."""
+"""Pipelines in Python: the specs of the TOML config, built from keyword arguments."""
 
 from __future__ import annotations
 
@@ -75,9 +75,15 @@ def pipeline(
     formerly: str | None = None,
     **source_settings: Any,
 ) -> Pipeline:
-    """Build a pipeline around a `window` or a `join`, or several `stages` of them; or of `transform_sql` alone. `source` is a `Source`, or a connection together with `source_query` and the settings of a source
-    (`source_format`, `source_schema`, `source_options`, `max_files_per_trigger`); `target` likewise a `Target`, or a
-    connection with `target_path`, `target_table` or `target_topic`; or several `targets`. Durations in milliseconds or as "30s". Raises ConfigError, one line per mistake.
+    """Build a pipeline with a `window`, a `join`, several `stages`, or `transform_sql` alone.
+
+    `source` is a `Source`, or a connection together with `source_query` and settings of a source such as `source_format`,
+    `source_schema`, `source_options` and `max_files_per_trigger`. `target` is a `Target`, or a connection with
+    `target_path`, `target_table` or `target_topic`. Use `sources` and `targets` for several of them. Durations are
+    milliseconds or texts such as "30s".
+
+    Raises:
+        ConfigError: the pipeline is wrong; the error has one line per mistake.
     """
     problems: list[str] = []
     for key in source_settings:
@@ -133,7 +139,7 @@ def run_streaming_pipeline(
 ) -> Status | None:
     """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
 
-    Runs until `stop` is set; with `available_now`, until the input that is there now is processed.
+    Run until `stop` is set; with `available_now`, until the input that exists now is processed.
     """
     from slackwater.runner.run import run
 
@@ -151,7 +157,7 @@ def run_streaming_pipeline(
 
 
 class Registered:
-    """A registered pipeline; call it to run it."""
+    """A registered pipeline. Call it to run it."""
 
     def __init__(self, function: Callable[[], Any], spec: Pipeline) -> None:
         self.function, self.pipeline = function, spec
@@ -159,16 +165,16 @@ class Registered:
         self.__doc__ = function.__doc__
 
     def __call__(self, **settings: Any) -> Status | None:
-        """Run it; takes the arguments of `slackwater.run`."""
+        """Run the pipeline with arguments of `slackwater.run`."""
         from slackwater.runner.run import run
 
         return run(self.pipeline, **settings)
 
 
 def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
-    """A decorator that registers a pipeline by name and makes the function run it.
+    """Return a decorator that registers a pipeline by name. Calling the decorated function runs it.
 
-    The function may return a SQL text, which then is the pre-stage (as `transform_sql` would be):
+    The function may return a SQL text, which is then used as `transform_sql`:
 
         @sw.streaming_pipeline(name="clicks", source=sw.Source(…), window=sw.Window(…), target=…, state_store=…)
         def clicks():

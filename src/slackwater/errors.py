@@ -3,19 +3,19 @@
     SlackwaterError
     ├── ConfigError          the description of a pipeline is wrong (found before Spark starts); one line per problem
     ├── StartError           the pipeline cannot start: columns, SQL, a lock, a state that does not fit
-    │   ├── LockHeldError    another runner holds the pipeline
-    │   └── StateError       the state cannot be used: other fingerprint, other version, damaged
+    │   ├── LockHeldError    another runner holds the lock of the pipeline
+    │   └── StateError       the state cannot be used: another fingerprint, another version, damaged
     ├── BadRowError          bad rows under on_error = "fail"
-    ├── CapExceededError     a bound of the state was hit under on_state_cap = "fail"
+    ├── CapExceededError     a limit of the state was reached under on_state_cap = "fail"
     ├── ValueRangeError      a result does not fit its type
     ├── FencedError          another runner committed: this one must stop
-    ├── ExhaustedError       this process may open no further file: no file is damaged
+    ├── ExhaustedError       this process cannot open another file; no file is damaged
     ├── PublishError         the target refused the committed output; the next start publishes it
-    ├── SparkEndedError      Spark's process is gone (killed, out of memory)
+    ├── SparkEndedError      Spark's process has ended (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
-        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts anew with them
+        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts again with them
 
-Each message says the fact, what was expected against what was found, and what to do next.
+Each message says what failed, what was expected and found, and what to do next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slackwater.secrets import mask_secrets
 class SlackwaterError(Exception):
     """Base of all errors raised on purpose; the command line shows its message and no stack trace.
 
-    A message never holds a secret that is known (see `slackwater.secrets`), whoever's text it quotes.
+    A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
     """
 
     def __init__(self, *args: object) -> None:
@@ -40,11 +40,11 @@ class SlackwaterError(Exception):
 
     @property
     def documented(self) -> str | None:
-        """The page and heading about it, as in `docs/messages.md#the-config-is-wrong`."""
+        """The page and heading about the error, such as `docs/messages.md#the-config-is-wrong`."""
         return messages.find_page([c.__name__ for c in type(self).__mro__], str(self))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in the place of a stack trace."""
+        """Return what a notebook shows instead of a stack trace."""
         if os.environ.get("SLACKWATER_DEBUG"):
             return traceback.format_exception(self)
         return [f"{type(self).__name__}: {self}", f"what it means, and what to do: {self.documented}"]
@@ -53,7 +53,7 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in the description of a pipeline.
 
-    `problems` holds one line per mistake; `str(error)` joins them with newlines. `further`: lines that help with all of them.
+    `problems` holds one line per mistake, and `str(error)` joins them with newlines. `further`: lines about all of them.
     """
 
     further: Sequence[str] = ()
@@ -64,7 +64,7 @@ class ConfigError(SlackwaterError):
 
 
 class StartError(SlackwaterError):
-    """The pipeline cannot start as described on the data and state that are there."""
+    """The pipeline cannot start with its config on the existing data and state."""
 
 
 class LockHeldError(StartError):
@@ -92,11 +92,11 @@ class FencedError(SlackwaterError):
 
 
 class ExhaustedError(SlackwaterError):
-    """This process, or the machine, has no descriptor left. `of` tells it from what is wrong with a file."""
+    """This process, or the machine, has no file descriptor left. `from_error` distinguishes it from a damaged file."""
 
     @staticmethod
     def from_error(error: BaseException) -> ExhaustedError | None:
-        """What an error says, if it says that; else None."""
+        """Return an ExhaustedError if this error says that no descriptor is left; else None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
         whose = "this process" if error.errno == errno.EMFILE else "this machine"
@@ -107,12 +107,12 @@ class ExhaustedError(SlackwaterError):
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Whether the user of this process may not do it: then nothing is damaged, nor is the disk full."""
+    """Return whether the error is a missing permission or a read-only file system, so that nothing is damaged."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def unreadable(subject: str, error: BaseException) -> StateError | None:
-    """Of a part of a state that this user may not read; None for any other error."""
+    """Return a StateError if this user may not read a part of a state (`subject`); None for any other error."""
     if not is_forbidden(error):
         return None
     return StateError(
@@ -125,7 +125,7 @@ class PublishError(SlackwaterError):
 
 
 class SparkEndedError(SlackwaterError):
-    """Spark's process ended while it was needed; what was committed stays, and the next start goes on from there."""
+    """Spark's process ended while it was needed. Commits stay, and the next start continues from the last one."""
 
 
 class EpochError(SlackwaterError):
@@ -133,4 +133,4 @@ class EpochError(SlackwaterError):
 
 
 class NewColumnsError(EpochError):
-    """A source has columns that are to be taken, and what runs is bound to those of before; `run` starts anew with them."""
+    """A source has new columns that the run accepts but is not bound to; `run` starts again with them."""

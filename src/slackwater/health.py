@@ -1,11 +1,11 @@
-"""Whether a run is alive and at work, for what supervises it: `/healthz` and `/readyz` beside its metrics.
+"""Health of a run for its supervisor: `/healthz` and `/readyz` on the port of the metrics.
 
-    begun      Spark, lock, sources, targets            asks its sources          SIGTERM      over
+    begun      Spark, lock, sources, targets            polls its sources         SIGTERM      ended
     ├───────── starting, publishing ────────────────────┼──────── reading ────────┼─ stopping ─┤ ended
     /healthz   200                                       200                       200          503
     /readyz    503                                       200                       503          503
 
-A long epoch is no reason to start anew, which would begin it again: how long epochs take is a matter of alerts.
+A long epoch does not make a run unhealthy, since a restart would repeat it. Use alerts on the duration of epochs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DOING = {
 
 
 class Health(Observer):
-    """An observer of one run. `stop`: set once it is to end. `clock`: microseconds UTC."""
+    """Observer of one run. `stop` is set when the run is asked to end. `clock` returns microseconds UTC."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self._stop, self._clock = stop, clock
@@ -66,7 +66,7 @@ class Health(Observer):
         return "stopping" if self._phase != "ended" and self._stop.is_set() else self._phase
 
     def answer(self, path: str) -> tuple[int, bytes] | None:
-        """The status and body of an answer, one line of JSON; None for another path."""
+        """Return the HTTP status and the body, one line of JSON; None for another path."""
         phase = self.phase
         if path == LIVE:
             good = phase != "ended"

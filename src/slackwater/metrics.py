@@ -1,8 +1,8 @@
 """Prometheus metrics, built from the latest status of each pipeline.
 
-Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases is of
-this process, as are failures of targets. What waits to be published is known from the beginning of a run, before there is any
-status. Everything is labelled `pipeline`; what is of one stage or target also `stage` or `target`.
+Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases and the
+failures of targets count in this process. The pending output is known from the start of a run, before the first status.
+Every metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from slackwater.web.guard import Receive, Scope, Send
     from slackwater.web.server import HttpServer
 
-CONNECTIONS = 16  # at a time: they are descriptors of the runner
+CONNECTIONS = 16  # at a time: each takes a file descriptor of the runner
 PREFIX = "slackwater_streaming_"
 LATE_BUCKETS = 21  # up to 36 hours
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics(Collector, Observer):
-    """An observer of runs, or `update` it with each status; a registry of its own, without the process's default metrics.
+    """Metrics of runs, as an observer or with `update` for each status.
 
-    `clock`: Unix time.
+    It has a separate registry without the default metrics of the process. `clock` returns Unix time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._pipeline = ""  # whose run is observed
+        self._pipeline = ""  # the pipeline whose run is observed
         self._started: dict[str, float] = {}
         self._waiting: dict[str, PendingPublish | None] = {}  # an epoch that is not published
         self._failures: Counter[tuple[str, str]] = Counter()  # by pipeline and target
@@ -91,7 +91,7 @@ class Metrics(Collector, Observer):
             yield self._histogram()
 
     def _run_metrics(self) -> Iterator[Metric]:
-        """What is known without a status."""
+        """Yield the metrics that are known before the first status."""
         started = GaugeMetricFamily(
             f"{PREFIX}started_seconds", "Unix time at which this process began to run it.", labels=["pipeline"]
         )
@@ -110,7 +110,7 @@ class Metrics(Collector, Observer):
         return 0.0 if epoch is None else max(self._clock() - epoch.committed_us / 1e6, 0.0)
 
     def _target_metrics(self, latest: Iterable[Status]) -> Iterator[Metric]:
-        """What each target gets, has, and waits for; dead letters are one of them."""
+        """Yield the committed, published and pending rows of each target, with dead letters as one of them."""
         statuses = {s.pipeline: s for s in latest}
         labels = ["pipeline", "target"]
         emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
@@ -129,7 +129,7 @@ class Metrics(Collector, Observer):
         for pipeline in dict.fromkeys([*statuses, *self._waiting]):
             status, epoch = statuses.get(pipeline), self._waiting.get(pipeline)
             totals = {} if status is None else status.counters.targets
-            # a status tells of the latest epoch that all targets have; what waits is part of a later one
+            # a status is about the latest epoch that all targets have; pending rows belong to a later epoch
             later = {} if epoch is None or (status is not None and epoch.epoch <= status.epoch) else epoch.rows
             missing = {} if epoch is None else {n: epoch.rows[n] for n in epoch.missing if n in epoch.rows}
             for name in dict.fromkeys([*totals, *later, *missing]):
@@ -183,7 +183,7 @@ def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metri
 
 
 def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
-    """What each stage holds and counts: of a pipeline in one step that is all of it."""
+    """Yield the metrics of each stage. A pipeline without `stages` has one stage."""
     labels = ["pipeline", "stage"]
     gauges: tuple[tuple[str, str, Callable[[StageStatus], float | None]], ...] = (
         ("watermark_seconds", "Watermark of a stage as Unix time.", lambda s: _seconds(s.watermark_us)),
@@ -219,7 +219,7 @@ def _seconds(us: int | None) -> float | None:
 
 
 def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
-    """What only joins have, by stage and side."""
+    """Yield the metrics of joins, by stage and side."""
     joins = [(status.pipeline, stage) for status in statuses for stage in status.stages if stage.buffered]
     if not joins:
         return
@@ -301,7 +301,10 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(statuses: Iterable[Status]) -> Metric:
-    """Cumulative like the buckets of a histogram, of which OpenTelemetry knows none that can be handed on; so, counters."""
+    """Return late rows by additional lateness, cumulative like the buckets of a histogram.
+
+    They are counters, since an existing histogram cannot be passed on to OpenTelemetry.
+    """
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
         "Late rows that `le` more seconds of lateness would have kept, counted since the lateness last changed.",
@@ -319,9 +322,11 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 def serve_metrics(
     metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: Health | None = None
 ) -> HttpServer:
-    """Serve `/metrics` until `stop` is called, and what `health` answers; port 0 takes a free one. `names`: see `web.guard`.
+    """Serve `/metrics`, and the paths that `health` answers, until `stop` is called. Raises StartError.
 
-    Raises StartError.
+    Args:
+        port: the port; 0 takes a free one.
+        names: further names of this server: see `web.guard`.
     """
     from slackwater.web.server import start_server
 

@@ -1,11 +1,11 @@
-"""What must not leave: values from the environment, passwords in URLs, settings whose name says so.
+"""Secrets that no output may show: values from the environment, passwords in URLs, settings with a telling name.
 
-    ${NAME} in a config ──▶ remember ──▶ masked ◀── every error of ours, every log line, plans, notices
+    ${NAME} in a config ──▶ remember ──▶ masked ◀── errors, log lines, plans and notices of Slackwater
     url, options                         "… token = '${NAME}' …"
 
-A config keeps the spelling of its values (`config.spelling.Interpolated`), but texts are put together from them, and Spark quotes
-the SQL in its own errors: so the values are known by themselves, for the life of the process. What is a row is left as it is,
-wherever it is shown: it is the user's data. Names of pipelines and sources are none: directories and metrics are called by them.
+A config keeps the spelling of its values (`config.message_format.EnvString`). But texts are built from the values, and Spark's
+errors quote the SQL. So the values are registered for the life of the process. Rows are never masked: they are the user's
+data. Names of pipelines and sources are not secrets, since directories and metrics are named after them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 HIDDEN = "***"
-SHORT, LONG = (
-    4,
-    8,
-)  # characters: shorter ones are in every other word; from this length on they are replaced within words too
+SHORT, LONG = 4, 8  # characters: shorter values are not masked; from LONG on they are also masked within words
 NAMED = (
     "password",
     "passwd",
@@ -38,12 +35,12 @@ NAMED = (
 _COMMON = re.compile(r"[\d.,_+-]{0,7}[A-Za-z]{0,3}|true|false|none|null|(?i:localhost|127\.0\.0\.1)(:\d+)?")
 _PASSWORD = re.compile(r"(?:[?&\s]|^)password=('(?:[^'\\]|\\.)*'|[^&\s#]*)")
 
-_secrets: dict[str, str] = {}  # value -> what is shown for it
+_secrets: dict[str, str] = {}  # the text to show, by secret value
 _pattern: re.Pattern[str] | None = None
 
 
 def remember_secret(value: str, shown: str = HIDDEN) -> None:
-    """Show `shown` in the place of a value from now on; of one of several lines also for each of them."""
+    """Register a value, so that `shown` replaces it from now on; of a value with several lines also each line."""
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
         if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _secrets:
@@ -54,12 +51,12 @@ def remember_secret(value: str, shown: str = HIDDEN) -> None:
 
 
 def remember_url(url: str) -> None:
-    """The password in an address or connection string, also in one that is written wrong."""
+    """Register the password of a URL or connection string, even of a malformed one."""
     passwords = [match[1].strip("'") for match in _PASSWORD.finditer(url)]
     user, separator, _ = url.partition("://")[2].rpartition("@")
     if separator and ":" in user:
         passwords.append(user.partition(":")[2])
-        passwords += re.split("[/@]", passwords[-1])  # an error of somebody who took the address apart there
+        passwords += re.split("[/@]", passwords[-1])  # libraries may split the URL there and show a part
     for part in passwords:
         for spelled in {part, unquote(part)}:
             if spelled and spelled not in _secrets:
@@ -67,16 +64,16 @@ def remember_url(url: str) -> None:
 
 
 def remember_settings(settings: Mapping[str, object]) -> None:
-    """The values of settings whose name says that they are secret."""
+    """Register the values of settings whose name contains one of NAMED, such as `password`."""
     for name, value in settings.items():
         if isinstance(value, str) and any(part in name.lower() for part in NAMED):
             remember_secret(value, getattr(value, "raw", HIDDEN))
-            for quoted in re.findall(r"(?i)password\s*=\s*[\"']([^\"']*)", value):  # of a JAAS line
+            for quoted in re.findall(r"(?i)password\s*=\s*[\"']([^\"']*)", value):  # in a JAAS line
                 remember_secret(quoted)
 
 
 def mask_secrets(text: str) -> str:
-    """A text without the values that are known."""
+    """Return a text with all registered values replaced."""
     global _pattern
     if not _secrets:
         return text
@@ -96,7 +93,7 @@ def has_secrets() -> bool:
 
 
 def forget_secrets() -> None:
-    """Begin anew, for tests."""
+    """Forget all registered values, for tests."""
     global _pattern
     _secrets.clear()
     _pattern = None

@@ -1,24 +1,24 @@
-"""Watermarks: a fold per source, and their minimum. Values in, values out; microseconds UTC.
+"""Watermarks: one clock per source, and the minimum of their watermarks. Pure functions; times in microseconds UTC.
 
 events of a source   ──●────●──●───────●▶   max event time
                                ◀─lateness─┤
                      watermark of source  ▲
-global = minimum over the sources that are not idle; never goes back
+global = minimum over the sources that are not idle; it never goes back
 
-All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark runs on with the activity clock.
+All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark advances with the activity clock.
 
     last event of all    ●
-    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time in which the engine asked and found nothing
+    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time in which the engine polled and found no rows
     global             ──┘      │    ┌──
-                                │  ┌─┘  max_i(wm_i) + quiet time, in the steps that were committed
+                                │  ┌─┘  max_i(wm_i) + quiet time, in committed steps
                                 ▲  ▲
                           all idle  quiet for idle_close_ms
 
-A jump, with `max_jump_ms` (opt-in): the newest time is followed over distances of at most that from row to row, and over a
-larger one once `CONFIRMS` rows lie beyond it. It is the end of the span that has the `CONFIRMS`-th newest of all rows read,
-so it depends on which rows were read, not on how they were batched, and it never goes back.
+Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row over at most this distance. It crosses a larger
+gap only after `CONFIRMS` rows lie beyond the gap. The newest time is the end of the span that contains the `CONFIRMS`-th
+newest row. So it depends on the rows that were read and not on their batches, and it never goes back.
 
-    rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until they are 100
+    rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are 100
                                         ▲ newest  > max_jump_ms
 """
 
@@ -29,18 +29,22 @@ from dataclasses import dataclass, field, replace
 
 from slackwater.core.time import NO_WATERMARK as NO_WATERMARK
 
-CONFIRMS = 100  # rows beyond a jump, after which it is followed
-Span = tuple[
-    int, int, int
-]  # first and last of event times that lie at most `max_jump_ms` apart, one from the next; how many
+CONFIRMS = 100  # rows beyond a jump that confirm it
+Span = tuple[int, int, int]  # first and last event time and count of rows without a gap above `max_jump_ms`
 
 
 @dataclass(frozen=True)
 class SourceClock:
-    """One source. `max_event_us` is None before the first usable event; `quiet_us` is activity time since its last row.
+    """Clock of one source or partition. Durations and times in µs.
 
-    `partitions`: a connector's partitions, each with a clock of its own; the source's watermark is their minimum, idle
-    ones left out. `jump_us`: `max_jump_ms`; `spans`: then the one that ends at the newest time and those held back beyond it.
+    Args:
+        lateness_us: how far its watermark stays behind its newest event.
+        idleness_us: quiet time after which it counts as idle.
+        max_event_us: the newest event time; None before the first usable event.
+        quiet_us: activity time since its last row.
+        partitions: the clocks of its partitions. Its watermark is the minimum of those that are not idle.
+        jump_us: `max_jump_ms` in µs; None without a limit.
+        spans: with a limit, the span that ends at the newest time, and the spans beyond it that are held back.
     """
 
     lateness_us: int
@@ -54,13 +58,13 @@ class SourceClock:
 
     @property
     def held_spans(self) -> tuple[Span, ...]:
-        """What is held back: rows beyond a jump that is not confirmed."""
+        """The spans that are held back: rows beyond a jump that is not confirmed."""
         if self.jump_us is None:
             return ()
         return self.spans[1:] if is_confirmed(self.spans) else self.spans
 
     def needs_spans(self, activity: SourceActivity) -> bool:
-        """Whether more than the newest time must be known of these rows: there may be a jump among them."""
+        """Return whether the spans of these rows are needed, because there may be a jump among them."""
         if self.jump_us is None or activity.max_event_us is None:
             return False
         fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
@@ -70,13 +74,13 @@ class SourceClock:
 
     @property
     def _confirmed_spans(self) -> tuple[Span, ...]:
-        """Its spans; what was the newest time before there was a bound for jumps counts as confirmed."""
+        """The spans of the clock. A newest time from before the limit was set counts as confirmed."""
         if self.spans or self.max_event_us is None:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
 
     def with_newest(self, activity: SourceActivity) -> SourceClock:
-        """With the newest time of these rows, as far as it is believed."""
+        """Return the clock after these rows. Times beyond an unconfirmed jump are held back."""
         if activity.max_event_us is None:
             return self
         if self.jump_us is None:
@@ -98,12 +102,12 @@ class SourceClock:
 
     @property
     def undecided_us(self) -> int:
-        """Its quiet time as far as it decides about idleness: beyond that it only says since when."""
+        """The quiet time up to `idleness_us`. Beyond that it no longer changes whether the source is idle."""
         return min(self.quiet_us, self.idleness_us)
 
     @property
     def idle_flags(self) -> tuple[tuple[str, bool], ...]:
-        """Who is idle: the source, and each of its partitions."""
+        """Whether the source (named "") and each of its partitions is idle."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
     @property
@@ -111,9 +115,10 @@ class SourceClock:
         return tuple(name for name, p in self.partitions.items() if p.idle)
 
     def was_overtaken(self, watermark: int) -> bool:
-        """Whether rows of it that are late now are late because it counted as idle, which lasts until it has caught up.
+        """Return whether late rows of this clock are late because it counted as idle. That lasts until it has caught up.
 
-        What was never left out of the minimum is not behind it. Partitions are asked one by one.
+        A clock that was never left out of the minimum is not behind the watermark. For a source with partitions the result
+        is False: use `overtaken_partitions`.
         """
         if self.max_event_us is None:
             return self.idle
@@ -125,19 +130,23 @@ class SourceClock:
 
 @dataclass(frozen=True)
 class SourceActivity:
-    """What a source delivered in one epoch: rows read, and the largest usable event time among them.
+    """Rows that a source delivered in one epoch.
 
-    `partitions`: the same for every partition there is.
+    Args:
+        rows: the number of rows read.
+        max_event_us: the largest usable event time (µs); None if there is none.
+        partitions: the activity of every existing partition.
+        spans: the spans of the newest rows, for a clock that needs them.
     """
 
     rows: int
     max_event_us: int | None
     partitions: Mapping[str, SourceActivity] = field(default_factory=dict)
-    spans: tuple[Span, ...] = ()  # of the newest rows, where a clock `asks` for them
+    spans: tuple[Span, ...] = ()
 
 
 def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
-    """Spans joined where they are at most `jump_us` apart, from the one that holds the `CONFIRMS`-th newest row on."""
+    """Join spans that are at most `jump_us` apart. Return them from the one that contains the `CONFIRMS`-th newest row."""
     merged: list[Span] = []
     for low, high, count in sorted(spans):
         if merged and low - merged[-1][1] <= jump_us:
@@ -155,20 +164,22 @@ def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
 
 
 def is_confirmed(spans: Sequence[Span]) -> bool:
-    """Whether the first of them is believed: as many rows were read as it takes."""
+    """Return whether the first span has at least `CONFIRMS` rows."""
     return bool(spans) and spans[0][2] >= CONFIRMS
 
 
 def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -> SourceClock:
-    """Fold one epoch, or one idle tick (`activity.rows == 0`), into a source's clock.
+    """Advance the clock of a source by one epoch, or by one idle tick (`activity.rows == 0`).
 
-    `quiet_us` is the activity time since the last fold: time in which the engine asked and found nothing.
+    `quiet_us` is the activity time (µs) since the last call: time in which the engine polled and found no rows.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = SourceActivity(0, None)
     partitions = {
         name: advance_clock(clock.partitions.get(name, fresh), activity.partitions.get(name, silent), quiet_us)
-        for name in sorted(activity.partitions or clock.partitions)  # one that is not listed any more is gone
+        for name in sorted(
+            activity.partitions or clock.partitions
+        )  # a partition that is not listed any more is dropped
     }
     if activity.rows == 0:
         quiet = clock.quiet_us + quiet_us
@@ -178,27 +189,30 @@ def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
-    """The minimum over the sources that are not idle, at least `previous`; unchanged while all are idle.
+    """Return the minimum over the sources that are not idle, at least `previous`; `previous` while all are idle.
 
-    A source that was never heard from holds the watermark back until it counts as idle.
+    A source that never had a row holds the watermark back until it counts as idle.
     """
     awake = [c.watermark_us for c in clocks if not c.idle]
     return max(previous, min(awake)) if awake else previous
 
 
 def output_watermark(promised: int, watermark: int, hold: int) -> int:
-    """Return the event time before which a stage emits nothing any more, which is what the next stage goes by.
+    """Return the output watermark of a stage: it emits no result before this event time any more.
 
-    `promised`: as committed, it never goes back. `hold`: the lowest event time that a result may still have.
+    Args:
+        promised: the committed output watermark, which never goes back.
+        watermark: the watermark of the stage.
+        hold: the lowest event time that a result may still have.
     """
     return max(promised, min(watermark, hold))
 
 
 def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
-    """Where the global watermark is after a silence of all sources: `max_i(wm_i) + quiet time`, at least `watermark`.
+    """Return the global watermark after a silence of all sources: `max_i(wm_i) + quiet time`, at least `watermark`.
 
-    Unchanged without `idle_close_us`, before that much quiet, and while no source has had an event. The order in which the
-    sources fell silent does not matter.
+    It is unchanged without `idle_close_us`, before that much quiet time, and while no source has had an event. The order in
+    which the sources became idle does not matter.
     """
     quiet = min((c.quiet_us for c in clocks), default=0)
     watermarks = [c.watermark_us for c in clocks if c.max_event_us is not None]
@@ -208,6 +222,6 @@ def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close
 
 
 def holder(clocks: Mapping[str, SourceClock]) -> str | None:
-    """The source that holds the watermark back; None while all are idle."""
+    """Return the source that holds the watermark back; None while all are idle."""
     awake = {name: c.watermark_us for name, c in clocks.items() if not c.idle}
     return min(awake, key=lambda name: awake[name]) if awake else None

@@ -1,7 +1,7 @@
-"""What messages mean and what to do about them, by families. `docs/messages.md` is made of this and of the sources.
+"""Families of messages: what they mean and what to do. `docs/messages.md` is generated from this and from the sources.
 
-A message belongs to the first family of its class (or of the class above it) of which a pattern is in its text; a family
-without patterns takes what the others leave. So a new message needs an entry of its own only where none says what to do.
+A message belongs to the first family of its class (or of a base class) with a pattern that is in its text. A family without
+patterns takes all other messages of its class. So a new message needs a new family only if no family fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
 
 
 def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
-    """Of a message: `kinds` are the names of its class and those above it, or `WARNING`."""
+    """Return the family of a message. `kinds`: the names of its class and base classes, or `WARNING`."""
     for kind in kinds:
         for candidate in FAMILIES:
             if kind in candidate.kinds and candidate.takes(text):
@@ -33,6 +33,6 @@ def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
 
 
 def find_page(kinds: Sequence[str], text: str) -> str | None:
-    """The page and heading about a message; None of a class that has none."""
+    """Return the page and heading about a message; None if its class has no family."""
     match = family(kinds, text)
     return None if match is None else f"{PAGE}#{match.anchor}"

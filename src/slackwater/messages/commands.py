@@ -1,4 +1,4 @@
-"""Questions and commands."""
+"""Messages of commands that query or change a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The config, and tests of it."""
+"""Messages about the config and its tests."""
 
 from __future__ import annotations
 

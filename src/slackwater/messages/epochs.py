@@ -1,4 +1,4 @@
-"""What happens while a pipeline runs."""
+"""Messages of a running pipeline."""
 
 from __future__ import annotations
 

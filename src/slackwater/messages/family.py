@@ -1,18 +1,26 @@
-"""A family of messages: what they mean, and what to do about them."""
+"""A family of messages: what they mean, and what to do."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-WARNING = "warning"  # in the place of a class: lines of the log
+WARNING = "warning"  # used instead of a class, for log lines
 START = ("StartError",)
 STATE = ("StateError",)
 
 
 @dataclass(frozen=True)
 class MessageFamily:
-    """Messages that mean the same. `of`: names of error classes, or `WARNING`; `patterns`: of their texts, any of them."""
+    """Messages with one meaning.
+
+    Args:
+        title: the heading on the page.
+        kinds: names of error classes, or `WARNING`.
+        means: what the messages mean.
+        do: what to do.
+        patterns: regular expressions, one of which is in the text of each message.
+    """
 
     title: str
     kinds: tuple[str, ...]
@@ -22,7 +30,7 @@ class MessageFamily:
 
     @property
     def anchor(self) -> str:
-        """Of its heading, as code hosts and the site make it."""
+        """The anchor of the heading, as code hosts and the documentation site generate it."""
         return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
     def takes(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Who runs a pipeline, and its state."""
+"""Messages about the runner and the state of a pipeline."""
 
 from __future__ import annotations
 

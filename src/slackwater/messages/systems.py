@@ -1,4 +1,4 @@
-"""Sources, targets and services."""
+"""Messages about sources, targets and services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the log that are no errors."""
+"""Log lines that are not errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Observers that tell other systems of a run: OpenTelemetry metrics, OpenLineage events. Each needs the extra of its name.
+"""Observers that report a run to other systems: OpenTelemetry metrics and OpenLineage events.
 
     sw.run(pipeline, observers=[open_telemetry(), open_lineage()])
 
-They work on threads of their own: a system that is away is told of once, and never stops or slows a run.
+Each needs the extra of its name. They send from separate threads. A system that cannot be reached causes one warning, and
+never stops or slows a run.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ def _log(level: str, line: str) -> None:
 
 
 def open_telemetry(notice: Notice = _log) -> Observer:
-    """Metrics by OTLP over HTTP, to where the variables of the OpenTelemetry SDK say. Raises StartError."""
+    """Return an observer that sends metrics by OTLP over HTTP, as the variables of the OpenTelemetry SDK say.
+
+    Raises StartError.
+    """
     observer: Observer = _module("otel", "--otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
     return observer
 
 
 def open_lineage(notice: Notice = _log) -> Observer:
-    """Run events of OpenLineage, by the transport that its client's own configuration names. Raises StartError."""
+    """Return an observer that sends OpenLineage events, by the transport that the client's configuration names.
+
+    Raises StartError.
+    """
     observer: Observer = _module("openlineage", "--openlineage", "OpenLineage's client").OpenLineage(notice)
     return observer
 

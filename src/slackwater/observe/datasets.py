@@ -1,4 +1,4 @@
-"""What OpenLineage calls the places that a pipeline reads and writes: a namespace and a name, as its naming rules say."""
+"""OpenLineage datasets of the sources and targets of a pipeline: namespace and name by OpenLineage's naming rules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WILD = re.compile(r"[*?\[{]")
 
 
 def source_datasets(pipeline: Pipeline, source: Source | Lookup) -> list[Dataset]:
-    """Where a source reads, several topics one by one; nothing for a DataFrame, of which nobody knows."""
+    """Return the datasets that a source reads, one per topic; none for a DataFrame."""
     connection = resolve_connection(source.connection, pipeline.connections)
     if connection is None or source.query is None:
         return []
@@ -42,7 +42,7 @@ def source_datasets(pipeline: Pipeline, source: Source | Lookup) -> list[Dataset
 
 
 def target_dataset(pipeline: Pipeline, target: Target | None) -> Dataset | None:
-    """Where a target writes; None for the console."""
+    """Return the dataset that a target writes; None for the console."""
     connection = None if target is None else resolve_connection(target.connection, pipeline.connections)
     if target is None or connection is None:
         return None
@@ -108,7 +108,7 @@ def _(connection: IcebergConnection, target: Target) -> Dataset | None:
 
 
 def _in_catalog(connection: IcebergConnection, name: str) -> Dataset:
-    """By its catalog, as Spark's own listener names them; where that is unknown, by its kind."""
+    """Return the dataset of a table: namespace is the catalog's address, as in Spark's listener, else its kind."""
     address = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if rest else address, name
@@ -138,7 +138,7 @@ def _table(url: str, table: str) -> Dataset:
 
 
 def _path(path: str) -> Dataset:
-    """A file or directory; of a glob the directory above it."""
+    """Return the dataset of a file or directory; for a glob, the directory above it."""
     parts = path.split("/")
     fixed = next((i for i, part in enumerate(parts) if _WILD.search(part)), len(parts))
     path = "/".join(parts[:fixed])

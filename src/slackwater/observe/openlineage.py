@@ -1,9 +1,10 @@
 """Run events of OpenLineage: one run per start, START, then RUNNING with every commit, then COMPLETE or FAIL.
 
-    commits ─▶ folded while an event is on its way ─▶ one event ─▶ the client's transport
+    commits ─▶ summed while an event is being sent ─▶ one event ─▶ the client's transport
 
-Every commit is in exactly one event: commits that come while one is being sent, or within a second of it, share the next, and what
-could not be sent is sent with a later one. Column lineage is left out: it would have to be told through SQL, aggregation and state.
+Every commit is in exactly one event. Commits that come while an event is being sent, or within a second of it, share the
+next one. Commits that could not be sent are part of a later event. Column lineage is left out: it would have to be derived
+through SQL, aggregation and state.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
 PAUSE_SECONDS = 1.0  # between two events of one run
-LAST_SECONDS = 5.0  # the last events may take so long
-AWAY_SECONDS = 0.2  # if the latest attempt failed
+LAST_SECONDS = 5.0  # time limit for the last events
+AWAY_SECONDS = 0.2  # the time limit if the latest attempt failed
 _LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
 _NAMESPACE = "OPENLINEAGE_NAMESPACE"
 
 
 @attr.define
 class CommitsRunFacet(RunFacet):
-    """The commits that an event tells of, and the watermark after them (microseconds UTC)."""
+    """The commits of an event, and the watermark after them (µs UTC)."""
 
     firstEpoch: int  # noqa: N815
     lastEpoch: int  # noqa: N815
@@ -67,7 +68,7 @@ class CommitsRunFacet(RunFacet):
 
 @dataclass
 class _Commits:
-    """What is not told yet."""
+    """Sum of commits that are not sent yet."""
 
     first: int
     last: int
@@ -86,7 +87,7 @@ def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 
 class OpenLineage(Observer):
-    """Sends from a thread of its own."""
+    """Observer that sends OpenLineage events from a separate thread."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
@@ -105,7 +106,7 @@ class OpenLineage(Observer):
         self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
         notice("info", f"OpenLineage events by {self._client.transport.kind}, run {self._run.runId}")
 
-    # -- what happens in the run ------------------------------------------------------------------------------------
+    # -- callbacks of the run ---------------------------------------------------------------------------------------
 
     def begun(self, pipeline: Pipeline) -> None:
         self._pipeline, self._begun_at = pipeline, _now()
@@ -114,7 +115,7 @@ class OpenLineage(Observer):
             logging.getLogger(name).addFilter(self._is_from_other_thread)
 
     def _is_from_other_thread(self, record: logging.LogRecord) -> bool:
-        """What HTTP logs at every attempt is told by us, once."""
+        """Filter log lines of the HTTP client in the sending thread, since failures are reported once."""
         return record.thread != self._thread.ident
 
     def described(self, columns: RunSchema) -> None:
@@ -122,7 +123,7 @@ class OpenLineage(Observer):
 
     def status(self, status: Status) -> None:
         before, self._before = self._before, status
-        if not status.phases:  # a start over a state that is there, or files that changed
+        if not status.phases:  # the status of a restart or of changed files, not of an epoch
             return
         previous_rows = {} if before is None else {s.name: s.rows for s in before.sources}
         letters = 0 if before is None else sum(before.counters.letters.values())
@@ -150,7 +151,7 @@ class OpenLineage(Observer):
             for name in _LOGGERS:
                 logging.getLogger(name).removeFilter(self._is_from_other_thread)
 
-    # -- what is sent -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
         started = False
@@ -250,7 +251,7 @@ def _schema(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _client() -> OpenLineageClient:
-    """A client by its own configuration. Raises StartError."""
+    """Return a client with the configuration of OpenLineage. Raises StartError."""
     _remember_keys()
     log = logging.getLogger("openlineage.client.client")
     log.addFilter(_not_the_console)

@@ -1,7 +1,7 @@
-"""The metrics by OpenTelemetry: the same names and numbers as Prometheus gets, sent by the SDK's own OTLP exporter.
+"""OpenTelemetry metrics with the names and values of the Prometheus metrics, sent by the SDK's OTLP exporter.
 
-Where to, how often and with which headers is said by the SDK's variables: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and the others that it knows.
+The SDK's variables configure endpoint, interval and headers: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
+OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from slackwater.metrics import BUCKETS, PREFIX, Metrics
 from slackwater.observe.warn_once import WarnOnce
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
-LAST_SECONDS = 3.0  # the last export may take so long
-AWAY_SECONDS = 0.2  # if the latest attempt failed
+LAST_SECONDS = 3.0  # time limit for the last export
+AWAY_SECONDS = 0.2  # the time limit if the latest attempt failed
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 
 class OpenTelemetry(Observer):
-    """Exports on a thread of its own, and once more at the end of the run."""
+    """Observer that exports metrics from a separate thread, regularly and at the end of the run."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         seconds = _interval()
@@ -45,7 +45,7 @@ class OpenTelemetry(Observer):
         self._exporter = exporter = _Exporter(notice)
         self._reader = PeriodicExportingMetricReader(
             exporter, math.inf
-        )  # its own thread would be started in every fork
+        )  # infinite, since the reader's thread would be started in every fork
         resource = Resource.create()
         named = {"service.version": version("slackwater")}
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
@@ -64,7 +64,7 @@ class OpenTelemetry(Observer):
         self._thread = threading.Thread(target=self._export_regularly, args=(seconds,), name="otel", daemon=True)
         notice("info", mask_secrets(f"OpenTelemetry metrics to {exporter.endpoint} every {seconds:g} s"))
 
-    # -- what happens in the run ------------------------------------------------------------------------------------
+    # -- callbacks of the run ---------------------------------------------------------------------------------------
 
     def begun(self, pipeline: Pipeline) -> None:
         self._metrics.begun(pipeline)
@@ -78,7 +78,7 @@ class OpenTelemetry(Observer):
         self._metrics.status(status)
         for phase, seconds in {**status.phases, "total": status.seconds}.items():
             self._phases.record(seconds, {"pipeline": status.pipeline, "phase": phase})
-        if status.pipeline not in self._registered:  # now there are all families that it has
+        if status.pipeline not in self._registered:  # after the first status all metric families exist
             self._registered.add(status.pipeline)
             self._create_instruments()
 
@@ -90,10 +90,10 @@ class OpenTelemetry(Observer):
         if not self._thread.is_alive():
             self._provider.shutdown(100)
 
-    # -- what is exported -------------------------------------------------------------------------------------------
+    # -- export -----------------------------------------------------------------------------------------------------
 
     def _create_instruments(self) -> None:
-        """An instrument for each family that has none yet."""
+        """Create an instrument for each metric family that has none yet."""
         for family in self._metrics.collect():
             if family.name in self._families or family.type == "histogram":
                 continue
@@ -119,7 +119,7 @@ class OpenTelemetry(Observer):
 
 
 class _Exporter(OTLPMetricExporter):
-    """The exporter, whose failures are told by us: it logs several lines at each attempt."""
+    """OTLP exporter whose failures are reported once; the SDK's exporter logs several lines at each attempt."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._why: object = ""
@@ -130,7 +130,7 @@ class _Exporter(OTLPMetricExporter):
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
-        """Why it fails, from what it logs: known at the first attempt of several."""
+        """Take the reason of a failure from a log line, which comes with the first of several attempts."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
@@ -154,18 +154,18 @@ class _Exporter(OTLPMetricExporter):
         return result
 
     def quit(self) -> None:
-        """End an attempt that is under way."""
+        """End an attempt that is in progress."""
         super().shutdown()
 
     def shutdown(self, timeout_millis: float = 30_000, **more: Any) -> None:
-        """`quit` was there before."""
+        """Do nothing, since `quit` has shut the exporter down."""
 
 
-_exporting = threading.local()  # whose records those of this thread are
+_exporting = threading.local()  # `by`: the exporter to which log lines of this thread belong
 
 
 def _capture_failures(record: logging.LogRecord) -> bool:
-    """A filter of the exporter's logger: what ours log is told by them, what others of this process log passes."""
+    """Filter the log lines of the SDK's exporter: pass lines of our exporters to them, and let other lines through."""
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:
         return True
@@ -174,7 +174,7 @@ def _capture_failures(record: logging.LogRecord) -> bool:
 
 
 def _interval() -> float:
-    """Seconds between two exports."""
+    """Return the seconds between two exports. Raises StartError for a wrong OTEL_METRIC_EXPORT_INTERVAL."""
     text = os.environ.get(_INTERVAL, "60000")
     try:
         milliseconds = float(text)
@@ -186,7 +186,7 @@ def _interval() -> float:
 
 
 def _remember_headers() -> None:
-    """The values of headers are tokens."""
+    """Register the values of OTLP headers as secrets, since they are tokens."""
     for name in ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"):
         for pair in os.environ.get(name, "").split(","):
             value = pair.partition("=")[2].strip()

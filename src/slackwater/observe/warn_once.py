@@ -1,4 +1,4 @@
-"""A system that may be away: said once, not at every attempt."""
+"""Warn once about a system that cannot be reached, not at every attempt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from slackwater.secrets import mask_secrets
 
 
 class WarnOnce:
-    """`what` cannot be reached: the first time in one line, and once more when it is back."""
+    """Reporter of an outage: one warning at the first failure, and one notice when the system works again.
+
+    Args:
+        notice: gets the level and the text.
+        activity: what failed, for the text.
+        consequence: what the failure means, for the text.
+    """
 
     def __init__(self, notice: Callable[[str, str], None], activity: str, consequence: str) -> None:
         self._notice, self._activity, self._consequence = notice, activity, consequence
@@ -31,7 +37,7 @@ class WarnOnce:
 
 
 def error_reason(error: object, depth: int = 8) -> str:
-    """The one line at the bottom of an error: libraries of HTTP wrap the system's own words many times."""
+    """Return the first line of the innermost error: HTTP libraries wrap the error of the system several times."""
     innermost = error
     for _ in range(depth):
         if isinstance(innermost, OSError) and innermost.strerror:

@@ -1,10 +1,11 @@
-"""HTTP/1.1 connections that are bounded in number, in size and in time; the parser and the protocol are uvicorn's and h11's.
+"""HTTP/1.1 connections that are limited in number, size and time. The parser and the protocol are those of uvicorn and h11.
 
-connected ──▶ waits for a request ──▶ is answered ──▶ waits again        each wait ends after WAIT_S, and so
-              the oldest one goes      the answer is   (keep-alive)      does an answer that is read too slowly
-              if there are too many    the app's care
+connected ──▶ waits for a request ──▶ is answered ──▶ waits again        a wait is closed after WAIT_S, and so is
+              the oldest one is       by the app       (keep-alive)      an answer that the client reads too slowly
+              closed if there are
+              too many
 
-Where all connections are being answered, a client that has at least two more than the newcomer's gives one up.
+If all connections are being answered, a client that has at least two more than the new client loses its oldest one.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slackwater.web.hosts import network_of
 
-WAIT_S = 10.0  # for a whole request, and for a reader of an answer to read on
-HEAD_BYTES = 16 * 1024  # of a request line with its headers
-READ_BYTES_S = 1024  # a reader that takes fewer bytes a second than this is cut off
+WAIT_S = 10.0  # time limit for a whole request, and for progress in reading an answer
+HEAD_BYTES = 16 * 1024  # limit of a request line with its headers
+READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnected
 
 
 def bounded_protocol(most: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
-    """The protocol of a server with at most so many connections."""
+    """Return the protocol class of a server with at most `most` connections. `wait_s`: time limit of a wait (seconds)."""
     return type("Bounded", (_BoundedServer,), {"most": most, "wait_s": wait_s})
 
 
 class _CountingSocket:
-    """A transport that counts the bytes written to it."""
+    """Transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
@@ -44,7 +45,7 @@ class _CountingSocket:
 
     @property
     def unread(self) -> int:
-        """The bytes that the system did not take yet, since the client does not read."""
+        """The bytes that the operating system has not accepted yet because the client does not read."""
         return self._transport.get_write_buffer_size()
 
 
@@ -52,11 +53,11 @@ class _BoundedServer(H11Protocol):
     most: int
     wait_s: float
     _timer: asyncio.TimerHandle | None = None
-    _since = 0.0  # when it began to wait
+    _since = 0.0  # when it began to wait (seconds of the loop's clock)
     _said_all = False
-    _unread = _taken = 0  # bytes, when it was last looked at
+    _unread = _taken = 0  # bytes at the last check
 
-    # -- how many ------------------------------------------------------------------------------------------------
+    # -- number of connections -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._counted = _CountingSocket(transport)
@@ -72,7 +73,7 @@ class _BoundedServer(H11Protocol):
 
     @property
     def network(self) -> str:
-        """The client, as far as connections are shared among clients."""
+        """The client's network, which counts as one client."""
         return network_of(self.client[0]) if self.client else ""
 
     @property
@@ -80,11 +81,14 @@ class _BoundedServer(H11Protocol):
         return [c for c in self.connections if isinstance(c, _BoundedServer) and c is not self]
 
     def _oldest_waiting(self) -> _BoundedServer | None:
-        """Who holds a connection without asking anything: that does not keep out those who ask."""
+        """Return the connection that has waited longest without a request; None if all are being answered."""
         return min((c for c in self._others if not c.answering), key=lambda c: c._since, default=None)
 
     def _oldest_of_busiest(self) -> _BoundedServer | None:
-        """A connection of the client that has most of them, if that is at least two more than this one's client has."""
+        """Return the oldest connection of the client with the most connections.
+
+        Return None unless that client has at least two more than the client of this connection.
+        """
         counts = Counter(c.network for c in self._others)
         busiest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
         if count - counts[self.network] < 2:
@@ -95,7 +99,7 @@ class _BoundedServer(H11Protocol):
     def answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    # -- how long ------------------------------------------------------------------------------------------------
+    # -- time limits ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         self._wait()
@@ -104,7 +108,7 @@ class _BoundedServer(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
-        """A client that only says that it asks nothing more (`nc` does) still gets its answer."""
+        """Keep the connection open while an answer is in progress: `nc` closes its sending side after the request."""
         self._said_all = True
         return self.answering
 
@@ -114,7 +118,7 @@ class _BoundedServer(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Uvicorn's own end of a wait would let a client that reads nothing stay; `_look` ends both."""
+        """Do nothing. Uvicorn's time limit would keep a client that reads nothing; `_look` handles both cases."""
 
     def _wait(self) -> None:
         self._since = self.loop.time()
@@ -136,7 +140,7 @@ class _BoundedServer(H11Protocol):
         else:
             self._look_later()
 
-    # -- what is no HTTP -----------------------------------------------------------------------------------------
+    # -- invalid requests ----------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, f"not a valid HTTP request, or one of more than {HEAD_BYTES // 1024} KiB")
@@ -152,6 +156,6 @@ class _BoundedServer(H11Protocol):
         try:
             for event in events:
                 self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # the answer to a former request is on its way
+        except h11.LocalProtocolError:  # the answer to an earlier request is being sent
             self.transport.abort()
         self.transport.close()

@@ -1,7 +1,7 @@
-"""What every request must fulfil before an application sees it: a host that is ours, a method that only reads, no body.
+"""Checks of every request before the application: the host is this server, the method only reads, there is no body.
 
-A page of the web can make a browser ask a port on loopback, under a name that it lets point there (DNS rebinding): the
-browser then sends that name as `Host`. A number is nobody's name, so numbers are always ours.
+A web page can make a browser send requests to a loopback port under a name that resolves to loopback (DNS rebinding). The
+browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READS = ("GET", "HEAD")
-HEAD_BYTES = 16 * 1024  # of all headers
-TARGET_BYTES = 8 * 1024  # of a path with its query
+HEAD_BYTES = 16 * 1024  # limit of all headers
+TARGET_BYTES = 8 * 1024  # limit of a path with its query
 
 
 class RequestGuard:
-    """Refuses what is not for us, else asks `app`. `names`: of this server, beside `localhost` and numbers."""
+    """ASGI middleware that refuses requests that do not pass the checks.
+
+    Args:
+        names: names of this server, in addition to `localhost` and IP addresses.
+        option: the command-line option that adds a name, for the error.
+    """
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:
         self.app, self.option = app, option

@@ -1,4 +1,4 @@
-"""A server in a thread of its own, for an ASGI application: what is asked is bounded by `connections` and `guard`."""
+"""HTTP server for an ASGI application, in a separate thread. `connections` and `guard` limit its requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer what was asked, and free the port."""
+        """Finish open requests and free the port."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -46,13 +46,18 @@ def start_server(
     most: int = 128,
     wait_s: float = WAIT_S,
 ) -> HttpServer:
-    """Serve an application; port 0 takes a free one.
+    """Serve an application until `stop` is called. Raises StartError if the port cannot be used.
 
-    `most`: connections at a time. `names`: further names of this server (see `guard`), which `--allow-host` gives. `service` is
-    served and `option` gives its port, for the errors. Raises StartError.
+    Args:
+        port: the port; 0 takes a free one.
+        service: the name of what is served, for errors.
+        option: the command-line option that sets the port, for errors.
+        names: further names of this server, given by `--allow-host`: see `guard`.
+        most: the maximum number of connections.
+        wait_s: the time limit for a request and for reading an answer (seconds).
     """
     listening = _listening(host, port, service, option)
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every invalid request
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request
     config = uvicorn.Config(
         RequestGuard(app, (host, *names), "--allow-host"),
         http=bounded_protocol(most, wait_s),
@@ -64,7 +69,7 @@ def start_server(
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_graceful_shutdown=2,
-        backlog=most,  # asyncio accepts so many before it asks us about the first
+        backlog=most,  # asyncio accepts this many connections before it passes on the first
     )
     return HttpServer(uvicorn.Server(config), listening)
 

@@ -1,7 +1,7 @@
-"""Answers that do not end by themselves: at most a fixed number at a time, shared fairly among the clients.
+"""Endless responses: at most a fixed number at a time, shared fairly among the clients.
 
-A client that has a stream less than another one by two or more takes a place of that one. So one client alone may use all
-places, two share them in halves, and nobody keeps another client out.
+A client that has at least two streams fewer than another one takes a slot of that client. So a single client may use all
+slots, two clients get half each, and no client can keep another one out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEDIA_TYPE = "text/event-stream"
 
 @dataclass(eq=False)
 class StreamSlot:
-    """The place of one stream. `evict` ends it."""
+    """The slot of one stream. `evict` ends the stream."""
 
     client: str
     evict: Callable[[], object]
@@ -29,7 +29,7 @@ class StreamSlot:
 
 @dataclass
 class StreamSlots:
-    """The places for streams. One event loop uses it, and no method awaits: checking and taking is one step."""
+    """The slots for streams. Only one event loop uses them, and no method awaits, so `take` is atomic."""
 
     most: int
     _taken: list[StreamSlot] = field(default_factory=list)  # oldest first
@@ -41,7 +41,7 @@ class StreamSlots:
         return slot in self._taken
 
     def take(self, client: str, evict: Callable[[], object]) -> StreamSlot | None:
-        """Take a place for a client, perhaps one of a client that has more; None if it gets none."""
+        """Take a slot for a client, perhaps from a client that has more streams; return None if it gets none."""
         if len(self._taken) >= self.most and not self._make_room(client):
             return None
         slot = StreamSlot(client, evict)
@@ -64,7 +64,7 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """Server-sent events, in a place of `slots`; `refusal` is answered where there is none. HEAD gets the headers alone."""
+    """Response with server-sent events in a slot of `slots`. Without a free slot it sends `refusal`. HEAD gets headers only."""
 
     def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:
         self.events, self.slots, self.refusal = events, slots, refusal

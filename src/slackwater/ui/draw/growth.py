@@ -1,4 +1,4 @@
-"""Bytes and rows of the state over the kept commits, with the trend."""
+"""Draw the bytes and the rows of the state over the kept commits."""
 
 from __future__ import annotations
 

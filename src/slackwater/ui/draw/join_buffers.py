@@ -1,4 +1,4 @@
-"""The rows that wait on both sides of a join, on one axis of event time, with the lines before which they are over."""
+"""Draw the rows that wait on both sides of a join by event time, with lines before which rows have expired."""
 
 from __future__ import annotations
 

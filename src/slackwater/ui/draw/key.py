@@ -1,4 +1,4 @@
-"""The windows of one key in event time: bars, the gap's tail hatched, the cap as a line."""
+"""Draw the windows of one key in event time: bars with the gap hatched, and the cap as a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slackwater.ui.format import format_time
 from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, time_axis, title
 
 LEFT, TOP, LANE = 14, 30, 34
-MOST = 60  # that are drawn
+MOST = 60  # windows that are drawn
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
@@ -18,7 +18,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
     if not bars:
         return Markup("")
     low, high = min(b.start_us for b in bars), max(b.end_us for b in bars)
-    # the cap is drawn where it matters: where it is far beyond the session, it would be all there is to see
+    # a cap far beyond the session is not drawn: the session would be too small to see
     reach = high + 11 * max(high - low, 1_000_000)
     high = max([high, *(b.cap_us for b in bars if b.cap_us is not None and b.cap_us <= reach)])
     near = block.watermark_us is not None and low - 2 * (high - low) <= block.watermark_us <= high + 2 * (high - low)

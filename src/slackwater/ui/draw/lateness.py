@@ -1,4 +1,4 @@
-"""Late rows by how much more lateness would have kept them."""
+"""Draw late rows by the additional lateness that would have kept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of each kept epoch, stacked by what became of them."""
+"""Draw the rows of each kept epoch, stacked by what became of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", 
 
 
 def draw_total(account: Account) -> Markup:
-    """All rows as one bar."""
+    """Draw all rows as one bar."""
     parts = _parts(account)
     every = sum(n for _, n in parts)
     if not every:
@@ -28,7 +28,7 @@ def draw_total(account: Account) -> Markup:
     for name, count in parts:
         low, high = across.position(offset), across.position(offset + count)
         offset += count
-        # what is there at all is seen: one late row of millions, too
+        # every part is visible, even one late row of millions
         bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
     return picture(
         "All rows by what became of them", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})")

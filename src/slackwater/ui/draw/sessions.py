@@ -1,4 +1,4 @@
-"""Windows of several keys in event time: one lane each, the gap's tail hatched.
+"""Draw windows of several keys in event time: one lane per window, with the gap hatched.
 
 user=u1   ▓▓▓▓▓▓▓▓░░░        ┊
 user=u2        ▓▓░░░         ┊ watermark
@@ -20,7 +20,7 @@ LEFT, TOP, LANE = 220, 30, 26
 
 @dataclass(frozen=True)
 class SessionBar:
-    """A window of a key; µs. `last_us`: a session's last event, behind which its gap lies."""
+    """A window of a key; times in µs. `last_us`: the last event of a session, which its gap follows."""
 
     key: str
     start_us: int
@@ -30,7 +30,7 @@ class SessionBar:
 
 
 def draw_sessions(spans: Sequence[SessionBar], watermark_us: int | None) -> Markup:
-    """Nothing where there is no window."""
+    """Draw the windows; return empty markup if there are none."""
     if not spans:
         return Markup("")
     low, high = min(s.start_us for s in spans), max(s.end_us for s in spans)

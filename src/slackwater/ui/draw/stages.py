@@ -1,6 +1,6 @@
-"""The stages of a pipeline as boxes, from the sources at the left to what goes out at the right; each box leads to its page.
+"""Draw the stages of a pipeline as boxes, from the sources at the left to the output at the right. A box is a link.
 
-sources ─▶ stages that read them ─▶ stages that read these ─▶ …          a column each; lines are what is read
+sources ─▶ stages that read them ─▶ stages that read these ─▶ …          one column each; lines show what is read
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ SOURCE = 110  # the width of a source's name
 
 
 def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str | None = None) -> Markup:
-    """`base`: before the addresses that boxes lead to; None in a file, where they lead to a place on the page."""
+    """Draw the stages.
+
+    Args:
+        base: prefix of the addresses that boxes link to; None in a file, where they link to anchors.
+        chosen: the stage that is highlighted.
+    """
     columns = _columns(summaries)
     sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
     count, inside = max(columns.values()), WIDTH - 4
-    # few stages share the width, many are drawn as they are and can be scrolled
+    # few stages share the width; many keep their size and can be scrolled
     wide = SOURCE + count * (BOX + GAP) > inside
     width = BOX if wide else (inside - SOURCE - GAP * count) / count
-    below = high * ROW + 6.0  # where lines go that pass by whole columns
+    below = high * ROW + 6.0  # y of lines that pass whole columns
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
     names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
@@ -50,7 +55,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
 
 
 def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
-    """How far behind the sources each stage is."""
+    """Return the column of each stage: 1 plus the largest column of its inputs."""
     columns: dict[str, int] = {}
     for stage in summaries:
         columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)
@@ -58,12 +63,12 @@ def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
 
 
 def _row(place: int, count: int, high: int) -> float:
-    """The middle of a box among others of its column."""
+    """Return the y coordinate of the middle of a box in a column of `count` boxes."""
     return ROW * ((high - count) / 2 + place + 0.5)
 
 
 def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
-    """An arrow; `below`: a height at which it passes what is in between."""
+    """Draw an arrow. `below`: y at which it passes the columns in between; None for a direct arrow."""
     if below is None:
         middle = (x1 + x2) / 2
         curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {y2:g} {x2 - 8:g} {y2:g}"

@@ -1,4 +1,4 @@
-"""Where the time of each kept epoch went, its phases stacked."""
+"""Draw the time of each kept epoch, stacked by phase."""
 
 from __future__ import annotations
 

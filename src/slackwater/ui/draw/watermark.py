@@ -1,7 +1,7 @@
-"""Lanes on one axis of event time, and the lag below.
+"""Draw a lane per source and partition on one axis of event time, and the lag of the watermark.
 
-source     ░░░░░░░░░░░░░▓▓▓▓▓●        newest event ●, behind it the lateness ▓, at its end the source's watermark ┃
-partition  ░░░▓▓▓▓▓●                  the one that holds the watermark of all is marked
+source     ░░░░░░░░░░░░░▓▓▓▓▓●        newest event ●, before it the lateness ▓, which starts at the source's watermark
+partition  ░░░▓▓▓▓▓●                  the lane that holds the global watermark is marked
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LANE = 30
 
 
 def shown_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
-    """Of very many lanes all sources, the holder, and the partitions that are furthest behind."""
+    """Return at most MOST lanes: the holder, the sources, and the partitions that are furthest behind."""
     if len(lanes) <= MOST:
         return list(lanes)
     rank = {
@@ -94,7 +94,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
     if lane.watermark_us is not None:
         begin = axis.position(lane.watermark_us)
         parts += [
-            # of a source with partitions what lies between is theirs: no lateness of its drawing_id
+            # a source with partitions has no band: the lateness is that of its partitions
             rect(begin, middle - (1 if parted else 6), newest - begin, 2 if parted else 12, f"band {state}", about),
             rect(begin - 1.5, middle - 9, 3, 18, f"tickmark {state}"),
         ]
@@ -103,7 +103,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
 
 
 def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
-    """Clock minus watermark, commit by commit."""
+    """Draw clock minus watermark for each kept commit."""
     shown = [b for b in lag_points if b.behind_us is not None]
     if len(shown) < 2:
         return Markup("")
