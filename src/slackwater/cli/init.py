@@ -291,7 +291,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         )
         contents.append(
             render_config.render_config(
-                draft, [render_config.side_of(sample, home, _label(sample, 1), time, keys, topic)]
+                draft, [render_config.draft_side(sample, home, _label(sample, 1), time, keys, topic)]
             )
         )
     content = _first_valid(contents)
@@ -349,7 +349,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
     for lefts, rights in _key_pairs(options, left_sample, right_sample, times):
         side_specs = [(left_sample, labels[0], times[0], lefts), (right_sample, labels[1], times[1], rights)]
         sides = [
-            render_config.side_of(sample, home, label, time, keys, topics[i] if kafka else None)
+            render_config.draft_side(sample, home, label, time, keys, topics[i] if kafka else None)
             for i, (sample, label, time, keys) in enumerate(side_specs)
         ]
         contents.append(render_config.render_config(draft, sides))

@@ -1,1 +1,1 @@
-"""Values, types, times and words that every room uses; knows no other room."""
+"""Values, types, times and wording that every room uses. This room imports no other room."""

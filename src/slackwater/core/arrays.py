@@ -1,4 +1,4 @@
-"""Sets of int64 as sorted arrays: faster than NumPy's hash-based `unique` and `isin` for what a shard does with hashes."""
+"""Sets of int64 values as sorted arrays. They are faster here than NumPy's hash-based `unique` and `isin`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Int64s = NDArray[np.int64]
 
 
 def distinct_values(values: Int64s, is_sorted: bool = False) -> Int64s:
-    """The distinct values, ascending."""
+    """Return the distinct values in ascending order."""
     ordered = values if is_sorted else np.sort(values)
     if len(ordered) < 2:
         return ordered
@@ -17,14 +17,14 @@ def distinct_values(values: Int64s, is_sorted: bool = False) -> Int64s:
 
 
 def run_starts(values: Int64s) -> Int64s:
-    """Where each distinct value of a sorted array begins."""
+    """Return the index at which each distinct value of a sorted array begins."""
     first = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return np.flatnonzero(first)
 
 
 def in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
-    """Which values are in `sorted_values`, which is sorted."""
+    """Return a mask of the values that occur in `sorted_values`."""
     if not len(sorted_values):
         return np.zeros(len(values), dtype=bool)
     positions = np.searchsorted(sorted_values, values)

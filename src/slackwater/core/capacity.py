@@ -1,19 +1,22 @@
-"""What a target or a store can hold of a row's values: asked before a commit, since what is committed must be writable."""
+"""Limits of the values that a target or a store can hold. They are checked before a commit, because a commit must be
+writable.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# the first and last µs of the years 1 to 9999: what ISO 8601 writes with four digits, and Python's calendar has
+# the first and last µs of the years 1 to 9999, the range of ISO 8601 with four digits and of Python's calendar
 YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """`zero`: text may hold U+0000, and bytes that are no UTF-8. `times`: in µs UTC, both inclusive; None: any.
+    """The values that a system can hold.
 
-    `key_bytes`: the most that the columns which tell rows apart may take together. `state`: also what is kept to work out
-    results, and not written itself, must be held.
+    `allows_nul`: text may contain U+0000, and bytes may be invalid UTF-8. `time_range`: first and last time (µs UTC,
+    both inclusive); None for any. `key_bytes`: the maximum total size of the columns that identify a row.
+    `covers_state`: the limits also apply to values that are only kept in the state.
     """
 
     allows_nul: bool = True
@@ -22,7 +25,7 @@ class ValueLimits:
     covers_state: bool = False
 
     def __and__(self, other: ValueLimits) -> ValueLimits:
-        """What both can hold."""
+        """Return the limits of values that both systems can hold."""
         times = [t for t in (self.time_range, other.time_range) if t is not None]
         sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
         return ValueLimits(
@@ -37,6 +40,6 @@ ANYTHING = ValueLimits()
 
 
 def value_limits_of(holder: object) -> ValueLimits:
-    """What a target or store says that it can hold; one that says nothing can hold anything."""
+    """Return the limits that a target or store declares as `capacity`. One that declares none can hold any value."""
     limits = getattr(holder, "capacity", ANYTHING)
     return limits if isinstance(limits, ValueLimits) else ANYTHING

@@ -1,4 +1,4 @@
-"""The columns of a dead letter: a row that could not be used, with its original bytes where the source has them."""
+"""Columns of a dead letter: a row that could not be used. It keeps its original bytes if the source provides them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LETTER = (
     Field("partition", "int"),
     Field("offset", "bigint"),
     Field("key", "binary"),
-    Field("value", "binary"),  # as it came; of a file's row that was decoded: the row as JSON
+    Field("value", "binary"),  # the original bytes; for a decoded row of a file, the row as JSON
     Field("headers", "string"),  # a JSON list of {"key": …, "value": base64}
     Field("event_time", "timestamp"),
     Field("file", "string"),
-    # of late rows only
-    Field("cause", "string"),  # lateness | idle: its source or partition was counted idle
-    Field("watermark", "timestamp"),  # that it was judged against
-    Field("watermark_source", "string"),  # which held that watermark back; NULL if all were idle
+    # late rows only
+    Field("cause", "string"),  # lateness | idle (its source or partition was idle)
+    Field("watermark", "timestamp"),  # the watermark that the row was compared with
+    Field("watermark_source", "string"),  # the source that held that watermark back; NULL if all were idle
     Field("late_us", "bigint"),  # microseconds from the event time to the watermark
     Field("windows_missed", "int"),
     Field("windows", "string"),  # starts of the windows missed, a JSON list (the first 100); sessions: NULL
     Field("group_key", "string"),  # the values of group_by as a JSON object; joins: NULL
 )
-ADDED = ("group_key",)  # columns that letters of earlier versions lack: a target adds them to its table
+ADDED = ("group_key",)  # columns that earlier versions did not write; a target adds them to its table

@@ -1,6 +1,6 @@
-"""The names of the directories that Slackwater makes inside those of a config."""
+"""Names of the directories that Slackwater creates inside the directories of a config."""
 
-STATE_FOLDERS = ("manifests", "segments", "outputs")  # within a pipeline's directory of the state
-OUTPUT_FOLDER = "_slackwater"  # within a target's directory; readers of the rows leave it out
+STATE_FOLDERS = ("manifests", "segments", "outputs")  # within the state directory of a pipeline
+OUTPUT_FOLDER = "_slackwater"  # within a target's directory; readers of its rows skip it
 
 __all__ = ["OUTPUT_FOLDER", "STATE_FOLDERS"]

@@ -1,4 +1,4 @@
-"""What a room asks of every kind of window and join it answers by `functools.singledispatch`; here is its answer for others."""
+"""Fallback of the `functools.singledispatch` functions that each kind of window and join implements."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from typing import NoReturn
 
 
 def unregistered(kind: object, question: str) -> NoReturn:
-    """Raise TypeError: nobody registered what `question` (as "slackwater.room.module.function") is for this kind."""
+    """Raise TypeError: no implementation of `question` ("slackwater.room.module.function") is registered for this
+    kind.
+    """
     raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")

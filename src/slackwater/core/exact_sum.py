@@ -1,14 +1,14 @@
-"""Exact sums of doubles, compiled by Numba: the same total whatever the order of the values and however they are grouped.
+"""Exact sums of doubles, compiled by Numba. The total does not depend on the order or grouping of the values.
 
-    values ─▶ sum + rest, two doubles         while these two hold the total exactly, as they nearly always do
-           └▶ limbs of a superaccumulator     else: integers of 32 bits over the whole range of doubles and of their squares
+    values ─▶ sum + rest, two doubles         while these two hold the total exactly, which is the usual case
+           └▶ limbs of a superaccumulator     else: 32-bit integers over the whole range of doubles and of their squares
 
-`sum` is the total, correctly rounded; `rest` is what the total exceeds it by. Both are functions of the exact total alone, and
-so are the limbs. Two doubles are added without loss by Knuth's TwoSum. The superaccumulator is a small version of the one of
-R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
+`sum` is the correctly rounded total, and `rest` is the remainder of the exact total. Both are functions of the exact
+total alone, and so are the limbs. Doubles are added without loss by Knuth's TwoSum. The superaccumulator is a variant
+of the small one of R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
 
-Limb `i` counts units of 2^(32 i - 2176). An array of limbs as it is kept begins with the number of its lowest limb, then come
-the limbs, all but the last between 0 and 2^32 - 1; the last one has the sign.
+Limb `i` counts units of 2^(32 i - 2176). A stored array of limbs begins with the number of its lowest limb, followed by
+the limbs. All but the last are between 0 and 2^32 - 1; the last one carries the sign.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE, SMALL = 2.0**480, 2.0**-450  # between them a square is the sum of two do
 
 @compiled
 def two_sum(a: float, b: float) -> tuple[float, float]:
-    """Return a + b rounded, and what was lost."""
+    """Return a + b rounded, and the rounding error."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
@@ -42,7 +42,7 @@ def two_sum(a: float, b: float) -> tuple[float, float]:
 
 @compiled
 def two_product(a: float, b: float) -> tuple[float, float]:
-    """Return a * b rounded, and what was lost, where neither overflows nor underflows (Dekker, Veltkamp)."""
+    """Return a * b rounded, and the rounding error (Dekker, Veltkamp). Neither may overflow or underflow."""
     product = a * b
     x, y = 134217729.0 * a, 134217729.0 * b
     a_high, b_high = x - (x - a), y - (y - b)
@@ -95,7 +95,7 @@ def carry_limbs(limbs: Int64s) -> None:
 
 @compiled
 def round_limbs(limbs: Int64s) -> float:
-    """Return the total of settled limbs as the nearest double, ties to even; infinite beyond the largest one."""
+    """Return the total of carried limbs as the nearest double, ties to even; infinite beyond the largest double."""
     work = limbs.copy()
     negative = work[-1] < 0
     if negative:
@@ -131,7 +131,7 @@ def round_limbs(limbs: Int64s) -> float:
 
 @compiled
 def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Append settled limbs as they are kept; returns the array, which may be a longer one, and how much of it is used."""
+    """Append carried limbs in their stored form. Returns the array, possibly a longer one, and its used length."""
     low, top = 0, len(limbs) - 1
     while limbs[low] == 0:
         low += 1
@@ -155,7 +155,7 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Write the total of `limbs` as the `sum`, the `rest` and, where these do not hold it, the limbs of a group."""
+    """Write the total of `limbs` as `sum` and `rest` of a group, and its limbs where two doubles do not hold it."""
     carry_limbs(limbs)
     total = round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
@@ -174,9 +174,9 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 
 @compiled
 def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
-    """Return sum and rest of each group of totals, and the groups whose total two doubles did not hold on the way.
+    """Return sum and rest of each group of totals, and the groups that two doubles could not hold exactly on the way.
 
-    Groups stand together and begin at `heads`; `wide`: the totals that have limbs, or none of its elements where no total has.
+    A group's totals are adjacent and begin at `heads`. `wide` marks totals that have limbs; it is empty if none has.
     """
     groups = len(heads)
     total_of, rest_of = np.empty(groups), np.empty(groups)
@@ -212,10 +212,9 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Put sum and rest of these groups into `total_of` and `rest_of`, by a superaccumulator.
+    """Write sum and rest of these groups to `total_of` and `rest_of`. Returns their limbs, and the end of each group's.
 
-    Total `i` has the limbs from `offsets[i]` on, or none; `offsets` is empty where no total has any. Returns the limbs of all
-    groups, one after the other, and where those of each group end.
+    The limbs of total `i` begin at `offsets[i]`; a total may have none, and `offsets` is empty if none has any.
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(groups), np.int64)
@@ -251,7 +250,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Put the square of each value into `sums` and `rests`; returns the values that need limbs, these, and where those of each end."""
+    """Write the squares to `sums` and `rests`. Returns the values that need limbs, these, and the end of each one's."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -280,7 +279,7 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
 def grid_totals(
     counts: Int64s, outside: Floats, parts: Int64s, exponents: Int64s, sums: Floats, rests: Floats
 ) -> tuple[Int64s, Int64s]:
-    """Put the totals of rows of integers into `sums` and `rests`; returns the limbs of all, and where those of each end.
+    """Write the totals of rows of integers to `sums` and `rests`. Returns the limbs, and the end of each row's.
 
     Row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, and of `counts[i]` times `outside[i]` (finite).
     """
@@ -317,9 +316,9 @@ def grid_totals(
 def write_variances(
     n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, variances: Floats
 ) -> Int64s:
-    """Put the sample variance of each group into `variances`: (n * squares - sum^2) / (n * (n - 1)), the difference without loss.
+    """Write the sample variance of each group: (n * squares - sum^2) / (n * (n - 1)), with an exact difference.
 
-    Returns the groups for which that is not possible in doubles: of values, or distances between them, that are extreme.
+    Returns the groups for which doubles do not suffice: their values, or the distances between these, are extreme.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -369,7 +368,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Do the same for groups whose squares have limbs, those of the i-th from `offsets[i]` on; returns the groups that are left."""
+    """Write variances of groups whose squares have limbs, the i-th's from `offsets[i]` on. Returns the undecided groups."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

@@ -1,12 +1,12 @@
 """Key hashes and session ids.
 
-`key_hash` is Spark's `xxhash64(keys…)` (seed 42, chained over the columns, NULL leaves the seed unchanged), so that
-a key finds its shard and its state with or without Spark. `session_id` is xxhash64 (seed 0) of the canonical text
-below, read as a signed 64-bit integer; it never changes.
+`key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged. A key
+therefore has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical text
+below, read as a signed 64-bit integer. It never changes.
 
 Canonical text of a session: for each key column `<name>=<value>` followed by U+001F, then the window start in
-microseconds. `<value>` is `N` for NULL, otherwise `V` and the value as Polars prints it when cast to a string
-(timestamps and dates in ISO form, doubles in shortest form, NaN as `NaN`); binary is written in hexadecimal.
+microseconds. `<value>` is `N` for NULL, otherwise `V` and the value as Polars casts it to a string (timestamps and
+dates in ISO form, doubles in their shortest form, NaN as `NaN`). Binary values are hexadecimal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _signed(value: int) -> int:
 
 
 def _bytes_of(value: Any, field: Field) -> bytes:
-    """The bytes Spark feeds to xxhash64 for one non-NULL value of a column."""
+    """Return the bytes that Spark passes to xxhash64 for a non-NULL value of a column."""
     match field.base:
         case "string":
             return str(value).encode()
@@ -62,7 +62,7 @@ def _bytes_of(value: Any, field: Field) -> bytes:
 
 
 def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
-    """Spark's `xxhash64` of one row. Timestamps are given in microseconds."""
+    """Return Spark's `xxhash64` of one row. Timestamps are microseconds."""
     seed = 42
     for value, field in zip(values, fields, strict=True):
         if value is not None:
@@ -71,7 +71,7 @@ def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
 
 
 def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
-    """`xxhash64(keys…)` of each row of a frame that holds the key columns; int64."""
+    """Return `xxhash64(keys…)` of each row as int64. The frame must have the key columns."""
     if not keys:
         return pl.Series("__kh", np.full(frame.height, 42), dtype=pl.Int64)
     columns = [frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys]
@@ -80,7 +80,7 @@ def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
 
 
 def mix(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One hash from a key's hash and a pane's start (splitmix64 finaliser); both int64."""
+    """Combine the hash of a key and the start of a pane into one int64 hash (splitmix64 finaliser)."""
     x = hashes.view(np.uint64) ^ (starts.view(np.uint64) * _MIX_1)
     x = (x ^ (x >> np.uint64(30))) * _MIX_2
     x = (x ^ (x >> np.uint64(27))) * _MIX_3
@@ -88,7 +88,7 @@ def mix(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def shard_of(hashes: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
-    """`pmod(key hash, shards)`."""
+    """Return the shard of each hash: `pmod(key hash, shards)`."""
     return np.mod(hashes, np.int64(shards))
 
 
@@ -108,7 +108,10 @@ def _text(field: Field) -> pl.Expr:
 
 
 def session_ids(frame: pl.DataFrame, keys: Sequence[Field], start: str) -> pl.Series:
-    """`session_id` of each row: int64, from the key columns and the start (int64 microseconds) of the session."""
+    """Return the `session_id` of each row as int64.
+
+    It depends on the key columns and on `start`, the column with the start of the session (int64 microseconds).
+    """
     text = frame.select(pl.concat_str(*[_text(k) for k in keys], pl.col(start).cast(pl.String))).to_series()
     digests = np.fromiter(map(xxhash.xxh64_intdigest, text.cast(pl.Binary).to_list()), dtype=np.uint64, count=len(text))
     return pl.Series("session_id", digests.view(np.int64))

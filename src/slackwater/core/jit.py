@@ -1,7 +1,7 @@
-"""Loops over rows, compiled by Numba: beside the source, once per machine.
+"""Numba decorators for loops over rows. Compiled code is cached on disk, once per machine.
 
-A module of compiled loops is imported where its loops are first needed: Numba takes a third of a second to import, and
-neither `import slackwater` nor `slackwater check` runs a loop.
+A module with compiled loops is imported where its loops are first needed. Importing Numba takes a third of a second,
+and neither `import slackwater` nor `slackwater check` runs a loop.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, from its first call on, beside which other threads run; it is kept for other processes.
+    """Compile a function to machine code at its first call, without the GIL, and cache the code for other processes.
 
-    It is kept beside the source, else in the user's cache directory. Where neither can be written each process compiles anew.
-    A constant from another module is compiled in, and a change to it would not be noticed: such a loop takes it as an argument.
+    The cache is next to the source, else in the user's cache directory. If neither is writable, each process compiles
+    the function again. Constants of other modules are compiled in, and the cache does not notice when they change.
+    Pass them as arguments instead.
     """
     try:
         return cast(F, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # Numba found no directory to keep it in
+    except RuntimeError:  # Numba found no writable cache directory
         return cast(F, njit(nogil=True)(function))
 
 
 def inlined(function: F) -> F:
-    """Part of a compiled function, in whose place it is put. Within a loop give it numbers: references to arrays would be counted."""
+    """Inline a function into the compiled functions that call it.
+
+    In a loop, pass it numbers only: for arrays, Numba would count references.
+    """
     return cast(F, njit(inline="always")(function))

@@ -1,4 +1,4 @@
-"""Values as text, for places without their types: JSON of nested values, and nested values of plain parts."""
+"""Values as JSON text, for systems that lack their types, and functions over the scalars of nested values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 
 
 def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
-    """A value as JSON: times in ISO 8601, bytes as `binary` says (hex, base64), decimals and non-finite floats as strings.
+    """Return an expression for a value as JSON.
 
-    NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings, else an array of
-    entries.
+    Times are ISO 8601, bytes are encoded as `binary` says ("hex" or "base64"), and decimals and non-finite floats are
+    strings. NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings, else
+    an array of entries.
     """
     if isinstance(kind, pl.Map):
         return _map_text(value, kind, binary)
@@ -41,7 +42,7 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
 
 
 def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
-    """Whole rows, each as a JSON object."""
+    """Return an expression for a whole row as a JSON object."""
     parts: list[pl.Expr] = []
     for name, kind in schema.items():
         parts += [
@@ -52,7 +53,7 @@ def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Ex
 
 
 def has_map(kind: pl.DataType) -> bool:
-    """Whether there is a map in values of a type."""
+    """Return whether a type is a map or contains one."""
     if isinstance(kind, pl.List):
         return has_map(kind.inner)  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):
@@ -61,7 +62,7 @@ def has_map(kind: pl.DataType) -> bool:
 
 
 def map_entries_type(kind: pl.Map) -> pl.List:
-    """The type of a map's entries: a list of structs of `key` and `value`."""
+    """Return the type of a map's entries: a list of structs of `key` and `value`."""
     return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
 
 
@@ -80,7 +81,7 @@ def _encoded(value: pl.Expr) -> pl.Expr:
 
 
 def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
-    """A scalar as one that JSON has."""
+    """Return a scalar as a value that JSON supports."""
     if kind == pl.Binary:
         return value.bin.encode("base64" if binary == "base64" else "hex")
     if isinstance(kind, pl.Datetime):
@@ -89,11 +90,12 @@ def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
 
 
 def is_nested(kind: pl.DataType) -> bool:
+    """Return whether a type is a list, map or struct."""
     return isinstance(kind, pl.List | pl.Map | pl.Struct)
 
 
 def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
-    """A nested value of the same shape, with `scalar` applied to its parts; a map becomes a list of entries."""
+    """Apply `scalar` to the scalars of a nested value and keep its shape. A map becomes a list of entries."""
     if isinstance(kind, pl.Map):
         return apply_to_scalars(value.cast(map_entries_type(kind)), map_entries_type(kind), scalar)
     if isinstance(kind, pl.List):

@@ -1,7 +1,7 @@
-"""How late the late rows are: counted by how much more `lateness` would have kept them, in powers of two.
+"""Histogram of late rows by the additional lateness that would have kept them, in powers of two.
 
 more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
-step                 0        1        2         3        4         a row at step 3 would have been kept with 1 s more
+step                 0        1        2         3        4         1 s more would have kept a row at step 3
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from slackwater.core.time import duration_text
 FIRST_US = 125_000
 STEPS = 46
 EDGES: Int64s = FIRST_US << np.arange(STEPS, dtype=np.int64)
-ENOUGH = 0.9  # of the late rows: what is advised would have kept so many
-NEVER = "never"  # rows that no lateness would have kept
+ENOUGH = 0.9  # share of the late rows that the advised lateness would have kept
+NEVER = "never"  # key of the rows that no lateness would have kept
 
 
 def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
-    """Late rows by step. `missed_us`: how much more lateness would have kept each; `rows`: for how many each stands."""
+    """Return the number of late rows by step.
+
+    `missed_us`: the additional lateness (µs) that would have kept each row. `rows`: how many rows each entry stands
+    for.
+    """
     weights = np.ones(len(missed_us), dtype=np.int64) if rows is None else rows
     totals = np.zeros(STEPS + 1, dtype=np.int64)
     np.add.at(totals, np.searchsorted(EDGES, missed_us, "left"), weights)
@@ -36,9 +40,13 @@ def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[st
 def update_histogram(
     before: Mapping[str, Any], judged: int, late: Iterable[Mapping[str, int]], of_us: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The counts of a commit after an epoch, which begin anew where sources get another lateness.
+    """Return the counts of a commit after an epoch. They restart from zero if the lateness of a source changed.
 
-    `rows`: that were judged since; `late`: those of them that are counted by step; `of_us`: the lateness of each source.
+    Args:
+        before: the counts of the previous commit.
+        judged: rows that were compared with the watermark since then.
+        late: histograms of the late rows among them.
+        of_us: the lateness of each source (µs).
     """
     same = before.get("of_us") == of_us
     totals: Counter[str] = Counter(before.get("late", {}) if same else {})
@@ -49,9 +57,10 @@ def update_histogram(
 
 @dataclass(frozen=True)
 class LatenessOption:
-    """With `more_us` more of lateness on every source, `late` rows (or fewer) would still have been late: `share` was kept.
+    """The effect of `more_us` more lateness (µs) on every source: at most `late` rows would still be late.
 
-    `lateness_us`: what that makes of the lateness, None where sources have several.
+    `share`: the share of all rows that would have been kept. `lateness_us`: the resulting lateness; None if the
+    sources have different ones.
     """
 
     more_us: int
@@ -62,8 +71,12 @@ class LatenessOption:
 
 @dataclass(frozen=True)
 class LatenessStats:
-    """What the counts say. `rows`: that were judged with this lateness; `late`: those of them that were late; `chances`: by
-    step, up to the one that keeps all; `advice`: the first that keeps ENOUGH of the late ones, None where there are none."""
+    """Late rows and the options that would have kept them.
+
+    `rows`: rows compared with the watermark at the current lateness; `late`: the late ones among them. `share`: the
+    share that was kept. `chances`: one option per step, up to the one that keeps all. `advice`: the first option that
+    keeps ENOUGH of the late rows; None if no row was late.
+    """
 
     rows: int
     late: int
@@ -76,9 +89,10 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """What the counts of a commit say, as `folded` makes them; of nothing where there are none yet.
+    """Return the statistics of a commit's counts, as `update_histogram` writes them. Empty counts give NOTHING's
+    values.
 
-    `waits_us`: of the lateness of each source, what is not `lateness_ms` (see `next_commit.input_clocks`).
+    `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
     """
     by_step = counters.get("late", {})
     counts = {int(step): n for step, n in by_step.items() if step != NEVER}
@@ -98,7 +112,7 @@ def _chances(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
 
 
 def advice_text(stats: LatenessStats) -> str | None:
-    """The advice in words; None where no row was late, or none that any lateness would have kept."""
+    """Return the advice as a sentence; None if no row was late, or if no lateness would have kept the late rows."""
     option = stats.advice
     if option is None:
         return None
@@ -113,7 +127,7 @@ def advice_text(stats: LatenessStats) -> str | None:
 
 
 def format_percent(share: float) -> str:
-    """A share as a person reads it, never more than it is: `98.2 %`; `99.97 %` rather than all."""
+    """Return a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than 100."""
     for digits in (1, 2, 3, 4):
         cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
         if share <= 0.999 or cut > 99.9:

@@ -1,4 +1,4 @@
-"""Names of files as people write them."""
+"""Names of local files as people write them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from urllib.parse import unquote, urlsplit
 
 
 def local_name(uri: str) -> str:
-    """The path of a file on this machine, given as a URI (`file:///in/a%20b.csv` -> `/in/a b.csv`); any other name as it is."""
+    """Return the path of a `file:` URI (`file:///in/a%20b.csv` -> `/in/a b.csv`), and any other name unchanged."""
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri

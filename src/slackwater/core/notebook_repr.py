@@ -1,4 +1,7 @@
-"""How values show themselves in a notebook, and printed. The room that draws is above all that are drawn, so it is found by its name."""
+"""Representations of values in notebooks and terminals.
+
+The rooms that render are above this one, so they are imported by name when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from importlib import import_module
 
 
 class NotebookRepr:
-    """Has a picture: see `slackwater.ui.notebook`, which has one for each class that derives from this."""
+    """Mixin for an HTML representation. `slackwater.ui.notebook` renders each class that derives from this one."""
 
     def _repr_html_(self) -> str:
         html: str = import_module("slackwater.ui.notebook").to_html(self)
@@ -14,7 +17,9 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Prints what the command of the same name prints: see `slackwater.cli.printed`. Its repr shows the fields."""
+    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.printed`). `repr()` shows
+    the fields.
+    """
 
     def __str__(self) -> str:
         text: str = import_module("slackwater.cli.printed").text(self)

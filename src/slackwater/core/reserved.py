@@ -1,7 +1,7 @@
-"""Names that frames of rows have for Slackwater's own columns, next to those of a source.
+"""Column names that Slackwater adds to frames of source rows.
 
-A column of a source that has one of them is refused at the start. What a step reads or emits may not begin with `__` at all, see
-`config.kinds.misnamed`.
+A source that has a column of such a name is refused at the start. A stage may not read or emit any name that begins
+with `__`, see `config.value_parsers.name_problem`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ROW_COLUMNS = frozenset(
 
 
 def reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
-    """Return the columns of a source whose names are taken; Spark does not tell upper from lower case.
+    """Return the columns of a source that have a reserved name. Spark ignores the case of names.
 
-    `declared`: they are of a config, where no reader has added `_corrupt_record` yet.
+    `declared`: the columns are from a config, where no reader has added `_corrupt_record` yet.
     """
 
     def is_taken(name: str) -> bool:

@@ -1,6 +1,6 @@
-"""Column types: one name (Spark's), and its Arrow and Polars counterparts.
+"""Column types. A type has one name, Spark's, and Arrow and Polars counterparts.
 
-Keys and inputs are scalars; results may also be `array<T>`, `map<K,V>` and `struct<name:T,…>`.
+Keys and inputs are scalars. Results may also be `array<T>`, `map<K,V>` and `struct<name:T,…>`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIMPLE: dict[str, tuple[pa.DataType, pl.DataType]] = {
     "timestamp": (pa.timestamp("us", tz="UTC"), pl.Datetime("us", "UTC")),
     "timestamp_ntz": (pa.timestamp("us"), pl.Datetime("us")),
 }
-_DECIMAL = re.compile(r"decimal\(([1-9]|[12]\d|3[0-8]),\s*(-?\d{1,2})\)")  # of 38 digits at most, as Spark's
+_DECIMAL = re.compile(r"decimal\(([1-9]|[12]\d|3[0-8]),\s*(-?\d{1,2})\)")  # at most 38 digits, as in Spark
 _ARRAY = re.compile(r"array<(.+)>")
 _MAP = re.compile(r"map<(.+)>")
 _STRUCT = re.compile(r"struct<(.+)>")
@@ -34,7 +34,7 @@ _MEMBER = re.compile(r"\s*([^:<>,]+?)\s*:\s*(.+?)\s*")
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
-MAX_TEXT = 100_000  # of a column with its type, in a fingerprint
+MAX_TEXT = 100_000  # characters of a column with its type, in a fingerprint
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
 
 
@@ -52,12 +52,12 @@ class Field:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is a scalar type, which can be a key and an input."""
+        """Whether this is a scalar type. Only scalars can be keys and inputs."""
         return self.type in _SIMPLE or _DECIMAL.fullmatch(self.type) is not None
 
     @property
     def is_result_type(self) -> bool:
-        """Whether it can be the type of a result: a scalar, or an array, map or struct of known types."""
+        """Whether a result can have this type: a scalar, or an array, map or struct of result types."""
         if self.element is not None:
             return self.element.is_result_type
         if self.entry is not None:
@@ -68,13 +68,13 @@ class Field:
 
     @property
     def element(self) -> Field | None:
-        """The elements of an array; None for another type."""
+        """The element of an array; None for another type."""
         match = _ARRAY.fullmatch(self.type)
         return Field("element", match[1].strip()) if match else None
 
     @property
     def entry(self) -> tuple[Field, Field] | None:
-        """Key and value of a map; None for another type."""
+        """The key and the value of a map; None for another type."""
         match = _MAP.fullmatch(self.type)
         if match is None:
             return None
@@ -83,7 +83,7 @@ class Field:
 
     @property
     def members(self) -> tuple[Field, ...] | None:
-        """The fields of a struct, none where they cannot be read; None for another type."""
+        """The fields of a struct, empty if they cannot be parsed; None for another type."""
         match = _STRUCT.fullmatch(self.type)
         if match is None:
             return None
@@ -92,7 +92,7 @@ class Field:
 
     @property
     def decimal(self) -> tuple[int, int]:
-        """(precision, scale); raises ValueError for another type."""
+        """The (precision, scale) of a decimal. Raises ValueError for another type."""
         match = _DECIMAL.fullmatch(self.type)
         if match is None:
             raise ValueError(f"{self.name} is {self.type}, not a decimal")
@@ -120,9 +120,9 @@ class Field:
 
 
 def field_of(text: object) -> Field:
-    """A column as fingerprints have it, name and type. Raises TypeError for any other text.
+    """Parse a column as fingerprints store it: name, space, type. Raises TypeError for any other text.
 
-    Names and struct types may hold spaces: the column splits at the first one with a known type behind it.
+    Names and struct types may contain spaces. The text is split at the first space that is followed by a valid type.
     """
     if isinstance(text, str) and len(text) <= MAX_TEXT:
         for index in range(1, len(text)):
@@ -132,7 +132,7 @@ def field_of(text: object) -> Field:
 
 
 def is_type(text: str) -> bool:
-    """Whether this is the name of a column type. Never raises."""
+    """Return whether the text is the name of a column type. Never raises."""
     try:
         field = Field("", text)
         # long runs of spaces make the expression for struct members slow
@@ -142,7 +142,7 @@ def is_type(text: str) -> bool:
 
 
 def sql_type(kind: pl.DataType) -> str:
-    """The name of a Polars type as Spark spells it."""
+    """Return Spark's name of a Polars type."""
     if isinstance(kind, pl.Map):
         return f"map<{sql_type(kind.key)},{sql_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
     if isinstance(kind, pl.List):
@@ -155,7 +155,7 @@ def sql_type(kind: pl.DataType) -> str:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text cut at the commas that are not inside brackets."""
+    """Split the text at the commas that are not inside brackets."""
     depth = start = 0
     for index, character in enumerate(text):
         depth += (character in "<(") - (character in ">)")
@@ -166,7 +166,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def decimal_type(precision: int, scale: int) -> str:
-    """The name of a decimal type, bounded as Spark bounds it (38 digits)."""
+    """Return the name of a decimal type. Precision and scale are limited to 38, as in Spark."""
     return f"decimal({min(precision, 38)},{min(scale, 38)})"
 
 

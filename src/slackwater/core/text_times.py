@@ -1,4 +1,7 @@
-"""Texts that are times, by the rule of docs/semantics.md: a year of four digits, month and day, then a time of day, then a zone."""
+"""Parser for texts that are times: a year of four digits, month and day, then a time of day, then a zone.
+
+The rule is in docs/semantics.md.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ def _zone(name: str) -> dt.tzinfo | None:
         return dt.timezone(ahead if sign == "+" else -ahead)
     try:
         return ZoneInfo(name)
-    except (OSError, ValueError, KeyError):  # no such zone, or no name of one
+    except (OSError, ValueError, KeyError):  # not the name of a zone
         return None
 
 
 def text_time_us(text: str) -> int | None:
-    """Microseconds since 1970 of a text that is a time, one without a zone as UTC; None where it is none."""
+    """Return the microseconds since 1970 of a text that is a time; None for other texts. A text without a zone is
+    UTC.
+    """
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

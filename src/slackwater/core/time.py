@@ -1,4 +1,4 @@
-"""Times and durations: microseconds UTC inside, milliseconds in the public surface, `"30s"`-style strings accepted everywhere."""
+"""Times and durations. Internal times are microseconds UTC, public ones milliseconds or texts such as `"30s"`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _TEXT = re.compile(r"(-?\d+)\s*(ms|s|m|h|d)")
 
 
 def duration_ms(value: int | str) -> int:
-    """Milliseconds of `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"`, `"30d"`. Raises ValueError for anything else."""
+    """Return the milliseconds of `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"`. Raises ValueError for anything
+    else.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -23,7 +25,7 @@ def duration_ms(value: int | str) -> int:
 
 
 def duration_text(ms: int) -> str:
-    """The shortest exact spelling: 90000 -> `90s`, 7200000 -> `2h`."""
+    """Return the shortest exact spelling of a duration: 90000 -> `90s`, 7200000 -> `2h`."""
     for unit in ("d", "h", "m", "s"):
         if ms and ms % _UNITS_MS[unit] == 0:
             return f"{ms // _UNITS_MS[unit]}{unit}"
@@ -31,7 +33,7 @@ def duration_text(ms: int) -> str:
 
 
 def format_iso(us: int) -> str:
-    """A time in microseconds UTC as ISO 8601, for people."""
+    """Return a time (microseconds UTC) as ISO 8601."""
     if us <= NO_WATERMARK:
         return "none yet"
     try:

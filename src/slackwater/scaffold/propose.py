@@ -1,4 +1,4 @@
-"""From a sample to what a config needs: the event time, the keys, a column to add up."""
+"""Proposals for a config, taken from a sample: the event time, the keys, and a column to sum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = re.compile(
 _ID = re.compile(r"(^|_)id$|Id$|ID$")
 _PER_UNIT = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
 _DIVIDED = {"s": "", "ms": " / 1000", "us": " / 1000000", "ns": " / 1000000000"}
-_RESERVED = {"_event_ts", "session_id", "window_start", "window_end", "events"}  # names that a result has already
+_RESERVED = {"_event_ts", "session_id", "window_start", "window_end", "events"}  # names of result columns
 _ADDS_UP = re.compile(
     r"amount|price|total|cost|revenue|quantity|qty|bytes|size|duration|added|deleted|count|sum|value|score",
     re.IGNORECASE,
@@ -28,7 +28,7 @@ _NUMBERS = ("BIGINT", "INT", "DOUBLE", "FLOAT")
 
 
 def time_columns(sample: Sample) -> list[TimeColumn]:
-    """The columns that may hold the event time, the likeliest first."""
+    """Return the columns that may be the event time, the most likely one first."""
     candidates = []
     for path, values in _paths(sample):
         column = _as_time(path, values, len(sample.rows))
@@ -38,7 +38,7 @@ def time_columns(sample: Sample) -> list[TimeColumn]:
 
 
 def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Columns, and fields of objects in them, with their values."""
+    """Yield columns, and the fields of struct columns, with their values."""
     for name, kind in sample.columns.items():
         values = [row.get(name) for row in sample.rows]
         if kind.startswith("STRUCT<"):
@@ -51,8 +51,11 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
 
 
 def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
-    """Of the column that looks most like a time, or the one of this name: its name, and the first row whose value is none, with
-    that value. None where no column is named like a time and none holds any."""
+    """Return the column that looks most like a time, to explain why none is usable.
+
+    Returns its name, its first row without a valid time, and the value of that row. `name` restricts the search to
+    one column. None if no column is named like a time or contains one.
+    """
     candidates = []
     for path, values in _paths(sample):
         present = [(row, v) for row, v in enumerate(values) if v is not None]
@@ -115,15 +118,18 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column that rows may be grouped by."""
+    """A column that may be a key."""
 
     name: str
-    values: int  # distinct ones
+    values: int  # number of distinct values
     score: float
 
 
 def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
-    """The columns that may be a key, the likeliest first: there in nearly all rows, with several rows per value."""
+    """Return the columns that may be a key, the most likely one first.
+
+    A key is set in nearly all rows, and several rows have the same value.
+    """
     candidates = []
     for name, kind in sample.columns.items():
         if kind not in ("STRING", "BIGINT", "INT", "SMALLINT") or (time is not None and name == time.name):
@@ -144,7 +150,7 @@ def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
 
 
 def measure_column(sample: Sample, *taken: str) -> str | None:
-    """A column of numbers that may be added up."""
+    """Return a column of numbers that is worth summing; None if there is none."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue
@@ -155,7 +161,7 @@ def measure_column(sample: Sample, *taken: str) -> str | None:
 
 
 def with_time(sample: Sample, time: TimeColumn | None) -> Sample:
-    """The sample with its event time declared as one: a text in JSON or CSV is read as TIMESTAMP."""
+    """Declare the event time of a sample as TIMESTAMP if it is a text in JSON or CSV."""
     if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
         return sample
     return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})

@@ -1,4 +1,4 @@
-"""A commented config as text, from what was found and what was chosen."""
+"""Renders a commented config as TOML, from a sample and the user's choices."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class DraftSide:
-    """A source of the config: where its rows are, what they look like, what its time and keys are."""
+    """A source of the config: its query, format and columns, and its time and key columns."""
 
     name: str
     query: str
     format: str
     columns: Mapping[str, str]
     options: Mapping[str, str]
-    time: str | None  # None: the record's own
+    time: str | None  # None: the timestamp of the record
     unit: str | None
     keys: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class DraftSide:
 
 @dataclass(frozen=True)
 class ConfigDraft:
-    """What the config is to do."""
+    """The choices that the config is rendered from."""
 
     name: str
     kind: str
@@ -60,7 +60,7 @@ class ConfigDraft:
 
 
 def toml_string(text: str) -> str:
-    """A TOML string."""
+    """Return a text as a TOML string."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -69,7 +69,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def render_config(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
-    """The whole file."""
+    """Return the content of the config file."""
     parts = [
         "# Every key: docs/configuration.md. In an editor: slackwater schema > slackwater.schema.json, and a first line\n"
         '# "#:schema ./slackwater.schema.json" completes keys and marks mistakes.\n'
@@ -133,7 +133,7 @@ def _transform(draft: ConfigDraft) -> str:
 
 
 def _letters(draft: ConfigDraft) -> str:
-    """[dead_letter], as a comment where nothing would go there."""
+    """Return the table [dead_letter], commented out if no row would go there."""
     lines = [
         "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
         'connection = "files"',
@@ -184,7 +184,7 @@ def _window(draft: ConfigDraft, side: DraftSide) -> str:
 
 
 def _columns(kind: str, keys: Sequence[str]) -> str:
-    """What a result has beside its aggregations, as a comment."""
+    """Return a comment that lists the columns of a result besides its aggregations."""
     times = ("window_start", "window_end")
     if kind != "session":
         return f"# columns of a result: {', '.join((*times, *keys))}, and those that aggregations name"
@@ -203,10 +203,19 @@ def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
     )
 
 
-def side_of(
+def draft_side(
     sample: Sample, config_directory: Path, name: str, time: TimeColumn | None, keys: Sequence[str], topic: str | None
 ) -> DraftSide:
-    """A source over the files of a sample, as seen from the folder of the config; or over a topic whose records look like it."""
+    """Return a source over the files of a sample, or over a topic with records like them.
+
+    Args:
+        sample: the rows that the schema was inferred from.
+        config_directory: the directory of the config; the query is relative to it.
+        name: the name of the source.
+        time: the event time column; None for the record's timestamp.
+        keys: the key columns.
+        topic: the topic, or None for the files of the sample.
+    """
     notes = [
         f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct what you know better"
     ]
@@ -226,7 +235,7 @@ def side_of(
 
 
 def lateness_note(disorder: OutOfOrderness | None) -> str:
-    """What the lateness was taken from."""
+    """Return a comment that says how the lateness was chosen."""
     if disorder is None:
         return "rows may be this much out of order"
     if not disorder.most_us:
@@ -240,7 +249,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
 
 
 def disorder_lines(disorder: OutOfOrderness) -> list[str]:
-    """How far the rows of a sample lie behind the newest one before them, for people."""
+    """Return lines that describe how far the rows of a sample lie behind the newest row before them."""
     if not disorder.most_us:
         return [lateness_note(disorder)]
     quantiles = (
@@ -257,14 +266,14 @@ def disorder_lines(disorder: OutOfOrderness) -> list[str]:
 
 
 def late_rows(disorder: OutOfOrderness | None) -> str:
-    """The rows that the proposed lateness does not keep; an empty text for none."""
+    """Return how many rows the proposed lateness does not keep, as text; empty if none."""
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"
 
 
 def format_span(us: int) -> str:
-    """A distance in time: its largest unit that leaves a number of two digits."""
+    """Return a duration (µs) in the largest unit that gives a number of two digits."""
     seconds = us / 1e6
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:

@@ -1,4 +1,4 @@
-"""The first rows of files that somebody has: JSON lines, CSV or Parquet, compressed or not, without Spark."""
+"""The first rows of a user's files: JSON lines, CSV or Parquet, compressed or not. Read without Spark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 from slackwater.scaffold.types import TypeStats, ddl_of_polars, one_by_case, parse_cell
 
-ROWS = 100_000  # at the most
+ROWS = 100_000  # at most
 _CHARACTERS = 64_000_000
-_LINE = 20_000_000  # characters; Spark takes no longer text either
+_LINE = 20_000_000  # characters, the longest text that Spark reads
 _SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 _SHOWN = 60  # characters of a value in a message
 _SEPARATORS = (",", "\t", ";", "|", " ")
@@ -28,26 +28,28 @@ _SEPARATORS = (",", "\t", ";", "|", " ")
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of a sample, in the order in which a run reads them, and what they look like."""
+    """The rows of a sample, in the order in which a run reads them, and their format and columns."""
 
     path: Path
-    query: str  # where a run finds them: the file, or a glob over the directory
+    query: str  # the `query` of a run: the file, or a glob over the directory
     format: str
     columns: Mapping[str, str]  # name -> type, as Spark's DDL
     rows: list[dict[str, Any]]
     options: Mapping[str, str] = field(default_factory=dict)
     bad: int = 0  # lines that cannot be decoded
     skipped: tuple[str, ...] = ()  # columns that are not read, with the reason
-    lines: Sequence[int] = ()  # of one file of text: the line of each row, from 1
-    first_bad: str = ""  # the first line that cannot be decoded, for people
+    lines: Sequence[int] = ()  # for a single text file: the line of each row, from 1
+    first_bad: str = ""  # describes the first line that cannot be decoded
 
     def place(self, row: int) -> str:
-        """Return where a row is: its line in the file, or its number."""
+        """Return the position of a row: its line in the file, or its number."""
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
 def read_sample(path: Path) -> Sample:
-    """A sample of a file, or of the files of a directory. Raises StartError, one line, for what cannot be one."""
+    """Read a sample of a file, or of the files of a directory. Raises StartError with one line if that is not
+    possible.
+    """
     try:
         files, query = _files(path)
         first = files[0]
@@ -84,12 +86,12 @@ def _files(path: Path) -> tuple[list[Path], str]:
     for p in files_of_directory:
         endings.setdefault("".join(p.suffixes[-2:] if p.suffix == ".gz" else p.suffixes[-1:]), []).append(p)
     ending, files = max(endings.items(), key=lambda item: (item[0].split(".")[-1] != "", len(item[1])))
-    files.sort(key=lambda p: (p.stat().st_mtime_ns, p.name))  # as a run reads them
-    return files, os.path.join(path, f"*{ending}")  # noqa: PTH118  # a glob is no path
+    files.sort(key=lambda p: (p.stat().st_mtime_ns, p.name))  # the order in which a run reads them
+    return files, os.path.join(path, f"*{ending}")  # noqa: PTH118  # a glob is not a path
 
 
 def _format(file: Path) -> str | None:
-    """By suffix, else None: its content tells."""
+    """Return the format that magic bytes or the suffix give; None if the content must decide."""
     with file.open("rb") as stream:
         if stream.read(4) == b"PAR1":
             return "parquet"
@@ -110,7 +112,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
 
 
 def abbreviate_value(value: object) -> str:
-    """A value in one line of bounded length."""
+    """Return a value as one line of JSON of limited length."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -180,7 +182,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     header = _is_header(table[0])
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
-        line_numbers = list(range(1, len(table) + 1))  # of several files no line is named
+        line_numbers = list(range(1, len(table) + 1))  # with several files, messages name no line
     names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
     first_body_row = 1 if header else 0
     numbered_body = list(zip(line_numbers[first_body_row:], table[first_body_row:], strict=True))
@@ -195,7 +197,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
         for row in rows:
             seen.add(row[name])
         columns[name] = seen.ddl()
-        if columns[name] == "STRING":  # as it is spelled, where some cells look like numbers
+        if columns[name] == "STRING":  # keep the original text, since some cells were parsed as numbers
             for row, spelled in zip(rows, body, strict=True):
                 row[name] = spelled[i] or None
     options = ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
@@ -211,7 +213,10 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 
 
 def _is_header(row: list[str]) -> bool:
-    """Distinct names, none of which is a number, a flag or a date; one may be empty, as that of an index is."""
+    """Return whether a row is a header: distinct names, none of which is a number, a flag or a date.
+
+    Names may be empty, as that of an index column is.
+    """
     names = [c.strip() for c in row if c.strip()]
     plain = all(isinstance(parse_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
     return bool(names) and plain and len(set(names)) == len(names)

@@ -1,6 +1,7 @@
-"""Which column holds the event time, in which unit, and how far its rows are out of order.
+"""Candidates for the event time column, their unit, and how far rows are out of order.
 
-Texts are times by the rule of `core.text_times`. Numbers are times if nearly all lie between 1990 and 2100 in one unit; the ranges of the units do not overlap.
+Texts are times by the rule of `core.text_times`. Numbers are times if nearly all lie between 1990 and 2100 in one
+unit. The ranges of the units do not overlap.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0}  # unit -> microseconds; of "ns" there are 1000 in one
+UNITS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0}  # unit -> microseconds; 0: a nanosecond is less than one
 _FROM_S, _TO_S = 631_152_000, 4_102_444_800  # 1990, 2100
 NAMED = re.compile(r"time|stamp|date|epoch|when|created|occurred|^ts$|_ts$|^ts_|_at$|^at$|^t$", re.IGNORECASE)
-ENOUGH = 0.999  # of the rows: a lateness that keeps so many is proposed, the others are late
+ENOUGH = 0.999  # share of the rows that the proposed lateness keeps; the others are late
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 
 
 def time_unit_of(values: Sequence[int | float]) -> str | None:
-    """The unit in which nearly all of these numbers are times; None if there is none."""
+    """Return the unit in which nearly all of these numbers are times; None if there is none."""
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)
         if values and fit >= 0.99 * len(values):
@@ -28,23 +29,25 @@ def time_unit_of(values: Sequence[int | float]) -> str | None:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that may be the event time. `times_us`: of the rows that have one, in the order of the sample."""
+    """A column that may be the event time. `times_us`: the times of the rows that have one, in the order of the
+    sample.
+    """
 
-    name: str  # as `event_time_column` writes it
-    unit: str | None  # of integers
+    name: str  # the value of `event_time_column`
+    unit: str | None  # for integers
     times_us: tuple[int, ...]
-    rows: int  # of the sample
+    rows: int  # in the sample
     zoned: bool = True  # False: texts without a zone
     first_bad: int | None = None  # the first row of the sample without a usable time
 
     @property
     def missing(self) -> int:
-        """Rows without a usable time: bad rows."""
+        """The number of rows without a usable time. They would be bad rows."""
         return self.rows - len(self.times_us)
 
     @property
     def score(self) -> float:
-        """Named as a time, then there in every row, then in order."""
+        """A score that ranks candidates: first by name, then by the share of rows with a time, then by their order."""
         in_order = sum(a <= b for a, b in zip(self.times_us, self.times_us[1:], strict=False))
         share = in_order / max(1, len(self.times_us) - 1)
         name = self.name.rpartition(".")[2]
@@ -55,12 +58,14 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class OutOfOrderness:
-    """How far rows lie behind the newest one before them (µs: at the most, and of so many of 1,000 rows at the most), and the
-    lateness that keeps ENOUGH of them."""
+    """How far rows lie behind the newest row before them, and the lateness that keeps ENOUGH of them.
+
+    `most_us`: the maximum distance (µs). `p50_us`, `p99_us`, `p999_us`: quantiles of the distance (µs).
+    """
 
     most_us: int
     lateness_ms: int
-    in_time: float  # the share of the rows that this lateness keeps
+    in_time: float  # share of the rows that this lateness keeps
     rows: int
     p50_us: int = 0
     p99_us: int = 0
@@ -68,11 +73,12 @@ class OutOfOrderness:
 
     @property
     def late(self) -> int:
-        """Rows that this lateness does not keep."""
+        """The number of rows that this lateness does not keep."""
         return round((1 - self.in_time) * self.rows)
 
 
 def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
+    """Measure how far rows are out of order, and choose a lateness. `times_us`: event times in the order of reading."""
     newest, behind = None, []
     for time_us in times_us:
         newest = time_us if newest is None or time_us > newest else newest
@@ -81,12 +87,13 @@ def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
     ordered = sorted(behind)
 
     def quantile(share: float) -> int:
-        """The least distance that so many rows do not exceed."""
+        """Return the smallest distance (µs) that this share of the rows does not exceed."""
         return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else 0
 
     steps = [1000 * step for step in _STEPS_S]
 
     def kept_share(ms: int) -> float:
+        """Return the share of the rows that a lateness (ms) keeps."""
         return sum(b <= ms * 1000 for b in behind) / max(1, len(behind))
 
     lateness = 10_000

@@ -1,4 +1,4 @@
-"""Types of columns as Spark's DDL, from values of JSON, cells of CSV and the schema of Parquet."""
+"""Column types in Spark's DDL, inferred from JSON values, CSV cells and Parquet schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?\.?[0-9]+([eE][+-]?[0-9]{1,3})?")
 
 @dataclass
 class TypeStats:
-    """What the values of one column (or field, or item) were."""
+    """The kinds of values seen in one column, field or list item."""
 
     kinds: set[str] = field(default_factory=set)
     fields: dict[str, TypeStats] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class TypeStats:
                 self.items.add(inner)
 
     def ddl(self) -> str:
-        """The type that takes all of them; STRING takes anything."""
+        """Return the narrowest type that fits all values. STRING fits anything."""
         kinds = self.kinds
         if kinds == {"boolean"}:
             return "BOOLEAN"
@@ -78,7 +78,7 @@ class TypeStats:
 
 
 def one_by_case(names: Iterable[str]) -> list[str]:
-    """The names without those that differ from an earlier one by case only, which Spark cannot tell apart."""
+    """Return the names without those that differ from an earlier one by case only. Spark cannot distinguish them."""
     first_spelling: dict[str, str] = {}
     for name in names:
         first_spelling.setdefault(name.casefold(), name)
@@ -86,12 +86,12 @@ def one_by_case(names: Iterable[str]) -> list[str]:
 
 
 def quote_name(name: str) -> str:
-    """A name in DDL and SQL."""
+    """Quote a name for DDL and SQL if necessary."""
     return name if _SIMPLE.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
 def parse_cell(text: str | None) -> Any:
-    """A cell of CSV as the value that it spells; a number with leading zeros is a text."""
+    """Return the value that a CSV cell spells. A number with leading zeros stays a text."""
     if text is None or text == "":
         return None
     if _WHOLE.fullmatch(text):
@@ -102,7 +102,7 @@ def parse_cell(text: str | None) -> Any:
 
 
 def ddl_of_polars(kind: Any) -> str | None:
-    """A type of Polars, as Spark reads it from Parquet; None where it does not."""
+    """Return the type that Spark reads from Parquet for a Polars type; None if Spark cannot read it."""
     import polars as pl
 
     simple = {

@@ -1,11 +1,11 @@
-"""Where a source goes on, as a commit keeps it: the files that were read, the next offset of each partition, a version of a table.
+"""Offsets of a source as a commit stores them.
 
     files   {"segments": ["offsets/000000007-…jsonl"], "count": 3, "changed": {"count": 1, "last": ["/in/a.json"]}}
     Kafka   {"clicks": {"0": 1200, "1": 1180}}
-    tables  {"table": "8a1c…", "version": 12}                                     all of version 12, and of those before it
-            {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three files of what version 12 holds
+    tables  {"table": "8a1c…", "version": 12}                                     all of version 12 and earlier ones
+            {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three files of the content of version 12
 
-What a source reads that goes on by Spark's checkpoint alone has none.
+A source that only Spark's checkpoint can continue has no offsets here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ KINDS: tuple[type[Offsets], ...] = (
     TableOffsets,
     FileOffsets,
     KafkaOffsets,
-)  # Kafka's may have any names, so it is the last
+)  # Kafka's keys are names of topics, so it must be tried last
 
 
 def parse_offsets(stored: Any) -> Offsets | None:
-    """Offsets as a commit holds them. Raises ValueError for what no commit holds: a state is not trusted."""
+    """Return the offsets that a commit stores.
+
+    A state is not trusted: raises ValueError for anything that no commit contains.
+    """
     if stored is None or isinstance(stored, Offsets):
         return stored
     if not isinstance(stored, Mapping):

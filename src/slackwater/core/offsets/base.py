@@ -1,4 +1,4 @@
-"""What every kind of offsets answers: how it is stored, told to people, and compared with where a source stood before."""
+"""Base class of offsets: how they are stored, described, and compared with earlier ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 @dataclass(frozen=True)
 class ChangedFiles:
-    """Files that changed after they were read: how many, and the names of the `last` ones."""
+    """Files that changed after they were read: their number, and the names of the `last` ones."""
 
     count: int = 0
     last: tuple[str, ...] = ()
@@ -20,7 +20,10 @@ class ChangedFiles:
 
 
 class OffsetChange(NamedTuple):
-    """What going on elsewhere means for a part of a source, for people. `again`: rows come once more; `skips`: rows never come."""
+    """The effect of new offsets on one part of a source, as text.
+
+    `again`: rows are read again. `skips`: rows are never read.
+    """
 
     part: str
     was: str
@@ -30,60 +33,66 @@ class OffsetChange(NamedTuple):
     skips: bool = False
 
 
-OffsetLookup = Callable[
-    [str | int], "Offsets"
-]  # asks the system of a source where "earliest", "latest" or a time (µs) is
+OffsetLookup = Callable[[str | int], "Offsets"]  # returns the offsets of "earliest", "latest" or a time (µs)
 NEEDS_FILE = "give the pipeline's TOML file as WHERE"
 
 
 class Offsets(ABC):
-    """How far one source was read. A value; without arguments: nothing was."""
+    """The position up to which one source was read. Immutable; without arguments, nothing was read."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self | None:
-        """What a commit holds; None where it is of another kind. Raises ValueError for what no commit holds."""
+        """Return the offsets that a commit stores; None if they are of another kind.
+
+        Raises ValueError for anything that no commit contains.
+        """
 
     @classmethod
     def coerce(cls, offsets: Offsets | None) -> Self:
-        """What a commit knows of a source of this kind; nothing where it was another kind of source before."""
+        """Return `offsets` if they are of this kind, else empty ones: the source was of another kind before."""
         return offsets if isinstance(offsets, cls) else cls()
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """As a commit holds it."""
+        """Return the offsets as a commit stores them."""
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
-        """For people who look into a database: a name, and how far that is."""
+        """Return names and positions, for tables that people read."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Where reading goes on, in words: as in `after 3 files`."""
+        """Return where reading continues, as in `after 3 files`."""
 
     @abstractmethod
     def changes(self, before: Offsets | None) -> Sequence[OffsetChange]:
-        """What it means to go on here instead of `before`."""
+        """Return the effects of continuing here instead of at `before`."""
 
     @abstractmethod
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
-        """Where a source goes on that is to begin at a word or a time. `prefix`: who asks for it; `lookup`: None without its config.
+        """Return the offsets for a start at a word or a time (µs).
 
-        Raises StartError, also for what nothing of this kind can begin at.
+        Args:
+            prefix: the beginning of error messages, which names the option.
+            start: "earliest", "latest" or a time.
+            lookup: asks the system of the source for offsets; None without its config.
+
+        Raises StartError, also for a `start` that this kind does not support.
         """
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The names of lists beside the state that belong to it; none where it is short enough for a commit."""
+        """Names of the lists next to the state that belong to these offsets. Empty if a commit holds them completely."""
         return ()
 
     @property
     def changed(self) -> ChangedFiles | None:
-        """The files that changed after they were read; None: none did, or none were read."""
+        """Files that changed after they were read; None if there are none."""
         return None
 
     def with_list_names(self, listed: Callable[[str], str]) -> Offsets:
-        """The same, with lists of other names."""
+        """Return these offsets with renamed lists."""
         return self
 
 
@@ -92,7 +101,7 @@ def is_count(value: Any) -> bool:
 
 
 def count_of_files(value: Any) -> int:
-    """Raises ValueError for what is no count."""
+    """Return a stored number of files. Raises ValueError if it is not a count."""
     if not is_count(value):
         raise ValueError(f"{str(value)[:100]!r} is no count of files")
     return int(value)

@@ -1,4 +1,4 @@
-"""Files that were read: they have no order to go on at, so all of them are listed beside the state."""
+"""Offsets of file sources. Files have no order, so all files that were read are listed next to the state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class FileOffsets(Offsets):
-    """`lists`: the names of lists beside the state that hold every file read so far; `count`: how many files these are."""
+    """Files that were read. `lists`: names of the lists that contain all of them; `count`: their number."""
 
     lists: tuple[str, ...] = ()
     count: int = 0

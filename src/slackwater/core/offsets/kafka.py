@@ -1,6 +1,7 @@
-"""The offset of the next record of each partition, and the id of each topic.
+"""Offsets of Kafka sources: the next offset of each partition, and the id of each topic.
 
-A topic that is deleted and created again keeps its name and gets another id: offsets of the former one mean nothing in it.
+A topic that is deleted and created again keeps its name and gets another id. Offsets of the old topic mean nothing in
+the new one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from slackwater.errors import StartError
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 V = TypeVar("V")
-_PARTITIONS = 8  # of a topic, told with their offsets
+_PARTITIONS = 8  # the maximum number of partitions in a description
 _IDS = "#ids"  # in the stored form, next to the topics: no topic has this name
 
 
 def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
-    """What there is of each partition, as Spark writes it."""
+    """Group values per (topic, partition) by topic, in the form that Spark writes."""
     topics: dict[str, dict[str, V]] = {}
     for (topic, partition), offset in offsets.items():
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -28,7 +29,7 @@ def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
 
 @dataclass(frozen=True)
 class KafkaOffsets(Offsets):
-    """The offset of the next record, by topic and partition. `ids`: of the topics, as far as the brokers have ids."""
+    """The offset of the next record, by topic and partition. `ids`: ids of the topics, if the brokers provide them."""
 
     topics: ByTopic = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -39,15 +40,15 @@ class KafkaOffsets(Offsets):
         return cls(topics, _parse_ids(stored.get(_IDS, {})))
 
     def replaced_topics(self, ids: Mapping[str, str]) -> list[str]:
-        """Return the topics that have another id by now. Topics whose id is unknown on either side do not count."""
+        """Return the topics whose id has changed. Topics whose id is unknown on either side do not count."""
         return sorted(t for t in self.topics if self.ids.get(t) and ids.get(t) and self.ids[t] != ids[t])
 
     def next_offset(self, topic: str, partition: int | str) -> int | None:
-        """None: the partition was not known yet."""
+        """Return the offset of the next record; None if the partition is unknown."""
         return self.topics.get(topic, {}).get(str(partition))
 
     def entries(self) -> Iterator[tuple[str, str, int]]:
-        """Topic, partition and offset."""
+        """Yield topic, partition and offset."""
         for topic, parts in self.topics.items():
             for partition, offset in parts.items():
                 yield topic, partition, offset

@@ -1,4 +1,4 @@
-"""A place in the order of a table's versions."""
+"""Offsets of table sources: a position in the order of a table's versions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from slackwater.errors import StartError
 
 @dataclass(frozen=True)
 class TableOffsets(Offsets):
-    """How far a table was read, in the order of its versions. `table`: its own id, "" for one that is to be read from its first row.
+    """How far a table was read, in the order of its versions.
 
-    `version`: of a Delta table, or the id of an Iceberg snapshot, -1 before the first; `sequence`: the snapshot's number. `files`:
-    how many of its files were read, None for all; `content`: of those that it holds, not of those that it added.
+    `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table
+    or the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`:
+    how many files were read; None for all. `content`: `files` counts the content of the version, not the files that
+    it added.
     """
 
     table: str = ""
@@ -41,12 +43,12 @@ class TableOffsets(Offsets):
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing of it was read yet: it begins with what it holds then."""
+        """Whether nothing was read yet. Reading then begins with the current content of the table."""
         return not self.table
 
     @property
     def fully_read(self) -> TableOffsets:
-        """The version, read to its end."""
+        """These offsets with all files of the version read."""
         return replace(self, files=None, content=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class TableOffsets(Offsets):
         return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", again=again)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
-        """To what the table holds when the next run begins, or behind what is there now."""
+        """Return the offsets for "earliest" (the content at the next run) or "latest" (changes after now)."""
         if start == "earliest":
             return TableOffsets(files=0, content=True)
         if start != "latest":
@@ -79,7 +81,7 @@ class TableOffsets(Offsets):
         return lookup("latest")
 
     def __str__(self) -> str:
-        """For people: as in `version 12`, or `3 files of version 12`."""
+        """Return the position as text: `version 12`, or `3 files of version 12`."""
         if self.version < 0:
             return "its first version" if self.table else "nothing"
         version = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
