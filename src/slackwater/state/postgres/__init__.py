@@ -1,1 +1,3 @@
-"""State as tables that anyone can SELECT from; knows no files but staged ones. The same names as in `state/files`."""
+"""State as tables that anyone can SELECT from. Local files are only caches of staged rows. Module names match those in
+`state/files`.
+"""

@@ -1,10 +1,12 @@
-"""The buffers of a join in Postgres: one row per buffered row, found by (side, key hash, event time).
+"""The buffers of a join in Postgres: one table row per buffered row, indexed by (side, key hash, event time).
 
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
-    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (matched: of outer sides)
+    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (matched: outer
+        sides only)
 
-Workers COPY what an epoch adds into an unlogged table, under a token per part; the commit moves it. That rows are expired
-follows from their time, so nothing is written for it: each commit deletes them.
+Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind; the commit moves them.
+Expired rows
+follow from their event time, so they are not marked: each commit deletes them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _FAR = 2**62
 
 @dataclass(frozen=True)
 class JoinTable:
-    """The table of a join's rows, and how a side's columns are called in it."""
+    """The table of a join's rows, and the names of both sides' columns in it."""
 
     tables: TableNames
     logic: JoinLogic
@@ -49,12 +51,12 @@ class JoinTable:
         return self.tables.staged
 
     def names(self, side: JoinSide) -> dict[str, str]:
-        """Column of a buffered row -> column of the table."""
+        """Map the columns of a buffered row to columns of the table."""
         columns = {f.name: f"{side.name}_{f.name}" for f in side.fields}
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
     def types(self) -> dict[str, str]:
-        """Column of the table -> its type, without those that every state has."""
+        """Map the columns of the table to their types, without the columns that all state tables have."""
         types = {
             "side": "text NOT NULL",
             "key_hash": "bigint NOT NULL",
@@ -67,7 +69,7 @@ class JoinTable:
         return types
 
     def check(self, where: str) -> None:
-        """Raise StartError for a column that Postgres cannot hold and give back."""
+        """Raise StartError for a column that Postgres cannot store and return unchanged."""
         client.check_names(list(self.types()), where)
         for side in self.logic.sides:
             for f in side.fields:
@@ -78,7 +80,7 @@ class JoinTable:
                     )
 
     def create(self) -> list[str]:
-        """Statements that make the table of the state."""
+        """Return the statements that create the state table."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         name = self.tables.pipeline.replace("'", "''")
         return [
@@ -89,7 +91,7 @@ class JoinTable:
         ]
 
     def alter(self, existing_columns: Sequence[str]) -> str:
-        """Give a table with these columns those that came since it was made, NULL in its rows; empty if it has them."""
+        """Return a statement that adds the columns missing in `existing_columns`; empty if none is missing."""
         added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types().items() if c not in existing_columns]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
@@ -98,7 +100,7 @@ class JoinTable:
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
     def frame(self, side: JoinSide, rows: pl.DataFrame, token: str) -> pl.DataFrame:
-        """Buffered rows as rows of the table. Of a side whose rows come out in pairs only nobody asks who has matched."""
+        """Convert buffered rows to rows of the staged table. A side that is not outer does not record matches."""
         rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
         if "__matched" in rows.columns and not side.outer:
             rows = rows.with_columns(pl.lit(None, pl.Boolean).alias("__matched"))
@@ -107,13 +109,13 @@ class JoinTable:
 
 
 def shard_condition(column: str, shard: int, shards: int) -> str:
-    """SQL: whether a hash is of this shard."""
+    """Return the SQL condition that a hash belongs to a shard."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
 
 
 @dataclass(frozen=True)
 class PostgresBuffers:
-    """The `Buffers` of one shard: the table as committed, and what steps of this epoch staged."""
+    """The `Buffers` of one shard: the committed table, and the rows staged in this epoch."""
 
     url: str
     table: JoinTable
@@ -214,7 +216,9 @@ class PostgresBuffers:
 def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
-    """COPY what an epoch does to the buffers of a shard; each part has a token, which a commit names."""
+    """COPY the changes of an epoch to the buffers of a shard. Each side and kind has a token, which the commit
+    names.
+    """
     staged = list(metas)
     try:
         with client.arrow_cursor(url) as cursor:
@@ -234,7 +238,9 @@ def stage_changes(
 
 
 def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
-    """Which shard a row belongs to follows from its hash: the rows are as they were, only figures change."""
+    """Return the new segments of a shard after a reshard. The shard follows from the hash, so the rows stay where they
+    are.
+    """
     return tuple(
         meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
         for side in table.logic.sides
@@ -243,7 +249,9 @@ def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
 
 
 def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
-    """Make what was staged the state; return how many rows the table gained. Raises EpochError if some of it is gone."""
+    """Move the staged rows into the state table and return how many rows it gained. Raises EpochError if staged rows are
+    missing.
+    """
     staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]
     count = db.execute(f"SELECT count(*) FROM {table.staged} WHERE token = ANY(%s)", (tokens,)).fetchone()
@@ -276,7 +284,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 
 
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
-    """Delete what has expired; returns how many rows, per side and shard."""
+    """Delete the expired rows and return their number per side and shard."""
     gone: dict[tuple[str, int], int] = {}
     shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
     for side in table.logic.sides:
@@ -293,7 +301,7 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
 def collapsed_segments(
     logic: JoinLogic, state: StageState, gone: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """The figures per side and shard after the staged rows became part of the table and the expired ones left it."""
+    """Return the segments after the staged rows were moved into the table and the expired rows were deleted."""
     shards = []
     for shard, metas in enumerate(state.segments):
         segments = []

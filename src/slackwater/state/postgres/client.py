@@ -1,7 +1,7 @@
-"""Postgres, for the store and the target: connections, identifiers, column types, and frames in and out.
+"""Postgres for the store and the target: connections, identifiers, column types, and frames in and out.
 
-Frames travel in Arrow through ADBC where nothing else must share the transaction (workers), and by COPY of CSV through
-psycopg where something does (the driver's commit).
+Workers send frames in Arrow through ADBC. The driver's commit shares a transaction, so it sends them as CSV through
+psycopg's COPY.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import psycopg
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-NAME_BYTES = 63  # Postgres cuts longer identifiers, and two could become one
-INDEX_BYTES = 2704  # the most that an entry of a B-tree can take
-# UTC; and a server that notices soon when this process or its machine is gone: the lock goes with the connection
+NAME_BYTES = 63  # Postgres truncates longer identifiers, so two names could become equal
+INDEX_BYTES = 2704  # largest entry of a B-tree index
+# UTC; the keepalives let the server notice soon that this process or machine is gone, because the lock ends with the connection
 _SESSION = (
     "-c timezone=UTC -c client_min_messages=warning -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5"
     " -c tcp_keepalives_count=3 -c client_connection_check_interval=1000"
@@ -53,7 +53,7 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """The Postgres type of a column, as `format_type` spells it; what holds a struct is jsonb."""
+    """Return the Postgres type of a column, as `format_type` spells it. Types with structs become jsonb."""
     if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
     if not field.is_scalar:
@@ -65,7 +65,7 @@ def sql_type(field: Field) -> str:
 
 
 def sql_type_of(dtype: pl.DataType) -> str:
-    """The Postgres type that holds a Polars column."""
+    """Return the Postgres type for a Polars column."""
     if isinstance(dtype, pl.List):
         return f"{sql_type_of(dtype.inner)}[]"  # type: ignore[arg-type]
     if isinstance(dtype, pl.Decimal):
@@ -87,7 +87,7 @@ def sql_type_of(dtype: pl.DataType) -> str:
 
 
 def quote_name(name: str) -> str:
-    """A name as an SQL identifier."""
+    """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -96,7 +96,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raise StartError for a name that Postgres cannot hold."""
+    """Raise StartError for a name that is too long for Postgres or contains U+0000."""
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
@@ -106,7 +106,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
-    """A time in µs for psycopg; None where there is none, or none in Python's calendar."""
+    """Convert a time in µs for psycopg; None for None or a time beyond Python's calendar."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:
@@ -114,7 +114,7 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 
 def time_literal(us: int) -> str:
-    """A time in µs as SQL; beyond the calendar it is infinite."""
+    """Return a time in µs as an SQL literal; beyond the calendar it is infinite."""
     moment = to_datetime(us)
     if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
@@ -122,7 +122,7 @@ def time_literal(us: int) -> str:
 
 
 def _parse_url(url: str) -> dict[str, Any] | None:
-    """The parts of a URL or connection string; None if it is none, or was taken apart in the wrong place."""
+    """Parse a URL or connection string; None if it is invalid, or if an unescaped character shifted its parts."""
     from psycopg import conninfo
 
     try:
@@ -134,7 +134,7 @@ def _parse_url(url: str) -> dict[str, Any] | None:
 
 
 def server_address(url: str) -> str:
-    """Where a URL leads, without user and password: `127.0.0.1:5432/shop`."""
+    """Return the address in a URL without user and password, such as `127.0.0.1:5432/shop`."""
     parameters = _parse_url(url)
     if parameters is None:
         return "an address that is not valid"
@@ -142,18 +142,18 @@ def server_address(url: str) -> str:
 
 
 def role_and_database(url: str) -> tuple[object, ...]:
-    """Who connects to which database: what must be equal for two URLs to share a transaction."""
+    """Return the role and database of a URL. Two URLs can share a transaction if these are equal."""
     parameters = _parse_url(url) or {}
     return tuple(parameters.get(k) for k in ("user", "host", "hostaddr", "port", "dbname", "service"))
 
 
 def columns_of(connection: psycopg.Connection[Any], table: str) -> list[str]:
-    """The columns of a table (given as SQL), in order."""
+    """Return the columns of a table (quoted SQL name), in order."""
     return list(types_of(connection, table))
 
 
 def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
-    """The same with their types."""
+    """Return the columns of a table (quoted SQL name) with their types, in order."""
     rows = connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
         " AND NOT attisdropped ORDER BY attnum",
@@ -163,14 +163,17 @@ def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
 
 
 def error_reason(error: BaseException) -> str:
-    """The first line of an error of Postgres or its client."""
+    """Return the first line of an error of Postgres or its client."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
 
 
 def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connection[Any]:
-    """A connection in autocommit mode, in UTC. Raises StartError, one line without secrets; `label` names its use."""
+    """Connect in autocommit mode, with UTC as the time zone. `label` names the purpose in messages.
+
+    Raises StartError with one line and without secrets.
+    """
     import psycopg
 
     from slackwater.state.postgres.cursor import Cursor, NamedCursor
@@ -201,7 +204,7 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
 
 
 def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
-    """Append a frame to a table (given as SQL) within the connection's transaction."""
+    """Append a frame to a table (quoted SQL name) within the connection's transaction."""
     lines = io.BytesIO()
     frame.with_columns(_literal(pl.col(c), t).alias(c) for c, t in frame.schema.items()).write_csv(
         lines, include_header=False, quote_style="non_numeric", null_value=""
@@ -214,7 +217,7 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
 
 
 def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    """A value as Postgres reads it from text: `{"a","b"}` for an array of scalars, JSON for what holds a struct."""
+    """Return a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for types with structs."""
     if not is_nested(kind):
         return _scalar(value, kind)
     if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
@@ -233,9 +236,9 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 
 @contextmanager
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
-    """An ADBC cursor in autocommit mode. Errors of the database come out as ConnectionError, in one line.
+    """Open an ADBC cursor in autocommit mode. Database errors are raised as ConnectionError with one line.
 
-    `snapshot`: one that an open transaction exported; the cursor then reads the database as that transaction sees it.
+    `snapshot`: exported by an open transaction; the cursor reads the database as that transaction does.
     """
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -262,7 +265,9 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection as `connect` makes it, that waits for its next use; the caller leaves no transaction open."""
+    """Borrow a connection like that of `open_connection` from the idle ones, or open one. The caller leaves no
+    transaction open.
+    """
     import psycopg
 
     connection = _take_idle(url, "plain", psycopg.Error) or open_connection(url, label)
@@ -277,17 +282,16 @@ def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]
             connection.close()
 
 
-# Connections wait in their process for their next use: to connect takes ADBC 50 ms of CPU, a shard connects several times in an
-# epoch, and a driver emits in a thread for each shard. What waited for long is not trusted: a firewall may have dropped it
-# without a word.
+# Idle connections are reused, because to connect takes ADBC 50 ms of CPU. A shard connects several times per epoch, and the driver
+# emits in one thread per shard. Connections that were idle for long are closed: a firewall may have dropped them silently.
 MAX_IDLE_S = 20.0
-MAX_IDLE = 8  # connections of a process, whatever it connects to
-_idle: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the last to come goes first
+MAX_IDLE = 8  # idle connections of a process, to all addresses
+_idle: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the newest is taken first
 _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """A connection that waits for this address, if it is still good."""
+    """Return an idle connection to this address that still works; None if there is none."""
     with _lock:
         key = (os.getpid(), url, kind)
         place = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
@@ -303,24 +307,26 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
                 connection.rollback()
             return connection
     except broken:
-        pass  # the server was restarted, say: a new connection finds out
+        pass  # for example after a restart of the server: a new connection will show it
     connection.close()
     return None
 
 
 def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
-    """Let a connection wait; returns the one that is to be closed for it: where there are too many, the one that waited longest."""
+    """Keep a connection idle. Return a connection for the caller to close: the one that was idle longest, if there are
+    too many.
+    """
     with _lock:
         _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))
         own_process = [
             n for n, (key, *_) in enumerate(_idle) if key[0] == os.getpid()
-        ]  # those of a parent stay: they are its own
+        ]  # a forked process leaves its parent's connections open
         return _idle.pop(own_process[0])[2] if len(own_process) > MAX_IDLE else None
 
 
 @atexit.register
 def close_idle() -> None:
-    """Close the connections of this process that wait."""
+    """Close the idle connections of this process."""
     with _lock:
         connections, _idle[:] = list(_idle), []
     for key, _, connection in connections:
@@ -335,12 +341,12 @@ def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> N
 
 
 def fetch_frame(cursor: Any, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    """The rows of a query as a frame of these columns."""
+    """Run a query and return its rows as a frame with these columns."""
     import pyarrow as pa
 
     cursor.execute(query)
     table = cursor.fetch_arrow_table()
-    # numerics come as text in an extension type
+    # ADBC returns numerics as text in an extension type
     plain = pa.table([_plain(column) for column in table.columns], names=table.column_names)
     frame = pl.from_arrow(plain)
     assert isinstance(frame, pl.DataFrame)

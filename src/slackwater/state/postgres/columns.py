@@ -1,4 +1,4 @@
-"""The columns of a stage's table, by what its state is of: a window, or a join."""
+"""The columns of a stage's table, by the kind of its state: units of windows and keys, or buffers of a join."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.windows.state_rows import KeyedState
 
 @singledispatch
 def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
-    """Column of the table -> its type, without those that every state has."""
+    """Map the columns of a stage's table to their types, without the columns that all state tables have."""
     unregistered(logic, "slackwater.state.postgres.columns.column_types")
 
 
@@ -36,7 +36,7 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 
 @singledispatch
 def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
-    """Raise StartError for a column that Postgres cannot hold and give back."""
+    """Raise StartError for a column that Postgres cannot store and return unchanged."""
     unregistered(logic, "slackwater.state.postgres.columns.check_columns")
 
 
@@ -52,4 +52,4 @@ def _(logic: JoinLogic, tables: TableNames, where: str) -> None:
 
 @check_columns.register
 def _(logic: NoState, tables: TableNames, where: str) -> None:
-    """It has none."""
+    """Accept it: a stage without state has no columns."""

@@ -1,7 +1,7 @@
-"""One epoch's commit in Postgres, as one transaction.
+"""The commit of one epoch in Postgres, as one transaction:
 
-fence ─ columns, if they changed ─ staged rows become the state, if it is time ─ target (if it is here) ─ record, offsets
-                                   └ forget what is over
+fence ─ changed columns ─ merge of staged rows, if it is due ─ target, if it is in this database ─ record, offsets
+                          └ deletion of expired rows
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from slackwater.state.protocol import NoState, Publish, StageLogic
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedState
 
-# the figures of a stage's shards, and how many rows its table gained
+# the segments of a stage's shards, and how many rows its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
 class RefusedError(Exception):
-    """The target, which is in the same transaction, did not take the rows."""
+    """The target, which shares the transaction, did not accept the rows."""
 
 
 def separate_refusals(publish: Publish) -> Publish:
-    """Tells apart what the target refuses from what fails in the state, and from a connection that is lost."""
+    """Wrap `publish`: errors of the target become RefusedError, so that they differ from errors of the state or the
+    connection.
+    """
 
     def publishing(db: psycopg.Connection[Any]) -> None:
         try:
@@ -51,10 +53,11 @@ def separate_refusals(publish: Publish) -> Publish:
 
 @dataclass(frozen=True)
 class Transaction:
-    """`run` raises FencedError, EpochError and psycopg's errors. `place` is the store's, for messages.
+    """The transaction of one commit. `run` raises FencedError, EpochError and psycopg's errors.
 
-    Without `stages` the record changes alone, see `state.edit`. Tables change within the transaction: a commit that fails
-    leaves them, and the view over them, as they were.
+    Without `stages` only the record changes, see `state.maintenance_commit`. Tables change within the transaction: a
+    failed commit
+    leaves them and their views unchanged. `place` is the location of the store, for messages.
     """
 
     db: psycopg.Connection[Any]
@@ -62,7 +65,7 @@ class Transaction:
     stages: Sequence[StageLogic]
     place: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
-    named: frozenset[str] = frozenset()  # what of the staged rows the commit before names
+    named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit names
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         db, t = self.db, self.tables
@@ -96,7 +99,7 @@ class Transaction:
         return done
 
     def _merge_stages(self, commit: Commit) -> Commit:
-        """The commit with the figures that remain, after the staged rows of all stages became their state."""
+        """Merge the staged rows of all stages, and return the commit with the resulting segments."""
         moved = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
             whole = (self.named, bool(self.altering))
@@ -107,7 +110,7 @@ class Transaction:
         return commit.model_copy(update={"stages": tuple(moved)})
 
     def _fence(self, commit: Commit) -> None:
-        """Take the epoch: nobody else can, and only if the one before is the latest."""
+        """Claim the epoch. It fails if the previous epoch is not the latest."""
         t = self.tables
         if commit.epoch == 0:
             done = self.db.execute(
@@ -148,7 +151,7 @@ class Transaction:
 
 @dataclass(frozen=True)
 class RowChange:
-    """What a commit does to the state of one stage."""
+    """The changes of a commit to the state of one stage."""
 
     db: psycopg.Connection[Any]
     tables: TableNames
@@ -158,7 +161,8 @@ class RowChange:
     alters: bool = False
 
     def run(self, state: StageState) -> Changed:
-        """Make staged rows the state, and remove what is over; return the figures that remain, and how many rows the table gained.
+        """Merge staged rows into the state and delete expired ones. Return the resulting segments, and how many rows the
+        table gained.
 
         Raises EpochError.
         """
@@ -176,7 +180,7 @@ class RowChange:
             return state.segments, 0
         gained = version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
         if version_merge.staged_segments(state.segments):
-            # what is left of epochs that were not committed, too; not TRUNCATE, which others would see at once
+            # also rows of failed epochs; not TRUNCATE, because it takes effect in older snapshots
             self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
         gained -= self._forget(logic, state.watermark_us)
         size = self._size()
@@ -194,7 +198,7 @@ class RowChange:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
-        """Return how many rows the table has now. They are counted once, where no commit has recorded them."""
+        """Return the number of rows of the table. It counts them only if no commit has recorded their number."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()
@@ -205,7 +209,7 @@ class RowChange:
         return int(row[0]) if row else 0
 
     def _forget(self, logic: KeyedState, watermark: int) -> int:
-        """Delete the units all of whose rows are over; return how many rows these are."""
+        """Delete the units whose rows have all expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0
         rule = logic.forgotten(watermark)
@@ -224,5 +228,5 @@ class RowChange:
 
 
 def rows_of(offsets: Offsets | None) -> dict[str, str]:
-    """A source's offsets as rows: per partition of a Kafka topic, or one for files."""
+    """Return a source's offsets as text per partition of a Kafka topic; other sources have one entry."""
     return {"": "null"} if offsets is None else offsets.positions()

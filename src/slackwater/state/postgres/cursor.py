@@ -1,4 +1,4 @@
-"""Cursors for which a `%` in a quoted name is a character of that name, and a placeholder only outside of quotes.
+"""Cursors that treat `%` within quotes as a character, and as a placeholder only outside of quotes.
 
 SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
 """
@@ -15,7 +15,7 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"|\'(?:[^\']|\'\')*\'')
 
 
 def escape_percents(query: Any) -> Any:
-    """A query as psycopg wants it where it has parameters."""
+    """Double each `%` within quotes, as psycopg requires for a query with parameters."""
     if not isinstance(query, str) or "%" not in query:
         return query
     return _QUOTED.sub(lambda match: match[0].replace("%", "%%"), query)

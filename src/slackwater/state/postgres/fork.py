@@ -1,4 +1,6 @@
-"""Forks in Postgres: copies of a pipeline's tables and rows, in one transaction that sees one commit and waits for no runner."""
+"""Forks in Postgres: copies of a pipeline's tables and rows, in one transaction that sees one commit and does not block
+a runner.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from slackwater.state.protocol import epoch_not_kept
 def fork_tables(
     url: str, tables: TableNames, name: str, epoch: int | None, place: str, renames: bool = False
 ) -> Commit | None:
-    """See `StateStore.fork`."""
+    """Copy a commit to another pipeline, see `StateStore.fork`."""
     new = replace(tables, pipeline=name)
     try:
         with closing(client.open_connection(url, "state store")) as db:
@@ -31,7 +33,7 @@ def fork_tables(
             _lock(db, new, place)
             with db.transaction():
                 db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
+                db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
                 return _fork(db, tables, new, epoch, place, renames)
     except psycopg.Error as error:
         raise StateError(f"state store {place}: {client.error_reason(error)}") from None
@@ -45,7 +47,7 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, place: str) -> Non
 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
-    """Nobody starts the new pipeline meanwhile; the lock goes with the connection."""
+    """Lock the new pipeline against a start. The lock ends with the connection."""
     if not lock.take_lock(db, new):
         who = lock.lock_holder(db, new) or "another process"
         raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
@@ -60,7 +62,7 @@ def _fork(
             epoch or 0, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest"
         )
     commit, published, version = latest
-    _check_free(db, new, place)  # since we looked
+    _check_free(db, new, place)  # again, because time has passed since the first check
     if commit.staged and published < commit.epoch:
         return None
     stages = range(len(commit.stages))
@@ -98,7 +100,9 @@ def _fork(
 
 
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
-    """The table of a stage with its indexes and rows. What lies under the new name without a state is of a start that failed."""
+    """Copy the table of a stage with its indexes and rows. Tables of the new name without a state were left by a failed
+    start.
+    """
     if not table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")
     table_ownership.drop_tables(db, new, "windows", "staged", "state")

@@ -1,6 +1,7 @@
-"""What was staged, kept on the machine that staged it: rows that wait to be folded are read from there, not from the database.
+"""Copies of staged rows on the machine that staged them, so that readers need not fetch them from the database.
 
-A copy is known by its token and believed by its checksum, both of which the commit has; what is missing is asked of the database.
+A copy is found by its token and verified by its checksum; the commit records both. Missing copies are fetched from
+the database.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import open_arrow
 from slackwater.state.files.cache import FileCache
 
-MOST_BYTES = 256 << 20  # of tables that a process holds: copies that are mapped, and what it fetched
+MOST_BYTES = 256 << 20  # limit for the tables that a process keeps open, mapped or fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()
-_mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: what this process kept
-_lock = Lock()  # a driver emits in threads
+_mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: tokens of the copies that this process wrote
+_lock = Lock()  # the driver emits in several threads
 
 
 def _file(token: str) -> str:
@@ -29,9 +30,14 @@ def _file(token: str) -> str:
 
 
 def store_copy(token: str, content: Any, whose: tuple[str, str, int], named: Collection[str]) -> None:
-    """Where no copy can be kept, the rows will be fetched. `whose`: database, table and shard, `named`: what this has beside it.
+    """Store a copy of staged rows. If that fails, readers fetch the rows.
 
-    What this process kept for the shard before, and is not named any more, goes: it was folded, or its epoch was not committed.
+    Earlier copies of the shard are deleted if they are no longer named: they were merged, or their epoch was not
+    committed.
+
+    Args:
+        whose: database, table and shard.
+        named: the other tokens of the shard that are still in use.
     """
     with _lock:
         before = _mine.get(whose, set())
@@ -42,7 +48,7 @@ def store_copy(token: str, content: Any, whose: tuple[str, str, int], named: Col
 
 
 def find_copy(meta: SegmentMeta) -> pa.Table | None:
-    """The rows under a token, if they are on this machine; sorted by unit."""
+    """Return the rows of a token, sorted by unit, if this machine has a copy."""
     with _lock:
         if (table := _open.get(meta.file)) is not None:
             _open.move_to_end(meta.file)
@@ -57,7 +63,7 @@ def find_copy(meta: SegmentMeta) -> pa.Table | None:
 
 
 def hold_table(token: str, table: pa.Table) -> pa.Table:
-    """Keep a table at hand in this process."""
+    """Keep a table open in this process."""
     with _lock:
         _open[token] = table
         while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:
@@ -66,7 +72,7 @@ def hold_table(token: str, table: pa.Table) -> pa.Table:
 
 
 def forget_copies(tokens: Collection[str]) -> None:
-    """They were folded, or are of no use."""
+    """Delete copies of rows that were merged or are no longer needed."""
     with _lock:
         for token in tokens:
             _open.pop(token, None)

@@ -1,4 +1,4 @@
-"""Who runs a pipeline: an advisory lock that goes with the connection of its runner, whose application_name says who that is."""
+"""The lock of a pipeline: an advisory lock of its runner's connection, whose application_name names the process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slackwater.errors import LockHeldError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.tables import TableNames
 
-LOCK_S = 3.0  # how long the server may take to notice that a killed runner is gone
+LOCK_S = 3.0  # how long a start waits for the server to notice that a killed runner is gone
 
 
 def connect_locked(url: str, tables: TableNames, place: str) -> psycopg.Connection[Any]:
-    """A connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
+    """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
     db = client.open_connection(url, "state store")
     try:
         end = time.monotonic() + LOCK_S
@@ -34,18 +34,18 @@ def connect_locked(url: str, tables: TableNames, place: str) -> psycopg.Connecti
 
 
 def take_lock(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Take the lock of a pipeline, until the connection is closed; False if somebody holds it."""
+    """Take the lock of a pipeline until the connection is closed. Return False if another session holds it."""
     row = db.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(tables),)).fetchone()
     return bool(row and row[0])
 
 
 def lock_key(tables: TableNames) -> int:
-    """The number of a pipeline's advisory lock."""
+    """Return the number of a pipeline's advisory lock."""
     return xxhash.xxh64_intdigest(f"slackwater\0{tables.schema}\0{tables.pipeline}".encode()) - (1 << 63)
 
 
 def lock_holder(db: psycopg.Connection[Any], tables: TableNames) -> str | None:
-    """Who holds a pipeline's lock; None for nobody."""
+    """Return the process that holds a pipeline's lock; None if nobody does."""
     row = db.execute(
         "SELECT application_name FROM pg_locks LEFT JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
         " AND objsubid = 1 AND ((classid::bigint << 32) | objid::bigint) = %s AND pg_locks.database = (SELECT oid FROM pg_database WHERE"

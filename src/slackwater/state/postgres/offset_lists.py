@@ -1,4 +1,4 @@
-"""Long lists that a commit refers to by name: a row each."""
+"""Long lists that a commit refers to by name: one table row each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slackwater.state.postgres.tables import TableNames
 
 
 def write_list(db: psycopg.Connection[Any], tables: TableNames, epoch: int, lines: Sequence[str]) -> str:
-    """Keep a list; its name."""
+    """Store a list and return its name."""
     token = uuid.uuid4().hex
     db.execute(f"INSERT INTO {tables.lists} VALUES (%s, %s, %s, %s)", (token, tables.pipeline, epoch, "\n".join(lines)))
     return token
 
 
 def read_list(db: psycopg.Connection[Any], tables: TableNames, place: str, name: str) -> list[str]:
-    """The lines of a list. Raises StateError if it is not there."""
+    """Return the lines of a list. Raises StateError if it is missing."""
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
         raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
@@ -29,7 +29,7 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, place: str, name:
 
 
 def collect_garbage(db: psycopg.Connection[Any], tables: TableNames, epoch: int) -> None:
-    """Delete the lists of epochs up to this one that the latest commit does not name."""
+    """Delete the lists of epochs up to this one that the latest commit does not refer to."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
         return

@@ -1,4 +1,4 @@
-"""Staged output: Arrow in a row each, until its epoch is published."""
+"""Staged output: one row with an Arrow file each, until its epoch is published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.state.postgres.tables import TableNames
 
 
 def read_output(db: psycopg.Connection[Any], tables: TableNames, place: str, meta: OutputMeta) -> pl.DataFrame:
-    """The rows. Raises StateError if they are not there."""
+    """Read staged output. Raises StateError if it is missing or damaged."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
         raise StateError(f"staged output {meta.file} is missing in {tables.outputs} {place}; restore it from a backup")

@@ -1,4 +1,4 @@
-"""Errors of the database as one line that names the state store."""
+"""Database errors as one line that names the state store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class NamedStore(Protocol):
-    """A store that says where it is."""
+    """A store with a location for messages."""
 
     @property
     def _place(self) -> str: ...
 
 
 def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
-    """Make a method of a store raise EpochError with one line where the database raised an error."""
+    """Wrap a method of a store: database errors are raised as EpochError with one line."""
 
     @wraps(method)
     def reporting(self: NamedStore, *arguments: Any) -> T:

@@ -14,8 +14,8 @@ from slackwater.state.runs import MOST_RUNS, Run, parse_runs
 
 
 def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
-    """Insert a run, or replace its former note; the oldest ones go. Raises psycopg's errors."""
-    # a text of Postgres has no U+0000
+    """Insert a run, or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
+    # Postgres cannot store U+0000 in text
     error = None if run.error is None else run.error.replace("\0", "�")
     values = (tables.pipeline, run.started_us, run.runner, run.epoch, run.ended_us, run.outcome, run.last_epoch, error)
     moment = "'epoch'::timestamptz + %s * interval '1 microsecond'"
@@ -34,7 +34,7 @@ def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
 
 
 def read(url: str, tables: TableNames, place: str) -> tuple[Run, ...]:
-    """Return the runs of a pipeline, oldest first; none where no version that notes them has started. Raises StateError."""
+    """Return the runs of a pipeline, oldest first; empty if the table does not exist yet. Raises StateError."""
     try:
         with client.borrow_connection(url, "state store") as db:
             return _read(db, tables) if table_exists(db, tables.runs) else ()

@@ -1,4 +1,6 @@
-"""What a start makes ready in tables: those that all pipelines share, and those of each stage, in today's format and names."""
+"""Table setup at the start of a pipeline: shared tables, and those of each stage, in the current format and with current
+names.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ from slackwater.windows.state_rows import KeyedState
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
-    """The schema, and the tables that all pipelines in it share."""
+    """Create the schema, and the tables that all of its pipelines share."""
     if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (t.schema,)).fetchone() is None:
         db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote_name(t.schema)}")
     with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # IF NOT EXISTS is not safe beside itself
+        db.execute("SELECT pg_advisory_xact_lock(7305804402566226542)")  # concurrent IF NOT EXISTS statements can fail
         for statement in t.shared():
             db.execute(statement)
 
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, place: str) -> None:
-    """Tables of an older format become today's, and the record with them: in one transaction, before the first epoch."""
+    """Migrate the tables of an older format and the record, in one transaction before the first epoch."""
     latest = latest_commit(db, tables, place)
     assert latest is not None
     commit, _, version = latest
@@ -52,21 +54,24 @@ def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, place: str) 
 
 @dataclass(frozen=True)
 class SchemaSetup:
-    """Makes the tables of one stage: of a state that begins, or that goes on after `epoch` (-1: it begins)."""
+    """Sets up the tables of one stage, for a state at `epoch` (-1: a new state)."""
 
     db: psycopg.Connection[Any]
     tables: TableNames
     place: str
     epoch: int
-    begins: bool = False  # though the state goes on
+    begins: bool = False  # the stage is new although the state is not
 
     @property
     def continues(self) -> bool:
-        """Whether the table has to be there already."""
+        """Return whether the table of the stage must exist already."""
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StageLogic) -> list[str]:
-        """What the next commit changes about the table, as SQL. Raises StartError, StateError and psycopg's errors."""
+        """Set up the tables and return the statements with which the next commit alters them.
+
+        Raises StartError, StateError and psycopg's errors.
+        """
         columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:
             self._rename()
@@ -88,7 +93,7 @@ class SchemaSetup:
         else:
             self._begin([t.create_state(logic), t.create_index()])
         with self.db.transaction():
-            if not altering:  # else the commit that changes the table makes it anew
+            if not altering:  # otherwise the commit that alters the table recreates the view
                 table_ownership.drop_tables(self.db, t, "windows")
             self._empty_staged(logic)
             if not altering:
@@ -118,9 +123,9 @@ class SchemaSetup:
         return []
 
     def _add_columns(self, table: JoinTable) -> None:
-        """Those that came since; workers read them before the next commit, and who does not know them is not disturbed.
+        """Add new columns now: workers read them before the next commit, and other readers ignore them.
 
-        One that bears the name and is of another type was added by a start that committed nothing: it is empty, and goes.
+        An empty column of another type was added by a start that did not commit. It is replaced.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
@@ -134,15 +139,15 @@ class SchemaSetup:
             self.db.execute(statement)
 
     def _rename(self) -> None:
-        """The state under its name of today, with its comment. Raises StateError if it is somebody else's."""
+        """Give the state its current name and comment. Raises StateError if another owner has the name."""
         with self.db.transaction():
             table_ownership.rename_tables(self.db, self._located(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
-        """The table of a state that begins, in the place of what a start that failed left."""
+        """Create the table of a new state, and drop what a failed start left."""
         with self.db.transaction():
             current = self._located()
-            if current.stage in current.former:  # of a state whose record was deleted
+            if current.stage in current.former:  # left by a state whose record was deleted
                 table_ownership.drop_tables(self.db, current, "windows", "staged", "state")
             table_ownership.drop_tables(self.db, self.tables, "windows", "staged", "state")
             for statement in statements:
@@ -150,13 +155,13 @@ class SchemaSetup:
             table_ownership.sign_table(self.db, self.tables, "state")
 
     def _located(self) -> TableNames:
-        """The tables under the names that they bear."""
+        """Return the tables under their existing names."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
     def _empty_staged(self, logic: KeyedState) -> None:
-        """The table of staged rows without any: what the latest commit named was folded when the store was opened.
+        """Empty the table of staged rows. `open` has already merged the rows that the latest commit names.
 
-        A table that is as it should be stays, as others may be reading it.
+        A table with the expected columns is kept, because others may be reading it.
         """
         t = self.tables
         existing_columns = client.columns_of(self.db, t.staged)
@@ -175,7 +180,7 @@ class SchemaSetup:
         return table_ownership.own_table(self.db, self.tables, "windows") is not None
 
     def _make_staged(self, statements: Sequence[str]) -> None:
-        """An empty table for what workers stage; output of epochs that were not committed goes."""
+        """Recreate the table of staged rows, and delete the output of epochs that were not committed."""
         with self.db.transaction():
             table_ownership.drop_tables(self.db, self.tables, "staged")
             self._create_staged(statements)

@@ -1,7 +1,7 @@
-"""One shard of the Postgres store, as a worker sees it: units by hash, due units, and COPY into the staged table.
+"""One shard of the Postgres store in a worker: units by hash, due units, and COPY into the staged table.
 
-state table ──────────┐  rows of the unit, unless one of the latest commits or a step of this epoch has a newer version
-staged table, tokens ─┴▶ what the step reads
+state table ──────────┐  rows of a unit, unless a newer version is staged
+staged table, tokens ─┴▶ rows that the operator reads
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from slackwater.windows.state_rows import (
     KeyedState,
 )
 
-_PLACE = "__ordinal"  # hidden: the place of a row in its unit
-_TOKEN = "__token"  # hidden: what it was staged under
+_PLACE = "__ordinal"  # hidden: the position of a row in its unit
+_TOKEN = "__token"  # hidden: the token of a staged row
 
 
 @dataclass(frozen=True)
 class PostgresShard:
-    """A `ShardState` in Postgres. `metas`: the table as committed (no file), then what steps of this epoch staged (tokens).
+    """A `ShardState` in Postgres. `metas` are the committed table (empty token), then staged versions (tokens).
 
-    `snapshot`: read as of this exported snapshot of the database, for those who look on beside a runner.
+    `snapshot`: read as of this exported snapshot of the database, for readers that do not hold the lock.
     """
 
     url: str
@@ -55,7 +55,7 @@ class PostgresShard:
     epoch: int
     metas: tuple[SegmentMeta, ...]
     snapshot: str | None = None
-    trusts_copies: bool = True  # whether rows that were staged may be read from this machine, where they are
+    trusts_copies: bool = True  # read staged rows from local copies if they exist
 
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
@@ -71,7 +71,7 @@ class PostgresShard:
         token = secrets.token_hex(8)
         versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != TOMBSTONE)), _gone(rows, before)])
         names = self.tables.columns(logic)
-        # named at last: the names that the table has of its own may be those of keys in the rows
+        # rename last: keys may have names that are also columns of the table
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
             .rename({**names, _PLACE: "ordinal"})
@@ -91,7 +91,9 @@ class PostgresShard:
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Which shard a unit belongs to follows from its hash: where rows are as they were, only figures change."""
+        """Return the new segments after a reshard or a migration. The shard follows from the hash, so unchanged rows
+        stay where they are.
+        """
         if before is not None:
             gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
             dead = gone.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
@@ -131,7 +133,7 @@ class PostgresShard:
 
 
 def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows, sorted by unit, with their place in it: (unit, ordinal) is the key of the table."""
+    """Add the position of each row in its unit; rows are sorted by unit. (unit, ordinal) is the key of the table."""
     unit = rows["__h"].to_numpy()
     place = np.arange(len(unit))
     first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
@@ -141,7 +143,7 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """TOMBSTONE rows for the places that a new version no longer has."""
+    """Return TOMBSTONE rows for the positions that a new version no longer has."""
     if before.is_empty():
         return _numbered(rows.clear())
     old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
@@ -182,7 +184,7 @@ class PostgresReader:
         return self._overlay(self._recent.due(when) if self._recent else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        return None  # its index finds rows of any span of time
+        return None  # the index finds the rows of any time range
 
     def scan(self) -> pl.DataFrame:
         return self._overlay(self._recent.scan() if self._recent else None, self._fetch([], shard_only=True))
@@ -192,16 +194,16 @@ class PostgresReader:
         return self._overlay(self._recent.outline() if self._recent else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
-        """The newest rows, over those of the state table."""
+        """Lay the newest staged rows over rows of the state table."""
         return below if newest is None else _concat_sorted(newest, self._recent.uncovered(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """From the state table all rows of the units with a row for which the conditions hold.
+        """Fetch from the state table all rows of the units with a row that meets the conditions.
 
-        `shard_only`: of this shard only; `only`: these columns.
+        `shard_only`: only this shard. `only`: only these columns.
         """
         t, shards = self.state.tables, self.state.shards
         in_shard = (
@@ -211,14 +213,14 @@ class PostgresReader:
         )
         condition = " AND ".join([*conditions, *in_shard]) or "true"
         if conditions and shard_only:
-            # a unit is read as a whole, though only one of its rows is due
+            # read the whole unit although only one of its rows may be due
             condition = f"unit IN (SELECT unit FROM {t.state} WHERE {condition})"
         columns, schema = self._columns(only)
         frame = self._query(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
         return frame.sort("__h", _PLACE).drop(_PLACE)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
-        """What lies under these tokens, of all units or of these; tokens under which nothing lies are left out."""
+        """Fetch the rows of these tokens, of all units or of these hashes. Tokens without rows are left out."""
         columns, schema = self._columns()
         listed = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
@@ -228,7 +230,7 @@ class PostgresReader:
         return {str(token): part for (token,), part in parts.items()}
 
     def _columns(self, only: Sequence[str] | None = None) -> tuple[str, dict[str, pl.DataType]]:
-        """What is asked for, as SQL, and the columns that come."""
+        """Return the selected columns as SQL, and the schema of the result."""
         named = self.state.tables.columns(self.logic)
         schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
         selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
@@ -236,7 +238,7 @@ class PostgresReader:
 
     @cached_property
     def _required(self) -> dict[str, str]:
-        """The columns without NULL, and what the table calls them."""
+        """Map the columns without NULL to their names in the table."""
         named = self.state.tables.columns(self.logic)
         return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
 
@@ -246,9 +248,9 @@ class PostgresReader:
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, schema)
-        if self.state.trusts_copies:  # else who asks looks at everything, and names all of it
+        if self.state.trusts_copies:  # otherwise `slackwater state verify` checks all rows itself
             validation.check_rows(frame, self.state.tables.state, self._required)
-        if "__rev" in schema:  # rows written while windows were not revised
+        if "__rev" in schema:  # rows from before windows had revisions
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame
 
@@ -258,7 +260,7 @@ def _array(hashes: Int64s) -> str:
 
 
 def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
-    """Rows of different units, by unit; those of one stay in their order."""
+    """Concatenate rows of different units and sort them by unit. The order within a unit is kept."""
     frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):

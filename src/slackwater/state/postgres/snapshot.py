@@ -1,4 +1,4 @@
-"""The Postgres store as seen from beside its runner: the latest record, and the rows as of it.
+"""Reading the Postgres store without its lock: the latest record, and the rows as of it.
 
 REPEATABLE READ, READ ONLY ──┬─ record     one view of the database for all of them,
 exported snapshot            └─ rows       on as many connections as there are readers
@@ -28,9 +28,9 @@ from slackwater.windows.state_rows import KeyedState
 
 
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[StoredRecord, int] | None:
-    """The record of a pipeline as it is stored, and the last epoch that was published; None if it has no row.
+    """Return the stored record of a pipeline and its last published epoch; None if the pipeline has no row.
 
-    Raises StateError for a format that cannot be read.
+    Raises StateError for a format that cannot be migrated.
     """
     row = db.execute(
         f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
@@ -49,7 +49,7 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, place: str) -
 
 
 def latest_commit(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[Commit, int, int] | None:
-    """The record of a pipeline, the last epoch that was published, and the format it is stored in; None if it has no row.
+    """Return the latest commit, the last published epoch, and the stored format; None if the pipeline has no row.
 
     Raises StateError.
     """
@@ -77,11 +77,13 @@ def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
 
 @contextmanager
 def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
-    """See `StateStore.peek`. While the block lasts a transaction is open, so that the rows it sees are not vacuumed."""
+    """Open a commit for reading, see `StateStore.peek`. An open transaction keeps its rows from VACUUM within the
+    block.
+    """
     try:
         with client.borrow_connection(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            db.execute("SET LOCAL lock_timeout = '5s'")  # not to queue up behind whoever alters a table
+            db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
             latest = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
             if epoch is not None and (latest is None or latest[0].epoch != epoch):
                 raise epoch_not_kept(
@@ -116,7 +118,7 @@ def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = 
 
 
 def pipeline_names(url: str, schema: str) -> list[str]:
-    """The pipelines with their state in a schema. Raises StartError, StateError."""
+    """Return the pipelines with a state in a schema. Raises StartError, StateError."""
     try:
         with closing(client.open_connection(url, "state store")) as db:
             table = TableNames(schema, "").pipelines

@@ -1,6 +1,6 @@
-"""The versions of a shard's rows that the latest commits staged, newest last: what lies over the table of the state.
+"""The staged versions of a shard's rows, newest last. They overlay the state table.
 
- [token c]   newest      each sorted by unit, from a copy on this machine (`copies.py`),
+ [token c]   newest      each sorted by unit, from a copy on this machine (`local_cache.py`),
  [token b]               or fetched from the staged table
  [token a]
 ═══════════ state table
@@ -25,12 +25,12 @@ from slackwater.windows.state_rows import DueQuery, Int64s
 
 Fetch = Callable[
     [Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]
-]  # rows by token; of all units, or these
-FEW = 1_000  # units: their rows alone are fetched
+]  # returns rows by token, of all units or of these hashes
+FEW = 1_000  # below this number of units only their rows are fetched
 
 
 class _StagedVersion(Segment):
-    """What lies under one token."""
+    """The staged rows of one token."""
 
     def __init__(self, meta: SegmentMeta, table: pa.Table) -> None:
         self.meta, self.table = meta, table
@@ -42,7 +42,13 @@ class _StagedVersionList(SegmentReader):
 
 
 class StagedVersions:
-    """`metas`: all of the shard. `fetch`: asks the database. `is_local`: whether copies on this machine will do."""
+    """The staged versions of one shard.
+
+    Args:
+        metas: all segments of the shard.
+        fetch: reads rows from the database.
+        is_local: use copies on this machine.
+    """
 
     def __init__(
         self, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType], fetch: Fetch, is_local: bool = True
@@ -55,7 +61,7 @@ class StagedVersions:
         return bool(self._metas)
 
     def units(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
-        """The newest rows of these units (sorted, unique), and the units of which nothing is here."""
+        """Return the newest rows of these units (sorted, unique), and the units without a staged version."""
         if not self._metas:
             return self._reader([]).units(hashes), hashes
         reader = self._reader_for(hashes) if len(hashes) < FEW else self._all()
@@ -71,7 +77,7 @@ class StagedVersions:
         return self._all().outline()
 
     def uncovered(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows of the state table without those that have a newer version here."""
+        """Return the rows of the state table that have no newer staged version."""
         if not self._metas or rows.is_empty():
             return rows
         hashes = rows["__h"].to_numpy()
@@ -91,7 +97,7 @@ class StagedVersions:
         return self._whole
 
     def _reader_for(self, hashes: Int64s) -> SegmentReader:
-        """Of few units: the rest of what is not on this machine stays where it is."""
+        """Return a reader of few units. It fetches only their rows of tokens without a local copy."""
         if self._whole is not None:
             return self._whole
         tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
@@ -128,7 +134,7 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
-    """Which of these units have a version in one of the parts."""
+    """Return which of these units have a version in one of the segments."""
     covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)

@@ -1,15 +1,17 @@
-"""The Postgres store: state as tables that anyone can SELECT from, one commit per epoch as one transaction.
+"""The Postgres store: state as tables that anyone can SELECT from, with each epoch committed in one transaction.
 
     slackwater_pipelines          one row per pipeline: epoch, watermark, the whole record as JSON
-    slackwater_offsets            one row per (pipeline, source, partition): where reading goes on, its watermark
-    slackwater_outputs, …_lists   staged output and long offsets, until published or superseded
-    slackwater_runs               one row per run of a pipeline: when it began, how it ended
-    slackwater_state_<pipeline>   one row per (group key, open window); columns typed as in the input; of a later stage …#2
-    slackwater_staged_<pipeline>  what workers COPY during an epoch: of windows newer versions of rows, which count once a
-                                  commit names them and are folded into the state every few epochs; of joins unlogged
+    slackwater_offsets            one row per (pipeline, source, partition): offset and watermark
+    slackwater_outputs, …_lists   staged output and long offset lists, until published or superseded
+    slackwater_runs               one row per run of a pipeline: start, end and outcome
+    slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages …#2
+    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Newer versions of windows count once a
+    commit names
+                                  them, and are merged into the state every few epochs. Rows of joins are unlogged.
 
-Workers COPY into the staged table on connections of their own; the driver's transaction checks the expected epoch, names
-what was staged or moves it over, and, where the target is in the same database, writes the output as well.
+Workers COPY into the staged table on their own connections. The driver's transaction checks the expected epoch, and
+names the
+staged rows or merges them. It also writes the output if the target is in the same database.
 """
 
 from __future__ import annotations
@@ -54,13 +56,13 @@ from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
 
-PATIENCE_S = 30.0  # how long a lost connection is looked for again
+PATIENCE_S = 30.0  # how long a lost connection is retried
 
 
 class PostgresStore:
     """A `StateStore` in one schema of a database. Nothing is created before `open`.
 
-    `path`: where Spark's checkpoints go; without it a temporary directory, which does for all sources that can seek.
+    `path`: directory of Spark's checkpoints; by default a temporary one, which suffices for sources that can seek.
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
@@ -69,11 +71,11 @@ class PostgresStore:
         self.tables = TableNames(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, StageLogic] = {}
-        self._altering: dict[int, list[str]] = {}  # per stage: what the next commit changes about its table
+        self._altering: dict[int, list[str]] = {}  # per stage: statements with which the next commit alters its table
         self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
-        self._named: frozenset[str] = frozenset()  # tokens of what is staged and part of the latest commit
+        self._named: frozenset[str] = frozenset()  # tokens of staged rows in the latest commit
 
     @property
     def checkpoint(self) -> Path:
@@ -104,7 +106,7 @@ class PostgresStore:
             raise
 
     def start_over(self) -> str | None:
-        """The tables and the record get another name, in one transaction."""
+        """Rename the tables and the record in one transaction, see `StateStore.start_over`."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
@@ -161,7 +163,7 @@ class PostgresStore:
 
     @property
     def capacity(self) -> ValueLimits:
-        """No U+0000 in text, and times that its clients can read."""
+        """Return the values that Postgres can store: text without U+0000, and times that its clients can read."""
         return ValueLimits(False, YEARS, covers_state=True)
 
     @property
@@ -170,7 +172,7 @@ class PostgresStore:
 
     @property
     def place(self) -> str:
-        """Where its tables are, for messages."""
+        """Return the location of the tables, for messages."""
         return self._place
 
     @property
@@ -185,7 +187,7 @@ class PostgresStore:
         return commit
 
     def _migrate(self) -> None:
-        """Before the first epoch, so that a look changes nothing."""
+        """Migrate the tables before the first epoch, so that reading alone changes nothing."""
         if self._version != FORMAT:
             schema_setup.migrate_tables(self._db, self.tables, self._place)
             self._version = FORMAT
@@ -202,7 +204,7 @@ class PostgresStore:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
-        """Connect and take the pipeline's lock, which is gone with this connection."""
+        """Connect and take the pipeline's lock, which ends with this connection."""
         self._disconnect()
         self._connection = lock.connect_locked(self._url, self.tables, self._place)
 
@@ -213,7 +215,7 @@ class PostgresStore:
 
     @report_database_errors
     def remove(self) -> None:
-        """Take the state away, and give the lock back; after `prepare`."""
+        """Delete the state and release the lock. Needs `prepare`."""
         with self._db.transaction():
             for stage in self._stages:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
@@ -239,7 +241,7 @@ class PostgresStore:
 
     @report_database_errors
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        beside = self._connection is None  # looked at from beside a runner
+        beside = self._connection is None  # a reader without the lock
         with client.borrow_connection(self._url, "state store") if beside else nullcontext(self._db) as db:
             return [outputs.read_output(db, self.tables, self._place, meta) for meta in metas]
 
@@ -266,7 +268,7 @@ class PostgresStore:
             try:
                 done = self._transact(commit, publish, commit_id)
             except RefusedError as refused:
-                # the epoch itself is sound: it waits for the target, as it would in a database of its own
+                # commit the epoch without the target: it is published later, as for a target in another database
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
                 done = self._transact(commit, publish, commit_id)
@@ -286,7 +288,7 @@ class PostgresStore:
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
     ) -> Commit:
-        """The connection broke during a commit: find out whether it took place, and repeat it if it surely did not."""
+        """Find out whether a commit whose connection broke took effect, and repeat it if it did not."""
         reason = client.error_reason(error)
         log.warning("%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, reason)
         self._reconnect(commit.epoch)
@@ -328,7 +330,7 @@ class PostgresStore:
                 self._connect()
                 return
             except LockHeldError:
-                # the server may not have noticed yet that our old connection is gone
+                # the server may not have noticed yet that the old connection is gone
                 if time.monotonic() > end:
                     raise FencedError(
                         f"another runner took the lock {self._place} while this one was cut off; this one stops"
@@ -359,7 +361,7 @@ class PostgresStore:
                     (self._pipeline, epoch),
                 )
         except psycopg.Error as error:
-            # the target ignores an epoch it has: noting it later does no harm
+            # harmless: a target ignores an epoch that it holds
             log.warning(
                 "%s: epoch %d is published and could not be noted: %s",
                 self._pipeline,
@@ -380,7 +382,7 @@ class PostgresStore:
                 (json.dumps(sorted(self._reached)), self._pipeline, epoch),
             )
         except psycopg.Error as error:
-            # most targets ignore an epoch they have: it does little harm
+            # mostly harmless: most targets ignore an epoch that they hold
             log.warning(
                 '%s: epoch %d is in target "%s" and that could not be noted: %s',
                 self._pipeline,
@@ -390,7 +392,7 @@ class PostgresStore:
             )
 
     def discard_attempt(self, epoch: int) -> None:
-        """Rows in the staged table count only once a commit names them."""
+        """Do nothing: staged rows count only once a commit names them."""
 
     @report_database_errors
     def collect_garbage(self) -> None:

@@ -1,10 +1,11 @@
-"""Whose table is it? Looked at before anything is dropped, renamed or gone on with: a name alone proves nothing.
+"""Which pipeline owns a table. It is checked before a table is dropped, renamed or reused: a name alone proves nothing.
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment: the default of their column `pipeline_name` tells whose a state is, and a view
-is of whoever owns the table that it reads. They get the names and comments of today when their pipeline starts.
+Tables of earlier versions have no comment. The default of their column `pipeline_name` names the owner of a state,
+and a view
+belongs to the owner of the table that it reads. They get current names and comments when their pipeline starts.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from slackwater.errors import StateError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.tables import TableNames
 
-STAGES = range(MOST_STAGES)  # what is put aside is looked for in all of them
-KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in the order in which they can be dropped
+STAGES = range(MOST_STAGES)  # all stage numbers in which tables to put aside are searched
+KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in an order in which they can be dropped
 _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A relation that bears a name of ours. `owner`: in words; None for us."""
+    """A relation with a name of the pipeline. `owner` describes another owner; None for this pipeline."""
 
-    name: str  # as SQL
+    name: str  # quoted SQL name
     owner: str | None
 
 
 def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
-    """Whether one of the pipeline's names is taken, and by whom."""
+    """Return the owner of the table with this name; None if no such table exists."""
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
@@ -62,7 +63,7 @@ def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
-    """Whose a view is: of whoever owns the state that it reads."""
+    """Return the owner of a view: that of the state table which it reads."""
     state = find_owner(db, tables, "state")
     if state is None or state.owner is not None:
         return "somebody else, as it does not read this pipeline's table" if state is None else state.owner
@@ -75,13 +76,15 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -
 
 
 def _literal(default: str | None) -> str | None:
-    """The text of `'orders'::text`."""
+    """Return the text of a literal such as `'orders'::text`."""
     match = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
     return match[1].replace("''", "'") if match else None
 
 
 def own_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
-    """One of the pipeline's tables, as SQL; None if it is not there. Raises StateError if the name is somebody else's."""
+    """Return a table of the pipeline as a quoted SQL name; None if it is missing. Raises StateError if another owner has
+    the name.
+    """
     owned = find_owner(db, tables, table_kind)
     if owned is None or owned.owner is None:
         return None if owned is None else owned.name
@@ -92,12 +95,12 @@ def own_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) 
 
 
 def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Whether none of the pipeline's names is somebody else's; else what bears it is left alone."""
+    """Return whether no other owner has one of the pipeline's names."""
     return all((owned := find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
 def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
-    """Drop the pipeline's own tables, as far as they are there. Raises StateError, before anything, if one is not its own."""
+    """Drop the pipeline's own tables, if they exist. Raises StateError before any change if one has another owner."""
     names = {table_kind: own_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
     for table_kind, name in names.items():
         if name is not None:
@@ -105,14 +108,14 @@ def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) ->
 
 
 def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> None:
-    """Say whose a table is."""
+    """Write the owner of a table into its comment."""
     comment = tables.comment(table_kind).replace("'", "''")
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     db.execute(f"COMMENT ON {KINDS[table_kind]} {name} IS '{comment}'")
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """The tables under the names that they bear: a state that no start has renamed yet is read under the former ones."""
+    """Return the tables under their existing names. A state that no start has renamed yet has former names."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -126,12 +129,13 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
 
 
 def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Give the state of a stage another name, or another pipeline; what is made at each start goes. In a transaction.
+    """Rename the state of a stage, or move it to another pipeline. Views and unlogged staged rows are dropped. Needs a
+    transaction.
 
-    Raises StateError if one of the names is somebody else's.
+    Raises StateError if one of the names has another owner.
     """
     current, moves = own_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
-    if moves:  # else the view stays until its table changes
+    if moves:  # otherwise the view stays until its table changes
         drop_tables(db, tables, "windows")
     if current is None:
         if moves:
@@ -154,7 +158,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 
 
 def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """What the latest commit names goes with the state; what no commit can name, as it is not logged, goes."""
+    """Rename the table of staged rows with the state. An unlogged one is dropped, because no commit names its rows."""
     name = own_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
     if name is None or row != ("p",):
@@ -167,7 +171,7 @@ def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNa
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Our indexes of a state get names of ours: those that Postgres chooses could be the name of another pipeline's table."""
+    """Rename the indexes of a state, because a name chosen by Postgres could be that of another pipeline's table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
         " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
@@ -185,7 +189,7 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
 
 
 def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
-    """Give all that the pipeline has in this schema to another name, and nothing that is not its own."""
+    """Rename everything that the pipeline owns in this schema."""
     for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     current = current_names(db, tables, len(STAGES))
@@ -201,6 +205,6 @@ def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
 
 
 def forget(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Delete what the tables of all pipelines hold of this one."""
+    """Delete the rows of the pipeline in the shared tables."""
     for shared in tables.shared_tables:
         db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

@@ -11,7 +11,7 @@ from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, REVISED, TOMBSTONE, WHOLE, KeyedState
 
-# the hidden columns of a state row, as people read them
+# names of the hidden columns of a state row in the table
 _READABLE = {
     "__h": "unit",
     "__kh": "key_hash",
@@ -28,14 +28,15 @@ _OWN = ("pipeline_name", "ordinal", "state_version", "epoch", "updated_at")
 _RESERVED = {*_READABLE.values(), *_OWN, "token"}
 
 
-MARK = "#"  # no pipeline's name holds it: what stands behind it is ours
+MARK = "#"  # never part of a pipeline's name: separates the name from suffixes
 
 
 @dataclass(frozen=True)
 class TableNames:
-    """The names of a pipeline's tables, as SQL, and their columns. `stage`: tables of a later stage bear its number.
+    """The quoted SQL names of a pipeline's tables, and their columns. Tables of later stages carry the number of the
+    stage.
 
-    `former`: the stages whose tables still bear the names that earlier versions gave them; a start renames these.
+    `former`: stages whose tables still have the names of earlier versions. A start renames them.
     """
 
     schema: str
@@ -68,7 +69,7 @@ class TableNames:
 
     @property
     def shared_tables(self) -> tuple[str, ...]:
-        """The tables that all pipelines in the schema share."""
+        """Return the tables that all pipelines in the schema share."""
         return self.outputs, self.lists, self.offsets, self.runs, self.pipelines
 
     @property
@@ -84,10 +85,11 @@ class TableNames:
         return self._named(self.name_of("windows"))
 
     def name_of(self, table_kind: str, index: str = "") -> str:
-        """`slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
+        """Return `slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
 
-        Two pipelines never have one name: what stands behind `#` is no part of theirs. A long name is cut, and made unique
-        by its hash.
+        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. A long name is truncated
+        and made unique
+        by a hash.
         """
         if self.stage in self.former and not index:
             return self._former_name_of(table_kind)
@@ -99,7 +101,9 @@ class TableNames:
         return name + tail
 
     def _former_name_of(self, table_kind: str) -> str:
-        """The name before stages were set apart from pipelines: that of `orders`' second stage could be that of `orders.2`."""
+        """Return the name of earlier versions. The second stage of `orders` and a pipeline `orders.2` had the same
+        name.
+        """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
         if len(name) <= client.NAME_BYTES:
@@ -110,11 +114,11 @@ class TableNames:
         return replace(self, stage=stage)
 
     def comment(self, table_kind: str) -> str:
-        """What the comment on a table of ours says: whose it is."""
+        """Return the comment of a table, which names its owner."""
         return f'Slackwater: {table_kind} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
     def columns(self, logic: KeyedState) -> dict[str, str]:
-        """Column of a state row -> column of the table."""
+        """Map the columns of a state row to columns of the table."""
         taken = set(_RESERVED)
 
         def free(name: str, prefix: str) -> str:
@@ -129,7 +133,7 @@ class TableNames:
         return {**hidden, **keys, **accumulators}
 
     def shared(self) -> list[str]:
-        """Statements that make the tables of all pipelines in this schema."""
+        """Return the statements that create the tables shared by all pipelines in this schema."""
         return [
             f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
                 pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,
@@ -149,14 +153,14 @@ class TableNames:
         ]
 
     def types(self, logic: KeyedState) -> dict[str, str]:
-        """Column of the table -> its type, without those that every state has."""
+        """Map the columns of the table to their types, without the columns that all state tables have."""
         types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
         return {column: types[name] for name, column in self.columns(logic).items()}
 
     @property
     def _literal(self) -> str:
-        """The pipeline's name in a statement."""
+        """Return the pipeline's name as an SQL literal."""
         return "'" + self.pipeline.replace("'", "''") + "'"
 
     def create_state(self, logic: KeyedState) -> str:
@@ -169,18 +173,22 @@ class TableNames:
         )
 
     def create_empty(self) -> str:
-        """The table of a stage without state: it stays empty, and whatever looks at the tables of all stages finds one."""
+        """Return the statement that creates the empty table of a stage without state, so that every stage has a
+        table.
+        """
         columns = (
             f"pipeline_name text NOT NULL DEFAULT {self._literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
         )
         return f"CREATE TABLE {self.state} ({columns})"
 
     def create_index(self) -> str:
-        """What finds the rows that are due."""
+        """Return the statement that creates the index for due rows."""
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedState) -> str:
-        """Give a table that was made for windows without revisions the columns of these."""
+        """Return a statement that adds the columns of revisions to a table from before; empty if the window has no
+        revisions.
+        """
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
         added = [
@@ -190,7 +198,9 @@ class TableNames:
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def alter_state(self, logic: KeyedState, existing_columns: Sequence[str]) -> list[str]:
-        """Statements that give a table with these columns those of a changed window, and its view; none if it has them."""
+        """Return the statements that change a table with these columns, and its view, to those of a changed window;
+        empty if equal.
+        """
         types = self.types(logic)
         expected_columns = {*types, *_READABLE.values(), *_OWN}
         added = [f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in types.items() if c not in existing_columns]
@@ -207,7 +217,7 @@ class TableNames:
         ]
 
     def create_staged(self, logic: KeyedState) -> list[str]:
-        """Statements that make the table of versions that the table of the state does not have yet."""
+        """Return the statements that create the table of versions that are not merged yet."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
             f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
@@ -216,16 +226,16 @@ class TableNames:
         ]
 
     def complete_staged(self, logic: KeyedState, existing_columns: Sequence[str]) -> str:
-        """Give the table of staged rows, with these columns, those of a changed window; empty if it has them."""
+        """Return a statement that adds missing columns to the table of staged rows; empty if none is missing."""
         added = [
             f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in existing_columns
         ]
         return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
 
     def newest(self, columns: str) -> str:
-        """SQL of the rows as of the latest commit: the staged versions that it names, and the state table where there is none.
+        """Return the SQL of all rows as of the latest commit: the staged versions that it names, else the state table.
 
-        `columns`: of both tables.
+        `columns`: columns of both tables.
         """
         return (
             "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"
@@ -239,7 +249,7 @@ class TableNames:
         )
 
     def create_view(self, logic: KeyedState) -> str:
-        """The open windows, for people: without hashes, and only what the watermark has not closed."""
+        """Return the statement that creates the view of open windows, without hashes."""
         names = self.columns(logic)
         shown = client.quote_names([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])
         return (

@@ -1,6 +1,7 @@
-"""Checks rows of a state that are read from a table: what somebody else wrote there ends in one refusal, not in an error of a library.
+"""Checks of state rows that are read from a table. Foreign changes lead to one clear refusal instead of an error in a
+library.
 
-table ─▶ columns of the expected types ─▶ no NULL where a state has none, kinds that there are ─▶ what a step reads
+table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from slackwater.errors import EpochError, StateError
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
-_FAR = 2**62  # µs: what a commit may say of a time
+_FAR = 2**62  # µs: limit of times in a commit
 _WAYS = (
     "somebody else changed it. Restore the database from a backup, see what is left with `slackwater state verify`, or start over with: "
     "slackwater run FILE --rebuild"
@@ -25,7 +26,9 @@ _WAYS = (
 
 @contextmanager
 def reading(table: str) -> Iterator[None]:
-    """While rows of a table are fetched: raise EpochError if the database does not answer, StateError if they do not fit."""
+    """Fetch rows of a table within this block. Raises EpochError for a connection error, StateError for unexpected
+    values.
+    """
     try:
         yield
     except ConnectionError as error:
@@ -38,7 +41,10 @@ def reading(table: str) -> Iterator[None]:
 
 
 def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
-    """Raise StateError for NULL in one of these columns (with their names in the table), a time beyond the calendar, or an unknown kind."""
+    """Raise StateError for NULL in one of these columns, a time beyond the calendar, or an unknown kind.
+
+    `names` maps columns of the frame to columns of the table.
+    """
     for column, name in names.items():
         if column in frame.columns and (count := frame[column].null_count()):
             raise StateError(

@@ -1,12 +1,13 @@
-"""Versions that lie in the staged table become the state: the newest of each unit, all at once, in a transaction of the caller's.
+"""Merging of staged versions into the state: the newest version of each unit, in a transaction of the caller.
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
               token b  unit 7  v 3
     record    [state] [a] [b]                       [state]
 
-A commit of many rows lists their tokens, and the state table stays as it is; readers lay the newer versions over it. So a unit
-that comes in eight epochs is written to the table once.
+A commit of many rows only lists their tokens and does not change the state table; readers overlay the newer versions.
+So a unit
+that changes in eight epochs is written to the table once.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from slackwater.windows.state_rows import TOMBSTONE
 
 log = logging.getLogger("slackwater")
 
-FEW_ROWS = 10_000  # so many are folded at once: the table then is what the latest commit says
-MOST_ROWS = 4_000_000  # and so many are not left for later
-MOST_TOKENS = 16  # of a shard: what is due is looked for in each of them
+FEW_ROWS = 10_000  # up to this many rows are merged in every commit
+MOST_ROWS = 4_000_000  # beyond this many rows are merged
+MOST_TOKENS = 16  # of a shard; every search for due rows reads all of them
 _SORTING = "64MB"
 
 Segments = Sequence[Sequence[SegmentMeta]]
 
 
 def staged_segments(segments: Segments) -> list[SegmentMeta]:
-    """What of a stage lies in the staged table."""
+    """Return the segments of a stage whose rows are in the staged table."""
     return [m for metas in segments for m in metas if m.file]
 
 
 def should_merge(segments: Segments) -> bool:
-    """Whether what lies in the staged table should become the state now."""
+    """Return whether the staged rows should be merged now."""
     rows = sum(m.rows for m in staged_segments(segments))
     most = max((sum(1 for m in metas if m.file) for metas in segments), default=0)
     return rows <= FEW_ROWS or rows > MOST_ROWS or most >= MOST_TOKENS
 
 
 def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
-    """Raise EpochError if rows that a commit is to name are not there."""
+    """Raise EpochError if staged rows that a commit will name are missing."""
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
@@ -64,9 +65,9 @@ def _count(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta
 
 
 def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segments: Segments) -> int:
-    """Replace units of the state by their newest versions; what is staged stays. Return how many rows the table gained.
+    """Write the newest staged version of each unit to the state table, and return how many rows the table gained.
 
-    Raises StateError if some of it is gone.
+    The staged rows are not deleted. Raises StateError if some of them are missing.
     """
     metas = staged_segments(segments)
     if not metas:
@@ -81,13 +82,13 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
     values = ", ".join(
         f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
     )
-    # a unit is of one shard, whose tokens are in order
+    # a unit belongs to one shard, whose tokens are ordered
     tokens = [(m.file, place) for of_shard in segments for place, m in enumerate(of_shard) if m.file]
     names, places = [token for token, _ in tokens], [place for _, place in tokens]
     several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
-    # the places that a unit no longer has, as of any version: those that the newest has are written below
+    # delete the positions that any version removed; those of the newest version are written below
     removed = db.execute(
         f"DELETE FROM {state} s USING (SELECT DISTINCT unit, ordinal FROM {staged} WHERE token = ANY(%s) AND kind = {TOMBSTONE}) t"
         " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
@@ -103,7 +104,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
         arguments: tuple[Any, ...] = (names, places)
     else:
         source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
-    # xmax is 0 in a row that is new, and the lock's in one that is replaced
+    # xmax is 0 in a new row, and the locking transaction's in a replaced one
     added = db.execute(
         f"WITH written AS (INSERT INTO {state} ({listed}) SELECT {listed} FROM {source} WHERE kind <> {TOMBSTONE}"
         f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
@@ -114,7 +115,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
 
 
 def merged_commit(commit: Commit) -> Commit:
-    """The same commit when all that it names lies in the tables of the state."""
+    """Return the commit as it is after all of its staged rows were merged."""
     stages = tuple(
         s.model_copy(update={"segments": tuple(collapsed_segments(metas) for metas in s.segments)})
         if staged_segments(s.segments)
@@ -125,7 +126,9 @@ def merged_commit(commit: Commit) -> Commit:
 
 
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
-    """The figures about a shard after its staged rows became part of the table. `size`: of its share, where that is known."""
+    """Return the segments of a shard after its staged rows were merged. `size`: its share of the table in bytes, if
+    known.
+    """
     if not metas:
         return ()
     return (
@@ -142,7 +145,7 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
 
 
 def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> Commit:
-    """Check the tables, and fold what the latest commit names: a start finds the tables of the state as they are meant.
+    """Check the tables, and merge the rows that the latest commit names.
 
     Raises StateError.
     """
@@ -163,7 +166,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
 
 
 def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
-    """Fold what the stages of a commit name; return the commit with the rows that their tables have then."""
+    """Merge the staged rows of all stages; return the commit with the new numbers of rows."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
         commit = with_gained_rows(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
@@ -173,7 +176,7 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
 
 
 def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
-    """Return the commit with the rows that the table of a stage has after a fold."""
+    """Return the commit with the number of rows that the table of a stage has after a merge."""
     stages = list(commit.stages)
     if (table := stages[number].table) is not None:
         update = {"table": table.model_copy(update={"rows": table.rows + gained})}
@@ -182,16 +185,17 @@ def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
 
 
 def staged_tokens(commit: Commit) -> frozenset[str]:
-    """The tokens of what is staged and part of this commit."""
+    """Return the tokens of staged rows in this commit."""
     return frozenset(m.file for m in commit.metas if m.file)
 
 
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, done: Commit
 ) -> frozenset[str]:
-    """After a commit: copies of what it folded go, and the place of their rows is there for others. What waits now.
+    """Delete local copies of merged rows and vacuum the staged tables after a commit. Return the tokens that are still
+    staged.
 
-    `before`: what waited; `commit`: as it was asked for.
+    `before`: the tokens before the commit. `commit`: the commit as requested. `done`: the commit as stored.
     """
     waits = staged_tokens(done)
     local_cache.forget_copies((before | staged_tokens(commit)) - waits)
@@ -199,7 +203,7 @@ def clear_merged(
         if not staged_segments(stage.segments):
             try:
                 db.execute(f"VACUUM {tables.for_stage(number).staged}")
-            except psycopg.Error as error:  # the commit is made: autovacuum, or the next one, comes by
+            except psycopg.Error as error:  # the commit succeeded; autovacuum or the next commit cleans up
                 log.warning("%s: staged rows were not vacuumed: %s", tables.pipeline, client.error_reason(error))
     return waits
 
