@@ -113,7 +113,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 
         def changed(step: Nth, **more: Any) -> list[tuple[str, str]]:
             pipeline = pipeline_for(step, ["a"], transform_type=WithNth, name=NAME)
-            return [(c.what, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
+            return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
         assert changed(Nth(every=3, key=["user"])) == [("every", COMPATIBLE)]

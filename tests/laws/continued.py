@@ -183,7 +183,7 @@ class Story:
         found = plan._compare_with_state(self.pipeline)
         if found is None:
             return plan._refusal(self.pipeline)
-        return found.waits or "; ".join(c.line for c in found.of(REBUILD)) or None
+        return found.waits or "; ".join(c.line for c in found.with_verdict(REBUILD)) or None
 
     def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:
         """Start, read what is there, and compare the target with the oracle; returns why it was refused."""

@@ -65,13 +65,13 @@ def test_the_plan_says_what_stages_need() -> None:
         compare_config(of(W, X, Y), state),
         compare_config(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
     )
-    assert [(c.what, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
+    assert [(c.key, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
     assert "begins empty" in more.changes[0].how
-    told = {c.what: (c.verdict, c.level) for c in fewer.changes}
+    told = {c.key: (c.verdict, c.level) for c in fewer.changes}
     assert told['stage "w"'] == ("migrated", "warning")
     assert told["stages[0].from"][0] == "compatible"
     another = compare_config(of(W, counting("z", "w", "total")), state)
-    assert {c.what for c in another.of("migrated")} == {'stage "x"', 'stage "z"'}, (
+    assert {c.key for c in another.with_verdict("migrated")} == {'stage "x"', 'stage "z"'}, (
         "a name that is unknown is a new stage"
     )
     before = compare_config(

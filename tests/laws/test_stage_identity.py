@@ -130,7 +130,7 @@ def plan(before: list[Kept], after: list[Kept], store: str = "files") -> dict[st
     with LocalPipeline(described(before), {"user": "string"}, listen=False) as test:
         test.pipe({"a": [{"user": "u", "ts": 0}]})
         changes = compare_config(described(after, store), test._driver.state).changes
-    return {c.what: (c.verdict, c.level, c.how) for c in changes if not c.what.startswith("target")}
+    return {c.key: (c.verdict, c.level, c.how) for c in changes if not c.key.startswith("target")}
 
 
 def test_a_plan_says_what_becomes_of_each_stage() -> None:

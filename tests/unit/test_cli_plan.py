@@ -55,7 +55,7 @@ def latest() -> Commit:
 
 def found(text: str) -> dict[str, KeyChange]:
     compared = compare.compare_config(toml.loads(text), latest())
-    return {c.what: c for c in compared.changes}
+    return {c.key: c for c in compared.changes}
 
 
 def test_without_a_state_it_says_so(say: Say) -> None:
@@ -161,7 +161,7 @@ def test_a_stage_that_is_gone_lets_its_rows_go() -> None:
     other = one.stages[0].model_copy(update={"name": "other"})
     two = one.model_copy(update={"stages": (one.stages[0], other)})
     (change,) = compare.compare_config(toml.loads(SESSION), two).changes
-    assert (change.what, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
+    assert (change.key, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
     assert "are forgotten, open windows with them" in change.how
 
 

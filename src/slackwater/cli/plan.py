@@ -121,7 +121,7 @@ def _json_object(pipeline: Pipeline, comparison: ConfigComparison | None, refuse
             "sum": refused or _no_state_text(pipeline),
         }
     listed = [
-        {"what": c.what, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
+        {"what": c.key, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
         for c in comparison.changes
     ]
     return {

@@ -99,7 +99,7 @@ class Startup:
                 migrate.read_stage(s.operator, self.store, before, epoch, s.number) for s, before in stages_and_states
             ]
         with timer.phase("stage"):
-            after = tuple(one.spread(self.store, shards) for one in migrations)
+            after = tuple(one.write_shards(self.store, shards) for one in migrations)
         with timer.phase("commit"):
             commit = next_commit.next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
             commit = _described(stages, _caught_up(stages, commit, pairs))

@@ -1,10 +1,10 @@
-"""Columns that are new: what of a state and of a target takes them, and what becomes of the rows of before.
+"""Added columns: which state and which targets accept them, and what earlier rows have in them.
 
-    source ──▶ SQL ──▶ join: rows that wait have NULL there ──▶ results ──▶ target: gets the column, NULL in its rows
-    schema_changes = "add" says so for all of it
+    source ──▶ SQL ──▶ join: buffered rows have NULL there ──▶ results ──▶ target: gets the column, NULL in its rows
+    schema_changes = "add" allows all of it
 
-Columns only come, none goes or changes its type. A target gets those that the latest commit did not write to it, where rows of
-such a source come to it; a table that this state has not written to is left as it is.
+Columns are only added, never removed or changed in type. A target gets the columns that the latest commit did not write
+to it, if rows of such a source reach it. A table that this state has not written to is not changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slackwater.evolution.difference import COMPATIBLE, KeyChange
 from slackwater.state.commit import Commit, StageState
 
 ADD = "add"
-Types = Mapping[str, str | None]  # of columns by name; None: unknown
+Types = Mapping[str, str | None]  # type of each column by name; None if unknown
 
 
 def _shown(columns: Types) -> str:
@@ -31,14 +31,16 @@ def _shown(columns: Types) -> str:
 
 
 def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
-    """The columns that are new on each side of a join, as a fingerprint has them; None where one is gone, or of another type."""
+    """Return the added columns of each side of a join, as a fingerprint has them; None if one is missing or has another
+    type.
+    """
     if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
         return None
     return [[column for column in is_ if column not in was] for was, is_ in zip(before, now, strict=True)]
 
 
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
-    """Columns that a join carries from the next start on, as they come out of it: nothing is written anew for them."""
+    """Return the change for added columns of a join. The state is not rewritten for them."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
     how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL there, and stay as they are stored"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
@@ -49,7 +51,7 @@ def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
 
 
 def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
-    """The targets that rows of a source come to whose new columns are taken."""
+    """Return the targets that receive rows of a source whose added columns are accepted."""
     adding = {s.name for s in pipeline.sources if s.schema_changes == ADD}
     for name, sub_pipeline in pipeline.stage_pipelines.items():
         if adding & {s.name for s in sub_pipeline.sources}:
@@ -60,7 +62,9 @@ def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
 def added_target_columns(
     pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
 ) -> dict[str, dict[str, str | None]]:
-    """The columns that a start gives to targets, by name. `results`: the columns of stages, as far as they are known."""
+    """Return the columns that a start adds to targets, by name. `results`: the columns of stages, as far as they are
+    known.
+    """
     if commit is None or not commit.targets:
         return {}
     now, added = destinations.configured_targets(pipeline), {}
@@ -73,7 +77,7 @@ def added_target_columns(
 
 
 def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
-    """The same, in words."""
+    """Return the changes for the columns that a start adds to targets."""
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"

@@ -1,4 +1,4 @@
-"""What changed settings mean for a state, in words: one sentence per key of a window or join."""
+"""Messages about what a changed setting means for a state: one sentence per key of a window or join."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Text = Callable[[Any, Any, StageState], str]
 
 
 def gap_text(before: int, after: int, open_: int) -> str:
-    """A gap that changed, in milliseconds."""
+    """Return the sentence for a changed gap, in milliseconds."""
     if after > before:
         return (
             f"{open_:,} open and retained sessions reach to their last event + {show_duration(after)}; those that now touch "
@@ -82,7 +82,7 @@ BY_KEY: Mapping[str, Text] = {
 
 
 def columns_text(pipeline: Pipeline) -> list[str]:
-    """The names of the output columns of a window."""
+    """Return the names of the output columns of a window."""
     w = pipeline.target_stage.transform.step
     if not isinstance(w, Window):
         return []

@@ -1,4 +1,4 @@
-"""Starting from what a store holds: does it fit this pipeline, and how does it become this pipeline's state."""
+"""Build commits and descriptions from a config: the first commit, and the stages and sources of a start."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageStat
 
 
 def emission_of(stage: StageState) -> dict[str, Any]:
-    """How the windows of a state were emitted."""
+    """Return how the windows of a state were emitted."""
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
 def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
-    """What a commit says of a step; empty for what no text can name.
+    """Return the description of a step for the commit; empty if it contains something that has no text form.
 
-    Part of every commit, so that a state can be read without a config. SQL is not: it may hold secrets, see `sql_hashes`.
+    It is part of every commit, so that a state can be read without a config. SQL is not part of it, since it may
+    contain secrets; see `sql_hashes`.
     """
     data = as_data(step)
     return {} if data is None else operator.description(data)
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Hashes of the SQL of one stage, by where the config has it; "" for none."""
+    """Return hashes of the SQL of one stage, by its key in the config; "" without SQL."""
     transform = pipeline.transform
     hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.input_paths}
     return hashes | {key: _hash(sql) for w in pipeline.input_paths for key, sql in pipeline.sql_chain(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Hashes of what each source of one stage reads; "" for a DataFrame."""
+    """Return hashes of what each source of one stage reads; "" for a DataFrame."""
     return {f'source "{s.name}" query': _hash(s.query and as_written(s.query)) for s in pipeline.sources}
 
 
@@ -52,8 +53,10 @@ def _hash(text: str | None) -> str:
 
 
 def check_described(commit: Commit, stage: StageState, window: Window) -> None:
-    """Raise StateError if a state describes another window than the one that its rows were written for, as far as can be told
-    without the types of its aggregations. `window`: as it is described."""
+    """Raise StateError if a state describes another window than the one that its rows were written for.
+
+    It only checks what it can without the types of the aggregations. `window`: the described window.
+    """
     wrote, described = stage.fingerprint, stage.described
     lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
     wrong = [key for key in lengths if wrote.get(key) != getattr(window, key)]
@@ -71,13 +74,13 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
-    """The operator with the accumulators that a state holds, where an earlier version kept them in another form."""
+    """Return the operator with the accumulators that a state holds, if an earlier version stored them in another form."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
     return replace(operator, aggs=tuple(a.as_written(fingerprints.get(a.name)) for a in operator.aggs))
 
 
 def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
-    """The columns that a window of the state reads: as it describes itself, or as its fingerprint tells."""
+    """Return the columns that a window of the state reads, from its description or else from its fingerprint."""
     if "columns" in stage.described:
         return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
     written = stage.fingerprint
@@ -93,7 +96,7 @@ def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
 def first_commit(
     names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
 ) -> Commit:
-    """The state before the first epoch, of all stages; never committed itself."""
+    """Return the state of all stages before the first epoch. It is never committed itself."""
     stages = (first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
     return Commit(
         pipeline=operators[0].pipeline,
@@ -106,7 +109,7 @@ def first_commit(
 
 
 def first_state(name: str, operator: Operator, shards: int) -> StageState:
-    """A stage before its first epoch."""
+    """Return a stage before its first epoch."""
     none = (0,) * shards
     settings = {"fingerprint": operator.fingerprint, "emission": operator.emission}
     return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **settings)
@@ -115,7 +118,7 @@ def first_state(name: str, operator: Operator, shards: int) -> StageState:
 def with_stages(
     commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
-    """The state with the stages of this config: those that are kept, and those that begin. See `pairing`."""
+    """Return the state with the stages of this config: matched ones and new ones. See `stage_matching`."""
     stages = (
         before or first_state(name, operator, commit.shards)
         for name, operator, before in zip(names, operators, matched, strict=True)
@@ -124,7 +127,7 @@ def with_stages(
 
 
 def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
-    """The state with what its stages are, as this config has them: name, the step alone, its operator."""
+    """Add the descriptions of the stages of this config: name, the pipeline of the stage alone, operator."""
     stage_states = []
     for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
         description = {
@@ -140,14 +143,14 @@ def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Oper
 def with_sources(
     commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
 ) -> Commit:
-    """The state with the sources of this config: new ones begin, removed ones are forgotten (so is their offset).
+    """Return the state with the sources of this config: new ones are added, removed ones are dropped with their offsets.
 
-    `names`: of the sources; `inputs`: of each stage; `schemas`: of the sources that have one.
+    `names`: the sources. `inputs`: the inputs of each stage. `schemas`: the schemas of the sources that have one.
     """
     sources = {n: commit.sources.get(n, SourceRecord()).model_copy(update={"columns": schemas.get(n)}) for n in names}
     clocks = {
         n: clock for n, clock in commit.clocks.items() if n in names
-    }  # a stage that begins hears what others heard
+    }  # a new stage starts with the clocks that other stages have
     stages = (
         s.model_copy(update={"clocks": {n: s.clocks.get(n) or clocks.get(n, ClockRecord()) for n in inputs[s.name]}})
         for s in commit.stages
@@ -156,9 +159,9 @@ def with_sources(
 
 
 def check_schema(source: str, before: str | None, now: str) -> list[str]:
-    """Compare a source's columns (Spark's JSON) with those it was first read with.
+    """Compare a source's columns (Spark's JSON) with those of its first start.
 
-    Raises StartError for a missing or changed column, by name; returns warnings about new ones.
+    Raises StartError for a missing or changed column, by name. Returns warnings about new ones.
     """
     if before is None:
         return []
@@ -173,7 +176,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
 
 
 def types_of(schema: str) -> dict[str, str]:
-    """The columns of a source, by name, as Spark writes them in JSON."""
+    """Return the types of a source's columns by name, as Spark writes them in JSON."""
     return {
         f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]
         for f in json.loads(schema)["fields"]

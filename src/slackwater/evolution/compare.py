@@ -1,7 +1,8 @@
-"""What a config changes about a state: each difference with its verdict. Pure: what the state says of itself, and the config.
+"""Compare a config with a state: each difference with its verdict. Pure: it only uses the state's description and the
+config.
 
-`slackwater plan` prints this, and a start carries it out or refuses it in the same words. Only a start knows the types of the
-columns that come out of the SQL; without them (`steps` is None) those that the state knows count.
+`slackwater plan` prints the result; a start applies or refuses it with the same messages. Only a start knows the types
+of the output columns of the SQL. Without them (`steps` is None), the types in the state are used.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ def compare_config(
     shards: int | None = None,
     missing: Sequence[str] = (),
 ) -> ConfigComparison:
-    """Compare a commit with a config. `shards`: how many a start has, None where only it knows. `missing`: targets without their part.
+    """Compare a commit with a config.
+
+    Args:
+        pipeline: The config.
+        commit: The commit of the state.
+        steps: The operators of the stages; None if the types of their columns are unknown.
+        shards: The number of shards of the start; None if only the start knows it.
+        missing: Targets that do not have their part of the commit.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
@@ -58,7 +66,7 @@ def compare_config(
 
 
 def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
-    """Stages that begin, that are renamed, and that are gone."""
+    """Yield the changes for new, renamed and removed stages."""
     moved = _reorder_problem(pipeline, commit, pairs)
     before = [s.name for s in commit.stages]
     for number, ((name, sub_pipeline), state) in enumerate(
@@ -91,7 +99,7 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
 
 
 def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """What a stage of several reads: sources, and stages under their names of today."""
+    """Yield the change for the inputs of a stage, with stages under their current names."""
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
@@ -106,7 +114,9 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
 
 
 def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
-    """Why the stages of a state cannot stay where a store keeps them: tables bear the place of their stage."""
+    """Return why the stages of a state cannot change their positions: in Postgres, tables are named by the position of
+    their stage.
+    """
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
         return None
@@ -123,7 +133,7 @@ def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> s
 
 
 def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
-    """Sources, shards, targets."""
+    """Yield the changes of sources, shards and targets."""
     sources = commit.sources
     for source in pipeline.sources:
         if sources and source.name not in sources:
@@ -144,7 +154,9 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
 
 
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """SQL and what sources read; the state has hashes of them. Whether other SQL means the same, only its author knows."""
+    """Yield the changes of SQL and queries, of which the state has hashes. It cannot tell whether other SQL means the
+    same.
+    """
     hashes = state.texts
 
     def short(text: str) -> str | None:

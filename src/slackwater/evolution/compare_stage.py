@@ -1,6 +1,6 @@
-"""What a config changes about one stage of a state: the difference of a window, or of a join, key by key.
+"""Compare one stage of a state with the config: the differences of a window, a join or another step, key by key.
 
-Only a start knows the types of the columns that come out of the SQL; without them those that the state knows count.
+Only a start knows the types of the output columns of the SQL. Without them, the types in the state are used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from slackwater.windows.logic import allowed_us
 
 @dataclass(frozen=True)
 class StageComparison:
-    """One step: as the state has it (`state`, of `commit`) and as the config has it; `made` with all types, where they are known."""
+    """One step in the state (`state`, of `commit`) and in the config (`step`); `operator` has all types, if they are
+    known.
+    """
 
     step: Spec
     commit: Commit
@@ -88,7 +90,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _columns(self) -> Mapping[str, Field]:
-        """The columns whose types are known."""
+        """Return the columns whose types are known."""
         if self.operator is not None:
             return _read_by(self.operator)
         assert isinstance(self.step, Window)
@@ -127,7 +129,7 @@ class StageComparison:
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
-        """Migrated, if the state says by which window its rows are to be read."""
+        """Return a migration if the state describes the window of its rows, else a rebuild."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
         why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
@@ -168,10 +170,14 @@ class StageComparison:
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """All that the fingerprint does not hold. What rewrites the state is its emission."""
+        """Yield the changes of settings that are not in the fingerprint. The state is only rewritten if its emission
+        changes.
+        """
         was, now = commit_from_config.emission_of(self.state), _emission(new)
         rewrites, is_explained = was != now, False
-        assumed = self.state.described.get("assumed", ())  # no config said so
+        assumed = self.state.described.get(
+            "assumed", ()
+        )  # keys whose stored values were assumed, not read from a config
         for key in type(new).PARSERS if old is not None else ():
             if key not in BY_KEY or key in assumed:
                 continue
@@ -206,7 +212,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
-        """Columns that came; a config alone does not tell which."""
+        """Yield the change for added columns. The config alone does not show them."""
         if self.operator is not None and any(new):
             sides = zip(_sides(self.operator), new, strict=True)
             columns = {
@@ -220,7 +226,10 @@ class StageComparison:
     # -- others --------------------------------------------------------------------------------------------------
 
     def _other(self, new: Spec) -> Iterator[KeyChange]:
-        """Without its lasting keys, and what its fingerprint has more, nothing goes on; all else holds from the next start on."""
+        """Yield the changes of other steps.
+
+        Changes of its `STATE_KEYS` or of its fingerprint need a rebuild; all other changes are compatible.
+        """
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
         old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
@@ -242,14 +251,14 @@ class StageComparison:
 
 
 def kind_name(kind: object) -> str:
-    """What people call a step whose fingerprint has this kind; older states have none."""
+    """Return the name of a step, for people, by the kind in its fingerprint; older states have no kind."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
 
 
 @singledispatch
 def _read_by(operator: Operator) -> Mapping[str, Field]:
-    """The columns of the rows that a window reads."""
+    """Return the columns of the rows that a window reads."""
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
@@ -260,7 +269,7 @@ def _(operator: WindowOperator) -> Mapping[str, Field]:
 
 @singledispatch
 def _sides(operator: Operator) -> Sequence[JoinSide]:
-    """The two that are joined."""
+    """Return the two sides of a join."""
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
@@ -270,7 +279,7 @@ def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
 
 
 def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint as far as a config without types tells: what it leaves open is as it was."""
+    """Return the fingerprint of a join from a config without types; the unknown parts are those of the state."""
     names = [list(new.left_keys), list(new.right_keys)]
     former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]
     return {
@@ -282,14 +291,14 @@ def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """As `Operator.emission`, of a spec."""
+    """Return `Operator.emission` for a spec."""
     if isinstance(step, Window):
         return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:
-    """What its accumulators depend on, or did in earlier versions; None if a column's type is not known."""
+    """Return what the accumulators of an aggregation depend on, now or in earlier versions; None if a type is unknown."""
     names = [*([spec.column] if spec.column else []), *spec.further_columns()]
     if any(n not in columns for n in names):
         return None
@@ -299,7 +308,7 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
 
 
 def _neutral_problem(spec: Aggregation) -> str | None:
-    """Why an aggregation has no accumulators of no rows; None if it has."""
+    """Return why an aggregation has no accumulators for no rows; None if it has."""
     if spec.builtin:
         return None
     aggregator = spec.aggregator()

@@ -1,4 +1,4 @@
-"""The targets of a config against those of a commit: what goes elsewhere from now on, and what may not while an epoch waits."""
+"""Compare the targets of a config with those of a commit: what moves, and what may not while an epoch is pending."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[str | None, ...]
 
 
 def place_of(target: Target) -> Place:
-    """Where a target writes, as a commit names it."""
+    """Return where a target writes, as a commit stores it."""
     return (target.path and as_written(target.path), target.table, target.topic)
 
 
@@ -29,7 +29,7 @@ def name_of(place: Place | None) -> str | None:
 
 
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
-    """The targets of a config as far as it tells without the columns of its sources."""
+    """Return the targets of a config, as far as they are known without the columns of its sources."""
     targets = {}
     for name, sub_pipeline in pipeline.per_target.items():
         columns = (
@@ -52,10 +52,11 @@ def with_targets(
     letters_to: Place | None,
     found_marks: Mapping[str, TargetMark | None] | None = None,
 ) -> Commit:
-    """The commit with these targets, each with the marks it holds and will hold once it has its part of this commit.
+    """Return the commit with these targets, each with the marks that it holds now and after its part of this commit.
 
-    `found_marks`: what the start read where the commit names no marks of this writer and place. A target with a new writer keeps
-    the former one until it gets rows: its marker is that of the former one.
+    `found_marks`: the marks that the start read, for targets for which the commit has no marks of this writer and
+    destination. A target with a new writer keeps the former one until it gets rows, since its marker is that of the
+    former writer.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
@@ -87,8 +88,10 @@ def with_targets(
 
 
 def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
-    """The commit with today's names: stages go on as `pairing` says, and a target that is called as its stage, or is the only
-    one, is the one that is called so now."""
+    """Return the commit with the current names of its stages and targets; stages are matched by `stage_matching`.
+
+    A target takes the new name if it is the only one, or if it has the name of a renamed stage.
+    """
     renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
     called = {}
     for name in commit.targets:
@@ -114,7 +117,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
 
 
 def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
-    """What differs, before, after, and what becomes of it; nothing for a state that has committed no epoch with targets yet."""
+    """Yield (what changed, before, after, what it means); nothing if no epoch with targets was committed yet."""
     if not commit.targets:
         return
     now = configured_targets(pipeline)
@@ -152,9 +155,9 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
 
 
 def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
-    """Why the former config has to start once more: what it committed is not out, and the new one would write it elsewhere.
+    """Return why the former config has to start again: its output is pending and the new config would write it elsewhere.
 
-    `missing`: who does not have its part yet.
+    `missing`: targets without their part.
     """
     if not missing or not commit.targets:
         return None
@@ -171,7 +174,7 @@ def changed_destinations(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """What is another now for those who do not have their part of a commit yet. `growing`: targets that get columns that are new."""
+    """Return what has changed for targets without their part of a commit. `growing`: targets that may get added columns."""
     if commit.output and not commit.targets:
         return ["target"]
     current = with_current_names(commit, stages, list(now))

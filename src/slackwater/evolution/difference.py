@@ -1,8 +1,8 @@
-"""A difference between a state and a config, with its verdict, and what all of them together mean for the next start.
+"""A difference between a state and a config, with its verdict, and what all differences mean for the next start.
 
-compatible   the state stays as it is: the next start goes on by the new config
-migrated     the next start writes the state anew, in an epoch of its own (`evolution.migrate`)
-rebuild      what is needed was not kept: only a start from scratch (`run --rebuild`) has it
+compatible   the state is not changed: the next start continues with the new config
+migrated     the next start rewrites the state, as a separate epoch (`evolution.migrate`)
+rebuild      the state lacks what the new config needs: only a start from scratch (`run --rebuild`) works
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One difference. `before`, `after`: of the state and of the config; None for nothing. `how`: what a start does, or why not.
+    """One difference. `before` and `after` are the values in the state and in the config; None for nothing.
 
-    `level`: how a start tells it. `place`: where it is `after`, for people.
+    `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `place`: where the new
+    value is, for people.
     """
 
-    what: str
+    key: str
     before: Any
     after: Any
     verdict: str
@@ -33,20 +34,22 @@ class KeyChange:
 
     @property
     def name(self) -> str:
-        """What it is about, for people: a key of a duration by the name that takes a text with its unit, as `gap`."""
-        return self.what.removesuffix("_ms")
+        """Return the name of what changed, for people; a duration has the name of the key that takes a unit, such as
+        `gap`.
+        """
+        return self.key.removesuffix("_ms")
 
     @property
     def line(self) -> str:
-        """The change in one line, without its verdict."""
-        return f"{self.name}: state has {format_key_value(self.what, self.before)}, {self.place} has {format_key_value(self.what, self.after)}: {self.how}"
+        """Return the change in one line, without its verdict."""
+        return f"{self.name}: state has {format_key_value(self.key, self.before)}, {self.place} has {format_key_value(self.key, self.after)}: {self.how}"
 
 
 @dataclass(frozen=True)
 class ConfigComparison:
-    """All differences between a state and a config; `kind`: "window", "join", "stage", …. `waits`: why the start must be put off.
+    """All differences between a state and a config. `kind`: "window", "join", "stage", ….
 
-    `unknown`: what could not be compared, a line each.
+    `waits`: why the start has to be postponed. `unknown`: what could not be compared, one line each.
     """
 
     pipeline: str
@@ -56,37 +59,38 @@ class ConfigComparison:
     waits: str | None = None
     unknown: tuple[str, ...] = ()
 
-    def of(self, verdict: str) -> list[KeyChange]:
+    def with_verdict(self, verdict: str) -> list[KeyChange]:
+        """Return the changes with this verdict."""
         return [c for c in self.changes if c.verdict == verdict]
 
     @property
     def migrates(self) -> bool:
-        """Whether the next start writes the state anew."""
-        return bool(self.of(MIGRATED))
+        """Return whether the next start rewrites the state."""
+        return bool(self.with_verdict(MIGRATED))
 
     @property
     def startable(self) -> bool:
-        return not self.of(REBUILD) and self.waits is None
+        return not self.with_verdict(REBUILD) and self.waits is None
 
     @property
     def sum(self) -> str:
-        """What becomes of it, in one line."""
+        """Return in one line what becomes of the state."""
         state, count = f"state in epoch {self.epoch}", len(self.changes)
-        if reasons := self.of(REBUILD):
+        if reasons := self.with_verdict(REBUILD):
             return f"{state} needs a rebuild because of {', '.join(c.name for c in reasons)}: slackwater run FILE --rebuild"
         if self.waits is not None:
             return f"{state}: {self.waits}"
         if not count:
             return f"{state}: nothing changed"
-        migrated = len(self.of(MIGRATED))
+        migrated = len(self.with_verdict(MIGRATED))
         how = f"{migrated} of them migrated in an epoch of its own" if migrated else "all compatible"
         if count == 1:
             how = "migrated in an epoch of its own" if migrated else "compatible"
         return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start carries {'them' if count > 1 else 'it'} out"
 
     def check(self) -> None:
-        """Raise StateError if the state cannot go on by this config."""
-        reasons = self.of(REBUILD)
+        """Raise StateError if the state cannot be used with this config."""
+        reasons = self.with_verdict(REBUILD)
         if reasons:
             raise StateError(
                 f"{self.pipeline}: the state in epoch {self.epoch} was written for another {self.kind} "
@@ -95,7 +99,7 @@ class ConfigComparison:
 
 
 def format_key_value(key: str, value: Any) -> str:
-    """A value as people write it."""
+    """Return a value as people write it."""
     if value is None:
         return "none"
     if key.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):

@@ -1,10 +1,10 @@
-"""The state of one config as that of the next, in an epoch of its own: other shards, another way to emit, a changed window.
+"""Migrate the state of one config to the next, in a separate epoch: other shards, another emission, a changed window.
 
-    commit n        former rows ── read with the former window ─▶ carried ─▶ staged per new shard ─▶ commit n + 1
-    old fingerprint                                                                                  new fingerprint
+    commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
+    old fingerprint                                                                                    new fingerprint
 
-Before that commit nothing of the former state is touched, after it nothing of it is needed: a start that dies in between
-does the same again, or finds it done. What may change is said by `evolution.compare`.
+Before that commit, the former state is not touched. After it, the former state is not needed. A start that dies in
+between repeats the migration, or finds it done. `evolution.compare` decides what may change.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
 def memory_of(state: StageState) -> dict[str, Any]:
-    """What a state knows of former configs."""
+    """Return what a state remembers of former configs."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
 @singledispatch
 def with_history(operator: Operator, state: StageState) -> Operator:
-    """The operator with what a state remembers of former configs."""
+    """Return the operator with what a state remembers of former configs."""
     unregistered(operator, "slackwater.evolution.migrate.with_history")
 
 
@@ -60,7 +60,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 
 @singledispatch
 def migrated(operator: Operator, state: StageState) -> Operator:
-    """The operator as it goes on from a state that is to be carried over to it."""
+    """Return the operator as it continues a state that is migrated to it."""
     unregistered(operator, "slackwater.evolution.migrate.migrated")
 
 
@@ -75,9 +75,10 @@ def _(operator: Operator, state: StageState) -> Operator:
 
 
 def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
-    """The window that a state was written for, with the aggregations of this one; the same one where the state does not tell.
+    """Return the window that a state was written for, with the aggregations of this operator.
 
-    Raises ConfigError for a description that cannot be read.
+    It is the window of this operator if the state does not describe one. Raises ConfigError for a description that
+    cannot be read.
     """
     window, emission = described_window(state) or operator.window, commit_from_config.emission_of(state)
     wrote: dict[str, Any] = {
@@ -91,7 +92,9 @@ def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
 
 
 def described_window(state: StageState) -> Window | None:
-    """The window that a state describes, but for its aggregations, whose classes may be gone; None where it describes none."""
+    """Return the window that a state describes, without its aggregations, whose classes may not exist any more; None if it
+    describes none.
+    """
     if "window" not in state.described:
         return None
     data = {**state.described["window"], "aggregations": [{"agg": "count", "as": "__"}]}
@@ -99,7 +102,7 @@ def described_window(state: StageState) -> Window | None:
 
 
 def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
-    """The former window with those aggregations only that are in the state and in the config, as the state holds them."""
+    """Return the former window with the aggregations that are in both the state and the config, as the state holds them."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
@@ -107,25 +110,27 @@ def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
 
 @dataclass(frozen=True)
 class StageMigration:
-    """One stage on its way from a commit to the next: `rows` and `before` as `read` found them, None for a join."""
+    """One stage on its way from a commit to the next. `rows` and `before` are as `read_stage` returns them; empty for a
+    join.
+    """
 
     operator: Operator
     number: int
-    epoch: int  # the one that is made
+    epoch: int  # the epoch of the migration
     state: StageState
     rows: pl.DataFrame
     before: pl.DataFrame
     rewritten: bool
 
-    def spread(self, store: StateStore, shards: int) -> StageState:
-        """Stage the rows for these shards; the stage to commit, without its description."""
+    def write_shards(self, store: StateStore, shards: int) -> StageState:
+        """Stage the rows for these shards, and return the stage to commit, without its description."""
         description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
         return self.state.model_copy(update=description | _write_rows(self.operator, self, store, shards))
 
 
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    """Stage the rows for these shards; what the commit says of them."""
+    """Stage the rows for these shards, and return the fields of the stage to commit."""
     unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
@@ -180,7 +185,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    """What the commit counts of the rows of each shard."""
+    """Return the counts of the rows of each shard for the commit."""
     unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
@@ -200,19 +205,21 @@ def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) 
 
 
 def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> bool:
-    """Whether something is to be emitted though neither a row comes nor the watermark moves."""
+    """Return whether something is to be emitted even if no row comes and the watermark does not move."""
     if operator.updates:
         return migration.state.waiting or (migration.rewritten and migration.rows.height > 0)
-    fragments = migration.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # of sessions: no pane is one here
+    fragments = migration.rows["__kind"].is_in(
+        [FRAGMENT, EMITTED_FRAGMENT]
+    )  # sessions only; panes have been handled above
     return bool((fragments & (migration.rows["__due"] <= migration.state.watermark_us)).any())
 
 
 def _write_buffers(
     operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """The segments per shard of the same buffers, spread over another number of shards.
+    """Write the join buffers to another number of shards, and return the segments of each shard.
 
-    What had expired by the lateness that was allowed so far stays expired.
+    Rows that have expired under the former allowed lateness stay expired.
     """
     state, epoch = migration.state, migration.epoch
     gone = state.watermark_us - commit_from_config.emission_of(state)["retain_us"] + operator.allowed_us
@@ -239,7 +246,7 @@ def _write_buffers(
 
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """The whole state of a stage, as this operator goes on with it. Changes nothing."""
+    """Read the whole state of a stage as this operator continues it. It changes nothing."""
     unregistered(operator, "slackwater.evolution.migrate.read_stage")
 
 

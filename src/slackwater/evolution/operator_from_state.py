@@ -1,4 +1,4 @@
-"""The operator of a state as the state itself tells it: of windows from their description, of others as they say themselves."""
+"""Restore the operator of a stage from its state: windows from their description, others by their own `from_state`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from slackwater.state.commit import Commit, StageState
 
 
 def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
-    """What one stage is. Raises StateError where the state does not tell it, or contradicts itself.
+    """Restore the operator of one stage. Raises StateError if the state lacks it or contradicts itself.
 
-    Of a join only what its buffers depend on: it can be read and rewritten by it, not run. `trusting`: contradictions pass.
+    An operator that is not a window is restored as far as its stored rows need it: it can read and rewrite them, but a
+    join cannot run. `trusting`: accept contradictions.
     """
     stage = commit.stages[number]
     operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
@@ -32,21 +33,21 @@ def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Opera
 
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
-    """Whether the rows of a stage are as its description has them: not in the commit that rewrote them for another."""
+    """Return whether the stored rows match the description. They do not in a commit that rewrote them for another config."""
     return bool(commit_from_config.emission_of(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
-    """How the fingerprint of a stage contradicts its description; empty for nothing. `operator`: as it is described."""
+    """Return how the fingerprint of a stage contradicts its description; empty if it does not. `operator`: as described."""
     wrote, described = dict(state.fingerprint), operator.fingerprint
     wrong = [key for key in described if wrote.get(key) != described[key]]
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
 def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
-    """The window of a state as the state itself describes it. Raises StateError where it does not, or contradicts itself.
+    """Restore the window of a state from its description. Raises StateError if there is none or it contradicts itself.
 
-    It may name classes of aggregations: none is imported because of that (ConfigError), a config has to name it.
+    It may name classes of aggregations. They are not imported because of that (ConfigError): a config has to name them.
     """
     stage = commit.stages[number]
     if "window" not in stage.described:

@@ -1,9 +1,9 @@
-"""Which stage of a state each stage of a config goes on with: the one of its name, or of the name in its `formerly`.
+"""Match each stage of a config with a stage of the state: by its name, or by its `formerly`.
 
-config                               state       goes on with
+config                               state       continues
 name = "visits"                      visits      visits
-name = "calls", formerly = "rings"   rings       rings, and is a stage "calls" from then on
-name = "calls", formerly = "rings"   calls       calls: the rename was carried out by an earlier start
+name = "calls", formerly = "rings"   rings       rings, which is called "calls" from then on
+name = "calls", formerly = "rings"   calls       calls: an earlier start carried out the rename
 name = "logins"                                  nothing: it begins empty
 """
 
@@ -20,9 +20,10 @@ from slackwater.state.migrations import UNNAMED
 
 @dataclass(frozen=True)
 class StageMatch:
-    """`matched`: per stage of the config the one that it goes on with, None for one that begins; `removed`: those that nobody does.
+    """The result of matching stages.
 
-    `renamed`: former names, by the name of today. `problems`: per stage, why a start cannot tell what it goes on with.
+    `matched`: for each stage of the config the stage that it continues; None for a new one. `removed`: stages that no
+    stage continues. `renamed`: former names by current name. `problems`: by stage, why its match is unclear.
     """
 
     matched: tuple[StageState | None, ...]
@@ -32,7 +33,9 @@ class StageMatch:
 
 
 def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
-    """Pair the stages of a config with those of a commit. `former_names`: `formerly` of each stage that runs, by its name, in order."""
+    """Match the stages of a config with those of a commit. `former_names`: `formerly` of each running stage by name, in
+    order.
+    """
     state = {s.name: s for s in commit.stages}
     origins: dict[str, str] = {}
     problems: dict[str, str] = {}
@@ -61,7 +64,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
 
 
 def _pair_unnamed(names: list[str], commit: Commit, origins: dict[str, str]) -> None:
-    """Pair the stages whose names a state of format 2 did not hold: by their place, as configs did then."""
+    """Match stages without stored names (state format 2) by their position."""
     if len(names) != len(commit.stages):
         return
     for name, state in zip(names, commit.stages, strict=True):
@@ -75,7 +78,9 @@ def _problems_of_unnamed(
     removed: tuple[StageState, ...],
     problems: Mapping[str, str],
 ) -> dict[str, str]:
-    """Refuse to forget a [transform], or to begin one next to the stages of a state: a name that nobody gave identifies nothing."""
+    """Refuse to drop the state of a [transform], or to begin a [transform] next to named stages: its name is not chosen by
+    a user.
+    """
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
         how = f'the state is that of [transform], and no stage goes on with it; give formerly = "{TRANSFORM}" to the one that does'
@@ -89,6 +94,6 @@ def _problems_of_unnamed(
 
 
 def _with_inputs(state: StageState, today: Mapping[str, str], commit: Commit) -> StageState:
-    """The stage, with the clocks of the stages that it reads under their names of today."""
+    """Return the stage with its input stages under their current names."""
     clocks = {n if n in commit.sources else today.get(n, n): clock for n, clock in state.clocks.items()}
     return state if clocks.keys() == state.clocks.keys() else state.model_copy(update={"clocks": clocks})

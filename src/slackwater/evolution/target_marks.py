@@ -26,9 +26,7 @@ class ExpectedMarks:
     wrote it, or the target is another place now. `was_target`: the commit names this place.
     """
 
-    rollback: (
-        TargetMark  # what the target holds once everything newer than the state, and its missing part, is taken back
-    )
+    rollback: TargetMark  # what the target holds after the rollback of everything newer than the state and of its missing part
     marks: tuple[TargetMark, ...] = ()
     may_be_empty: bool = True
     is_exact: bool = False
@@ -47,7 +45,7 @@ def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, 
     if not same:
         return ExpectedMarks(earlier)
     if missing and marks[-1:] == (commit.mark,):
-        # one mark alone: nothing was written before, or by an earlier version
+        # a single mark: nothing was written before, or by an earlier version
         both = len(marks) == 2
         return ExpectedMarks(marks[0] if both else earlier, marks, not both, both, was_target=True)
     return ExpectedMarks(marks[-1] if marks else earlier, marks[-1:], not marks, bool(marks), was_target=True)
@@ -60,7 +58,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarks, held: TargetMark | No
     if any(_is_same(held, mark) for mark in expected.marks):
         return None
     if held.state != commit.lineage:
-        # the commit names the mark that was there when it began to write to this target, so another state wrote after that
+        # the commit has the mark from when it began to write to this target, so another state has written since
         return FOREIGN if expected.was_target else None
     if held.epoch > commit.epoch:
         return AHEAD

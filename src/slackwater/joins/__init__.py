@@ -1,1 +1,1 @@
-"""Stream joins as pure functions over frames: values in, values out; knows no Spark, no files, no clock."""
+"""Stream joins as pure functions over frames. This package uses no Spark, no files and no clock."""

@@ -1,4 +1,4 @@
-"""What a join asks of the buffers of a shard, and what it changes in them."""
+"""The interface of a shard's join buffers: what a join reads from them and what it changes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NONE: Int64s = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class BufferChange:
-    """What an epoch does to one side's buffer.
+    """The changes of an epoch to one side's buffer.
 
-    `rows`: added, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts`, `__id` of rows that were there and found their
-    first partner (outer sides). `evicted`: the same of rows that had to go before their time.
+    `rows`: new rows, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts` and `__id` of buffered rows that
+    found their first partner (outer sides only). `evicted`: the same columns of rows that were dropped early.
     """
 
     rows: pl.DataFrame
@@ -35,48 +35,50 @@ class BufferChange:
 
 
 def row_places(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
-    """Rows by where they are."""
+    """Return a frame that identifies rows by key hash, time and id."""
     return pl.DataFrame({"__kh": kh, "__ts": ts, "__id": id_}, schema=dict.fromkeys(("__kh", "__ts", "__id"), pl.Int64))
 
 
 class Buffers(Protocol):
-    """Both sides' buffered rows of one shard, as of a commit or of a step of the epoch in progress."""
+    """The buffered rows of both sides in one shard, as of a commit or of a step of the current epoch."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
-        """All rows of a side with these hashes (sorted, unique) and times from `low` to `high`, and maybe others."""
+        """Return sorted runs with all rows of a side with these hashes (sorted, unique) and times from `low` to `high`;
+        they may have other rows, too.
+        """
         ...
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        """Which buffered rows (with `__kh`, `__id`, `__matched`) have found a partner."""
+        """Return which buffered rows (with `__kh`, `__id`, `__matched`) have found a partner."""
         ...
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
-        """Which rows of `runs` had to go before their time."""
+        """Return which rows of `runs` were dropped early."""
         ...
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        """The rows of an outer side that expire between two watermarks and found no partner."""
+        """Return the rows of an outer side that expire between two watermarks without a partner."""
         ...
 
     def bound(self, which: int) -> int:
-        """Not less than the number of rows that any one key has on a side; may be far more."""
+        """Return an upper bound of the number of rows of any key on a side; it may be much too high."""
         ...
 
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
-        """How many rows that are not expired each of these hashes (sorted, unique) has on a side."""
+        """Return the number of rows that have not expired for each of these hashes (sorted, unique) on a side."""
         ...
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
-        """Every row of a side that is not expired, `__matched` up to date."""
+        """Return all rows of a side that have not expired, with `__matched` up to date."""
         ...
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
-        """The same rows, and of their columns `__kh`, `__ts` and `__matched` alone."""
+        """Return the rows of `scan` with the columns `__kh`, `__ts` and `__matched` only."""
         ...
 
 
 class NoBuffers:
-    """Nothing is buffered: all rows there will ever be are at hand."""
+    """Empty buffers, for a batch that has all rows."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         return ()

@@ -1,8 +1,8 @@
-"""One epoch of a join in one shard: late? match, buffer; and the rows that expire without a partner.
+"""One epoch of a join in one shard: late rows, matches, buffered rows, and rows that expire without a partner.
 
-new left  ─┬─ late, NULL keys ─▶ counted; outer rows without a key come out at once
+new left  ─┬─ late, NULL keys ─▶ counted; outer rows without a key are emitted immediately
            ├─▶ buffered right, new right ─▶ pairs ─┐
-new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; who found a partner
+new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; which rows found a partner
                                                    ─▶ changes of both buffers
 """
 
@@ -21,15 +21,15 @@ from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_places
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, flags_at, matching_pairs, matching_ranges, sort_order
 
-MOST = 500_000  # pairs made at a time
-NUMBERS = 1 << 32  # ids of an epoch
+MOST = 500_000  # pairs per output chunk
+NUMBERS = 1 << 32  # number of ids per epoch
 
 Sink = Callable[[pl.DataFrame], None]
 
 
 @dataclass
 class SideCounts:
-    """What became of the rows of one side in one epoch."""
+    """Counts of what became of the rows of one side in one epoch."""
 
     rows: int = 0
     buffered: int = 0
@@ -43,9 +43,10 @@ class SideCounts:
 
 @dataclass
 class JoinResult:
-    """The outcome of an epoch's rows. `late`: late rows per side, with the columns they came with.
+    """The outcome of an epoch's rows. `late`: the late rows of each side, with their original columns.
 
-    `hot_key`: for each side with a key of more rows than it asked to be told of, the largest: (rows, key in words).
+    `hot_key`: for each side with a key of many rows, the largest one: (rows, key as text). A key has many rows if their
+    number is more than half of the limit.
     """
 
     changes: Changes
@@ -57,7 +58,7 @@ class JoinResult:
 
 @dataclass
 class NewRows:
-    """The new rows of a side that are not late and have a key, sorted; who of them found a partner."""
+    """The sorted new rows of a side that are not late and have a key, and which of them found a partner."""
 
     side: JoinSide
     rows: pl.DataFrame
@@ -66,7 +67,7 @@ class NewRows:
 
 
 class RowsPerKeyExceededError(Exception):
-    """A key has more rows than allowed: (side, rows, key in words)."""
+    """A key has more rows than allowed: (side, rows, key as text)."""
 
     def __init__(self, side: JoinSide, rows: int, key: str) -> None:
         super().__init__(f"{plural(rows, 'row')} of {key}")
@@ -78,7 +79,7 @@ def ingest(
 ) -> JoinResult:
     """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
 
-    `watermark` is that of the epoch before. `sink` takes the output, frame by frame. Raises TooManyError.
+    `watermark` is that of the previous epoch. `sink` takes the output, frame by frame. Raises RowsPerKeyExceededError.
     """
     tallies = {which: SideCounts(rows=rows.height) for which, rows in new.items()}
     late: dict[int, pl.DataFrame] = {}
@@ -122,7 +123,7 @@ def ingest(
 
 
 def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
-    """Outer rows that expire between two watermarks without a partner; how many per side."""
+    """Emit outer rows that expire between two watermarks without a partner; return their number by side."""
     counts: dict[int, int] = {}
     for side in logic.sides:
         if side.outer:
@@ -177,7 +178,7 @@ def _match(
     firsts: list[pl.DataFrame],
     matched: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Emit the pairs of new rows with a run; returns how many. `buffers`: None where the run is new, too."""
+    """Emit the pairs of new rows with a run, and return their number. `buffers` is None if the run is new as well."""
     other = logic.sides[1 - query.side.which]
     begin, end = matching_ranges(run, query.run.kh, low, high)
     count = 0
@@ -203,7 +204,7 @@ def _match(
 
 
 def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
-    """Rows with one hash may still have different keys. NaN equals NaN here, and 0.0 equals -0.0."""
+    """Compare keys, since rows with one hash may have different keys. NaN equals NaN here, and 0.0 equals -0.0."""
     good = np.ones(rows.height, dtype=bool)
     for a, b in zip(side.keys, other.keys, strict=True):
         good &= (rows[a.name] == partners[b.name]).to_numpy()
@@ -211,7 +212,7 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
 
 
 def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
-    """Of the buffered rows that found partners: those that had none before."""
+    """Return the buffered rows that found their first partner now."""
     if not frames:
         return row_places()
     rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
@@ -232,7 +233,7 @@ def _enforce_limit(
     tally: SideCounts,
     hot_key: dict[int, tuple[int, str]],
 ) -> BufferChange:
-    """Hold the rows per key within their bound: refuse the epoch, or let the oldest go before their time."""
+    """Enforce the limit of rows per key: refuse the epoch, or evict the oldest rows."""
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
     begins = run_starts(kh)
@@ -264,7 +265,7 @@ def _evict_oldest(
     sink: Sink,
     tally: SideCounts,
 ) -> BufferChange:
-    """Let the oldest rows of these hashes go. Outer ones that found no partner yet come out: they will find none."""
+    """Evict the oldest rows of these hashes. Outer rows without a partner are emitted, since they can no longer find one."""
     fields = list(side.schema)
     held = []
     for run in buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):

@@ -1,10 +1,11 @@
-"""A stream-stream join as the engine sees it: two sides bound to their columns, and how far apart in time partners may be.
+"""A stream-stream join as the engine sees it: two sides bound to their columns, and the time limits between partners.
 
     left    ──●─────────────────────────▶ event time      lower <= right.ts - left.ts <= upper
-    right      ├──────────────┤  partners of it           it waits for them until the watermark has passed ts + upper
+    right      ├──────────────┤  its partners             it waits for them until the watermark has passed ts + upper
              lower          upper
 
-A row expires once the watermark is above its time plus what its side keeps; that is judged per row, whatever is on disk.
+A row expires once the watermark is above its time plus what its side keeps. This is decided per row, whatever is
+stored.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ MATCH, UNMATCHED = "match", "unmatched"
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One side. `keys` and `fields` are its own columns; `output`: (name in the output, own column), in order.
+    """One side of a join. `keys` and `fields` are its columns; `output` has (name in the output, column), in order.
 
-    `low_us`, `high_us`: how far a partner's time may be from its own. `keep_us`: until the watermark is above its time plus
-    this a row may find partners. `outer`: rows that find none come out.
+    `low_us` and `high_us` limit a partner's time relative to a row's time. A row may find partners until the watermark
+    is above its time plus `keep_us`. `outer`: rows without a partner are emitted.
     """
 
     which: int
@@ -48,22 +49,22 @@ class JoinSide:
 
     @cached_property
     def schema(self) -> dict[str, pl.DataType]:
-        """The columns of a buffered row. `__matched` counts for outer sides only."""
+        """Return the columns of a buffered row. `__matched` is only used on outer sides."""
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def completed(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Buffered rows with the columns that came after they were stored, NULL in them."""
+        """Add missing columns with NULL to buffered rows that were stored before these columns were added."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 
     def due(self, ts: Int64s) -> Int64s:
-        """The watermark at which rows of these times are expired."""
+        """Return the watermark at which rows of these times have expired."""
         return ts + (self.keep_us + 1)
 
 
 @dataclass(frozen=True)
 class JoinLogic:
-    """A join, bound to the columns of its sides. `event_time`: whose time a joined row has, "later", "left" or "right"."""
+    """A join, bound to the columns of its sides. `event_time`: which time a joined row has: "later", "left" or "right"."""
 
     pipeline: str
     left: JoinSide
@@ -79,7 +80,7 @@ class JoinLogic:
 
     @property
     def lag_us(self) -> int:
-        """How far behind the watermark a joined row may lie, at the most."""
+        """Return how far (µs) a joined row may be behind the watermark at most."""
         waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
         return self.allowed_us + max(waits, default=0)
 
@@ -89,7 +90,7 @@ class JoinLogic:
         return [*columns, Field(EVENT_TIME, "timestamp")]
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The order of section 10: later time, keys, left columns, right columns; NULL first, NaN last."""
+        """Sort by event time, keys, left columns and right columns; NULL first, NaN last."""
         if frame.height < 2:
             return frame
         keys = [name for side in self.sides for name, f in side.output if f in side.keys]
@@ -98,7 +99,7 @@ class JoinLogic:
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
     def join_rows(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-        """Rows of both sides beside each other, as output with `__reason`."""
+        """Combine rows of both sides, pair by pair, into output rows with `__reason`."""
         later = {
             "left": left["__ts"],
             "right": right["__ts"],
@@ -112,7 +113,7 @@ class JoinLogic:
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
     def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
-        """Rows of one side that found no partner, as output with `__reason`."""
+        """Return rows of one side without a partner as output rows with `__reason`."""
         columns: list[pl.Series] = []
         for side in self.sides:
             for name, field in side.output:
@@ -139,7 +140,7 @@ def build_side(
     allowed_us: int,
     outer: bool,
 ) -> JoinSide:
-    """A side of a join whose rows match where `lower_us <= right.ts - left.ts <= upper_us`."""
+    """Build a side of a join whose rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     columns = list(dict.fromkeys([*keys, *fields]))
     return JoinSide(

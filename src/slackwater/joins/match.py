@@ -1,7 +1,7 @@
-"""Rows that are sorted by (key hash, time), and who of them is a partner of whom: binary search, all rows at once.
+"""Find the partners of rows in runs sorted by (key hash, time), by a binary search for all rows at once.
 
 run      kh   3   3   3   7   9        query (3, low = 4, high = 8)
-         ts   1   5   8   2   6               └───┴─▶ begin, end of a stretch: all its partners
+         ts   1   5   8   2   6               └───┴─▶ begin and end of a stretch with all its partners
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from slackwater.core.arrays import Int64s
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Buffered rows of one side, sorted by (`kh`, `ts`). `take`: the rows at these places, with all their columns."""
+    """Buffered rows of one side, sorted by (`kh`, `ts`). `take` returns the rows at these positions, with all their
+    columns.
+    """
 
     kh: Int64s
     ts: Int64s
@@ -27,14 +29,14 @@ class SortedRows:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> SortedRows:
-        """A sorted frame with `__kh`, `__ts`, `__id`."""
+        """Read a sorted frame with `__kh`, `__ts` and `__id`."""
         kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
         return cls(kh, ts, id_, frame.__getitem__)
 
 
 def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
-    """Places that sort by (`kh`, `ts`), equal rows in their order. Keys that repeat seldom cost one plain sort of numbers."""
-    order = np.argsort(kh)  # three times as fast as a stable sort, and as one by both
+    """Return the stable order by (`kh`, `ts`). If few keys repeat, it costs a single plain sort of numbers."""
+    order = np.argsort(kh)  # three times as fast as a stable sort, or a sort by both columns
     hashes = kh[order]
     repeats = hashes[1:] == hashes[:-1]
     if repeats.any():
@@ -45,7 +47,9 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
 
 
 def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-    """For each (hash, earliest, latest time): begin and end of the rows of a run that are within; `kh` ascending is fastest."""
+    """Return for each (hash, earliest, latest time) the begin and end of the matching rows of a run; ascending `kh` is
+    fastest.
+    """
     begin = np.searchsorted(run.kh, kh, "left")
     end = begin.copy()
     here = np.flatnonzero(begin < len(run.kh))
@@ -58,7 +62,10 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
 
 def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s, after_equals: bool) -> Int64s:
-    """For each stretch of ascending values: the first place whose value is not below (or above) what is wanted."""
+    """Return for each stretch of ascending values the first position whose value is not below its threshold.
+
+    With `after_equals`, it is the first position whose value is above the threshold.
+    """
     low, high = begin.copy(), end.copy()
     open_ = np.flatnonzero(low < high)
     while len(open_):
@@ -72,7 +79,9 @@ def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s
 
 
 def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """(query, place in the run) of all pairs of these stretches, at most so many at a time: a hot key has very many."""
+    """Yield (query, position in the run) of all pairs of these stretches, at most `most` at a time, since a hot key has
+    many.
+    """
     counts = end - begin
     upto = np.cumsum(counts)
     total = int(upto[-1]) if len(upto) else 0
@@ -83,7 +92,7 @@ def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int6
 
 
 def flags_at(length: int, positions: Int64s) -> NDArray[np.bool_]:
-    """True at these places of an array."""
+    """Return an array of this length that is true at these positions."""
     flags = np.zeros(length, dtype=bool)
     flags[positions] = True
     return flags

@@ -72,7 +72,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """A stage as it is to be committed; its shards are as many as before."""
-    done = migrate.read_stage(step, store, state, epoch, number).spread(store, state.shards)
+    done = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
     # what waits to be emitted still does
     return done.model_copy(update={"waiting": state.waiting})
 

@@ -1,1 +1,1 @@
-"""Dead letters once more, and the corrections that they bring; knows no Spark and no command line."""
+"""Replay dead letters and the corrections that they cause. This package uses no Spark and no command line."""

@@ -1,11 +1,12 @@
-"""What a state knows of its dead letters: which were applied, and how often those that are left were tried.
+"""The ledger of dead letters in a state: which were applied, and how often the others were tried.
 
-    letters (files, Delta, Postgres, Kafka)      written once, never touched again
+    letters (files, Delta, Postgres, Kafka)      written once, never changed
     commit ─▶ replayed: lists of  epoch id count      applied
-           └▶ tried:    one list of  epoch id tries   tried and left, as of this commit
+           └▶ tried:    one list of  epoch id tries   tried and not applied, as of this commit
 
-A letter is known by the epoch that wrote it and a hash of its content and place. Both lists are part of a commit, so a try
-counts once, whatever was killed, and in every kind of place, also in a topic, where nothing can be changed.
+A letter is identified by the epoch that wrote it and a hash of its content and position. Both lists are part of a
+commit. Therefore an attempt counts exactly once, whatever was killed. This works for every kind of target, also for a
+topic, which cannot be changed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ID = [
     for f in LETTER
     if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")
 ]
-COLUMNS = ("epoch", *(f.name for f in _ID))  # what of a letter says which it is
+COLUMNS = ("epoch", *(f.name for f in _ID))  # the columns that identify a letter
 _PLACE = ["epoch", "__id"]
 _GROUP = ["reason", "source"]
 _MOMENT = pl.Datetime("us", "UTC")
@@ -38,13 +39,13 @@ _SCHEMA = {"epoch": pl.Int64(), "__id": pl.Int64(), "__done": pl.Int64(), "__tri
 
 @dataclass(frozen=True)
 class AttemptLedger:
-    """Per letter (`epoch`, `__id`): `__done`, how many equal ones were applied, and `__tries`."""
+    """For each letter (`epoch`, `__id`): `__done`, the number of applied equal letters, and `__tries`."""
 
     entries: pl.DataFrame
 
     @classmethod
     def from_commit(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> AttemptLedger:
-        """What a commit knows; None: no state yet, and so nothing."""
+        """Read the ledger of a commit; it is empty without a commit."""
         done = _lines(commit.replayed if commit else (), read_list, "__done")
         tries = _lines(commit.tried if commit else (), read_list, "__tries")
         every = pl.concat([done, tries], how="diagonal").group_by(_PLACE)
@@ -52,9 +53,9 @@ class AttemptLedger:
         return cls(sums.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
 
     def with_attempts(self, letters: pl.DataFrame) -> pl.DataFrame:
-        """Letters with `__id`, `__applied` and `__tries`; their order stays.
+        """Add `__id`, `__applied` and `__tries` to letters, in their order.
 
-        Equal letters of a file stand for as many equal rows; those of a topic's record were applied together.
+        Equal letters of a file stand for as many equal rows. Those of a topic's record are applied together.
         """
         matched = with_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
         matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))
@@ -62,8 +63,11 @@ class AttemptLedger:
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
 
     def count_by_reason(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
-        """Letters that come in chunks, equal ones maybe in several: per reason and source `letters`, `applied`, the `tries`
-        of open ones, `first` and `last` event time."""
+        """Count letters that come in chunks; equal ones may be in different chunks.
+
+        Returns per reason and source `letters`, `applied`, the `tries` of the others, and the `first` and `last` event
+        time.
+        """
         identity = [*_GROUP, *_PLACE, "__once"]
         parts = [_count_equal(with_ids(chunk), identity) for chunk in chunks]
         if not parts:
@@ -84,7 +88,7 @@ class AttemptLedger:
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
     def with_tries(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
-        """The lines of the next list: `tried` letters have one more, those that were `applied` need none."""
+        """Return the lines of the next list: `tried` letters have one more attempt, `applied` ones are removed."""
         more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
         for letters in applied:
@@ -94,7 +98,7 @@ class AttemptLedger:
 
 
 def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
-    """Equal letters counted together."""
+    """Count equal letters together."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
         .group_by(identity)
@@ -107,12 +111,12 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
 
 
 def with_ids(letters: pl.DataFrame) -> pl.DataFrame:
-    """Letters with `__id`."""
+    """Add `__id` to letters."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 
 
 def applied_lines(letters: pl.DataFrame) -> list[str]:
-    """The lines of a list that names these letters as applied."""
+    """Return the lines of a list that names these letters as applied."""
     counts = letters.group_by(_PLACE, maintain_order=True).len()
     return [" ".join(map(str, row)) for row in counts.iter_rows()]
 

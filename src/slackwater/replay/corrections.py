@@ -1,6 +1,7 @@
-"""Windows that left the state, corrected by late rows: what the target holds of them is read, and put together with the rows.
+"""Correct windows that left the state with late rows: read the stored results from the target and merge them with the
+rows.
 
-Runs in this process, shard by shard: the rows are few, beside what an epoch reads.
+It runs in this process, shard by shard, since the rows are few compared to those of an epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from slackwater.windows.logic import WindowLogic
 
 
 class Corrections:
-    """The corrections that rows make, shard by shard; `refused`: `__group` and why, for rows that cannot be applied."""
+    """The corrections that rows cause, by shard. `refused`: `__group` and the reason, for rows that cannot be applied."""
 
     def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state
@@ -51,14 +52,14 @@ class Corrections:
 
     @property
     def reasons(self) -> Counter[str]:
-        """How many windows are written, and taken back."""
+        """Return the number of windows to write and to supersede, by reason."""
         totals: Counter[str] = Counter()
         for repair, _ in self.repairs.values():
             totals.update(_reasons(repair))
         return totals
 
-    def staged(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
-        """Stage the output and the state of each shard that changes."""
+    def stage_reports(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
+        """Stage the output and the state of each shard that changes, and return its report."""
         reports = []
         for task in tasks:
             if task.shard not in self.repairs:
@@ -96,7 +97,7 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 
 @singledispatch
 def compute_corrections(operator: Operator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
-    """The corrections that rows make."""
+    """Compute the corrections that rows cause."""
     unregistered(operator, "slackwater.replay.corrections")
 
 
@@ -106,7 +107,7 @@ def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl
 
 
 def why_lost(operator: WindowOperator) -> str | None:
-    """Why windows that the target holds cannot be put together with more rows; None if they can."""
+    """Return why stored windows cannot be merged with more rows; None if they can."""
     if operator.ends:
         return (
             "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
@@ -118,7 +119,7 @@ def why_lost(operator: WindowOperator) -> str | None:
 
 
 def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
-    """What the target holds in these ranges, as `windows.backdated.repair` takes it."""
+    """Read the target's rows in these ranges, in the form that `late_corrections.correct_windows` takes."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
     rows = normalize_columns(rows, list(logic.keys))

@@ -1,12 +1,13 @@
-"""Dead letters once more through the pipeline.
+"""Replay dead letters through the pipeline.
 
-    letters ─ not replayed yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; what is bad again is not part of it
-                                └─ late rows ─▶ event time ─▶ SQL ─▶ windows.replay ─▶ an epoch of corrections
-                                                     target: stored windows ─┘
+    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; letters that are bad again stay
+    out of it
+                               └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
+                                                 target: stored windows ─┘
 
-Either epoch is a commit like any other, with its staged output, and names the letters that are in it: after a crash it is
-rolled forward, and nothing is applied twice. No letter moves a watermark. What cannot be applied stays the letter it is, and
-the commit counts that it was tried (see `replay.tries`).
+Either epoch is a commit like any other, with its staged output, and names its letters. After a crash it is published,
+and no letter is applied twice. Letters never move a watermark. A letter that cannot be applied stays a letter, and the
+commit counts the attempt (see `replay.attempts`).
 """
 
 from __future__ import annotations
@@ -51,23 +52,25 @@ UNCLEAR = "the SQL makes several rows of it, and which of them were late is not 
 
 @dataclass
 class ReplayResult:
-    """What a replay did, in letters: applied, and left with the reason; windows written and taken back."""
+    """The result of a replay, in letters: applied ones, the remaining ones by reason, and the written and superseded
+    windows.
+    """
 
     applied: int = 0
     remaining: Counter[str] = field(default_factory=Counter)
-    before: int = 0  # replayed earlier
-    reasons: Counter[str] = field(default_factory=Counter)  # of what was emitted: late, supersede, …
-    renewed: Counter[str] = field(default_factory=Counter)  # new letters in the place of applied ones, by reason
-    refused: int = 0  # rows of applied letters that a bound refused
+    before: int = 0  # letters that were applied by an earlier replay
+    reasons: Counter[str] = field(default_factory=Counter)  # emitted results by reason: late, supersede, …
+    renewed: Counter[str] = field(default_factory=Counter)  # new letters that replace applied ones, by reason
+    refused: int = 0  # rows of applied letters that a limit refused
 
 
 # -- which letters ---------------------------------------------------------------------------------------------------
 
 
 def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
-    """The letters (columns of LETTER) that no commit names as applied, with `__id`, and how many one does.
+    """Return the letters (columns of LETTER) that no commit names as applied, with `__id`, and the number of the others.
 
-    Those that were tried least come first, of these the oldest: what cannot be read does not keep others from their turn.
+    Letters with the fewest attempts come first, and the oldest of these, so unreadable letters do not block the others.
     """
     judged = ledger.with_attempts(letters)
     todo = judged.filter(~pl.col("__applied")).drop("__applied")
@@ -76,7 +79,7 @@ def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.Da
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """About so many of the pending letters, the oldest; equal ones stay together."""
+    """Return about `limit` of the pending letters, the first ones; equal letters stay together."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -84,7 +87,7 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
 
 
 def late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
-    """How many letters of late rows a replay would take on."""
+    """Return how many letters of late rows a replay would process."""
     return _take_oldest(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
@@ -93,7 +96,9 @@ def _ledger(driver: Driver) -> AttemptLedger:
 
 
 def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
-    """Put aside which letters the next epoch applies, and which it tried and leaves; its commit names the lists."""
+    """Write the lists of the letters that the next epoch applies, and of those that it tried in vain; its commit names
+    them.
+    """
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).with_tries(remaining, [applied])
     record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
@@ -107,14 +112,14 @@ def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFra
 
 @dataclass
 class _SplitLetters:
-    """Letters of bad rows that can be used now, and those that cannot, with `__why`."""
+    """Letters of bad rows that are usable now, and those that are not, with `__why`."""
 
     good: pl.DataFrame
     bad: pl.DataFrame
 
 
 def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Rows that could not be used, as an ordinary epoch. What is bad again stays the letter that it is, tried once more."""
+    """Replay bad rows as an ordinary epoch. A letter that is bad again stays a letter, with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
     judged = _split_letters(driver, letters, payload)
@@ -147,15 +152,17 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 
 
 def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The letters to read, with `__letter`, and the number of every letter: a record of a topic is there once, however often
-    its letter is."""
+    """Return the letters to read, with `__letter`, and the number of every letter.
+
+    A record of a topic is read once, however many letters it has.
+    """
     once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
     read = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
     return read, read.select("epoch", "__id", "__letter")
 
 
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
-    """Read the letters once more, as an epoch would, and tell those that are bad again. Equal ones share their fate."""
+    """Read the letters again, as an epoch would, and split off those that are bad again. Equal letters are treated alike."""
     read, numbers = _numbered(letters)
     rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(
@@ -177,13 +184,15 @@ def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _
 
 
 def _keeps_late_rows(driver: Driver) -> bool:
-    """Whether a row that is late leaves something behind: a letter, or a result of its own."""
+    """Return whether a late row leaves a letter or a separate result."""
     return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
-    """`late_data = "drop"`: what would be dropped as late stays a letter. Of sessions, which a row may still reach, all from
-    before the watermark stay, if any of them would be dropped."""
+    """Keep letters that `late_data = "drop"` would drop as late.
+
+    A row may still reach an open session. So if any row would be dropped, all letters before the watermark are kept.
+    """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
     before = driver.stage.operator.late_before(driver.state.watermark_us)
@@ -202,7 +211,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
 
 
 def check_late(driver: Driver) -> None:
-    """Raise StartError if late rows cannot be applied: before anything is."""
+    """Raise StartError if late rows cannot be applied, before anything is applied."""
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
@@ -210,7 +219,7 @@ def check_late(driver: Driver) -> None:
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
-    marked = window is not None and window.emit_metadata  # what is written again says so
+    marked = window is not None and window.emit_metadata  # a row that is written again has its revision
     adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
     if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
@@ -222,12 +231,12 @@ def check_late(driver: Driver) -> None:
 
 
 def _is_readable(target: TargetWriter) -> bool:
-    """Whether windows that have left the state can be read back from it."""
+    """Return whether windows that have left the state can be read back from the target."""
     return target.upserts and isinstance(target, ReadableTarget)
 
 
 def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Late rows, as corrections of windows; after `check_late`."""
+    """Replay late rows as corrections of windows; call `check_late` first."""
     result = ReplayResult()
     if letters.is_empty():
         return result
@@ -235,7 +244,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     assert isinstance(target, ReadableTarget)
     every = letters
     rows, letters = _match_rows(driver, letters, payload, result.remaining)
-    while True:  # once more for each time that something is left: a letter is applied as a whole
+    while True:  # repeat while rows are refused, since a letter is applied completely or not at all
         work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break
@@ -248,7 +257,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     result.reasons = work.reasons
     if letters.height and not dry:
         remaining = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
-        driver.commit_corrections(work.staged, _write_attempts(driver, letters, remaining, late=True))
+        driver.commit_corrections(work.stage_reports, _write_attempts(driver, letters, remaining, late=True))
     elif not dry:
         driver.record_attempts(_write_attempts(driver, letters, every))
     return result
@@ -257,10 +266,10 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
 def _match_rows(
     driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows that letters stand for, and the letters that have any; `__group`: same origin and event time.
+    """Return the rows that letters stand for, and the letters that have rows; `__group`: same origin and event time.
 
-    One row of a source may be several late rows (the SQL may make several of it), and each has a letter: an origin goes
-    through the SQL once, and the rows that come out are matched with the letters by event time.
+    The SQL may make several late rows of one source row, and each of them has a letter. Therefore each origin goes
+    through the SQL once, and the resulting rows are matched with the letters by event time.
     """
     origin_columns = ["epoch", *_ORIGIN]
     letters = letters.with_columns(
@@ -288,7 +297,7 @@ def _match_rows(
 
 
 def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
-    """Number the distinct rows 0, 1, …"""
+    """Number the distinct rows 0, 1, …."""
     numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
     numbered = frame.select(columns).join(
         numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"
@@ -298,13 +307,13 @@ def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
-    """Whether all rows of a group were late, or none. Raises StartError if no late row can ever be applied."""
+    """Return whether all rows of a group were late, or none. Raises StartError if late rows can never be applied."""
     unregistered(operator, "slackwater.replay.replay.late_rows")
 
 
 @_all_late_together.register
 def _(operator: PaneOperator) -> pl.Expr:
-    return pl.lit(True)  # they have one time
+    return pl.lit(True)  # all of them have one time
 
 
 @_all_late_together.register
@@ -329,9 +338,9 @@ def _(operator: ImmediateOperator) -> pl.Expr:
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
-    """How often each row of a group was late, 0 where that is not known. `all_late`: see `_all_late_together`.
+    """Return how often each row of a group was late, 0 if that is unknown. `all_late`: see `_all_late_together`.
 
-    Equal rows of a file have equal letters. A record of a topic is there once, however often its letter is.
+    Equal rows of a file have equal letters. A record of a topic is read once, however many letters it has.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
     even = (rows > 0) & (letters % rows.clip(1) == 0)
@@ -353,7 +362,7 @@ def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
 def replay_letters(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
-    """Apply letters that were not applied before, the oldest first, at most `limit`; `dry`: only find out."""
+    """Apply letters that were not applied yet, at most `limit`, in the order of `pending_letters`; `dry`: only report."""
     todo, before = pending_letters(letters, _ledger(driver))
     todo = _take_oldest(todo, limit)
     is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)
