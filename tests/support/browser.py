@@ -50,6 +50,7 @@ class Browser:
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
+        self.ask("Emulation.setScrollbarsHidden", hidden=True)  # a picture of the whole page has none
 
     def ask(self, method: str, **given: Any) -> dict[str, Any]:
         self._number += 1

@@ -77,7 +77,7 @@ def spaced(names: Sequence[str], slot: float) -> list[str]:
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
     """Return a text next to a vertical line at `x`, on the side where it fits."""
-    needed = CHARACTER * len(content)
+    needed = 1.12 * CHARACTER * len(content)  # notes are bold
     if x + 6 + needed <= width():
         return text(x + 6, y, content, class_)
     if x - 6 - needed >= 0:
