@@ -1,1 +1,4 @@
-"""Looking after a state: what it weighs, how it grew, whether it is sound, and making it small; never beside a runner that it would disturb."""
+"""State maintenance: sizes, history, verification, compaction and offsets.
+
+None of it runs next to a runner that it would disturb.
+"""

@@ -1,9 +1,9 @@
-"""`slackwater state compact`: a state without what is forgotten, as a commit of its own.
+"""`slackwater state compact`: rewrites a state without expired rows, as a commit that reads no rows.
 
-    shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets, watermark as they were
+    shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets and watermark unchanged
     shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
 
-Needs the runner's lock. In a database the rows that are over are deleted, and their place is given back.
+It needs the runner's lock. In a database the expired rows are deleted, and a VACUUM makes their space reusable.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """What a state weighed before and after."""
+    """The sizes of a state before and after."""
 
     before: Sizes
     after: Sizes
 
 
 def compact_state(store: StateStore) -> CompactionResult:
-    """Merge, commit, collect garbage. Raises LockHeldError beside a runner; StartError, StateError where it must not be done."""
+    """Merge all segments, commit, and collect garbage. Closes the store.
+
+    Raises LockHeldError while a runner is active; StartError or StateError if the state cannot be compacted.
+    """
     with closing(store):
         before = measure_sizes(store)
         latest = store.open()
@@ -71,9 +74,9 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
-    """A stage as it is to be committed; its shards are as many as before."""
+    """Return the compacted state of a stage, with the same number of shards."""
     done = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
-    # what waits to be emitted still does
+    # changed windows still wait to be emitted
     return done.model_copy(update={"waiting": state.waiting})
 
 

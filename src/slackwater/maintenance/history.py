@@ -1,4 +1,4 @@
-"""`slackwater state history`: the kept commits of a state, and what came in and went out between them."""
+"""`slackwater state history`: the kept commits of a state, and the rows in and out between them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """One kept commit. Rows are those since the commit before it, None where that one is not kept; times in µs UTC.
+    """One kept commit. Times are microseconds since 1970, UTC.
 
-    `open`: open windows of the last stage; of a join, the rows that its first stage has buffered.
+    The row counts cover the time since the previous commit. They are None if that commit is not kept. `open` counts the
+    open windows of the last stage, or the buffered rows if it is a join.
     """
 
     epoch: int
@@ -29,7 +30,7 @@ class CommitSummary:
 
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
-    """The kept commits, oldest first. Takes no lock; what is damaged is left out. Raises StartError, StateError."""
+    """Return the kept commits, oldest first, without damaged ones. It takes no lock. Raises StartError, StateError."""
     summaries, commits = list[CommitSummary](), retained_commits(store)
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
@@ -63,7 +64,9 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
 
 
 def open_windows(commit: Commit) -> int:
-    """Open windows of the last stage: sessions, or (key, pane); rows that wait, of a join."""
+    """Return the number of open windows of the last stage: sessions, or pairs of key and pane; buffered rows for a
+    join.
+    """
     last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":
         return sum(m.rows for shard in last.segments for m in shard if not m.kind.endswith(("+", "-")))

@@ -1,4 +1,4 @@
-"""Which keys weigh most in a state: by their rows in it, and by the events that its windows counted."""
+"""The largest keys of a state, by their rows in it, and by the events that its windows counted."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from slackwater.windows.state_rows import OPEN
 
 @dataclass(frozen=True)
 class HotKey:
-    """A key in the state of a stage (from 0). `events`: in its open and retained windows, None where nothing counts them."""
+    """A key in the state of a stage (from 0).
+
+    `events` counts those in its open and retained windows; None if no aggregation counts them.
+    """
 
     stage: int
-    side: str  # of a join: "left" or "right"
+    side: str  # "left" or "right" for a join, otherwise empty
     key: dict[str, Any]
     rows: int
     events: int | None
 
 
 def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
-    """The `count` keys with the most rows, then those with the most events that are not among them.
+    """Return the `count` keys with the most rows, then those with the most events that are not among them.
 
-    Raises StateError where the state does not describe its window.
+    Raises StateError if the state does not describe its window.
     """
     candidates = list[HotKey]()
     for number in range(len(snapshot.commit.stages)):
@@ -47,7 +50,7 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
 
 
 def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
-    """The candidates of each shard of a stage: no key is in two of them."""
+    """Iterate over the candidates of each shard of a stage. A key belongs to one shard only."""
     step = step_in(snapshot.commit, number)
     for shard in range(snapshot.commit.shards):
         yield from _shard_keys(step, store, snapshot, number, shard, count)
@@ -92,7 +95,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Each has one row; those that had rows last."""
+    """Return the keys with the latest rows, because every key has one state row."""
     rows = snapshot.reader(shard, logic, number).scan()
     for row in rows.top_k(count, by="__last").iter_rows(named=True):
         yield HotKey(number, "", plain_row(row, logic.key_names), 1, None)

@@ -1,9 +1,10 @@
-"""What a state in an object store costs in requests, as the objects that are there tell it.
+"""Estimate of an object store's request costs for a state, from the objects that it holds.
 
-puts of an epoch   the objects whose name begins with its number, also those that no commit names (any more), its manifest,
-                   and `published` where it had output
-beside them        the lease by the clock; garbage every few epochs: lists, and deletes, which cost nothing
-reads              at most one per object: of whoever did not write it, once
+puts of an epoch    objects whose name begins with its number, also unreferenced ones; its manifest;
+                    `published` if it had output
+puts by the clock   renewals of the lease
+every few epochs    lists of the garbage collection; deletes are free
+reads               at most one per object, by a machine that did not write it
 """
 
 from __future__ import annotations
@@ -15,24 +16,34 @@ from slackwater.state.commit import Commit
 
 WRITE, READ = 5.0, 0.4  # dollars per million: S3 Standard and Google's Standard; Azure's hot tier 6.5 and 0.5
 MONTH_S = 30 * 24 * 3600.0
-RENEWED_S = 10.0  # a lease
-GARBAGE_EVERY, LISTS = 16, 4  # epochs; requests of one collection
+RENEWED_S = 10.0  # seconds between two renewals of the lease
+GARBAGE_EVERY, LISTS = 16, 4  # epochs between two collections; list requests of one collection
 
 
 @dataclass(frozen=True)
 class RequestCosts:
-    """Means over the kept epochs. `per_shard`: writes of a shard's files; `per_commit`: of the driver; `dollars`: a month at
-    this pace, between where each object is read by the machine that wrote it and by another one once."""
+    """Mean numbers of requests over the kept epochs.
+
+    Args:
+        per_shard: puts of one shard's files.
+        per_commit: puts of the driver.
+        seconds: time between two commits.
+        dollars: cost of a month at this pace. The lower value counts no reads, the upper one a read of each object by
+            another machine.
+    """
 
     epochs: int
     per_shard: float
     per_commit: float
-    seconds: float | None  # between two commits
+    seconds: float | None
     dollars: tuple[float, float] | None
 
 
 def estimate_requests(commits: Sequence[Commit], files: Collection[str]) -> RequestCosts | None:
-    """`files`: what is there, as "segments/000000012-003-….arrow". None where there is no commit to go by."""
+    """Estimate the requests of a state; None without commits.
+
+    `files`: existing objects such as "segments/000000012-003-….arrow".
+    """
     if not commits:
         return None
     first, last = commits[0].epoch, commits[-1].epoch

@@ -1,11 +1,11 @@
-"""Changing where the sources of a state go on, and nothing else of it: windows, clocks and counters stay as they are.
+"""Changes the offsets of a state's sources. Windows, clocks and counters stay unchanged.
 
     --offsets earliest                                   every source from its beginning
     --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
-    --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: partitions that are not named stay where they are
+    --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: other partitions stay unchanged
 
-Words and times are asked of the broker, so they need the config; a files source can only be read again from its beginning,
-a table from what it holds, or from what comes next.
+Words and times are resolved by the broker, which needs the config. A files source can only restart from its beginning.
+A table source restarts from its current content or from the next change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"top
 
 @dataclass(frozen=True)
 class OffsetMove:
-    """One source: where it went on, and where it will."""
+    """The offsets of one source before and after a reset."""
 
     source: str
     before: Offsets | None
@@ -39,7 +39,9 @@ class OffsetMove:
 
 
 def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
-    """What a reset does to each source that it names. `pipeline`: the config, where words are to be asked of a broker.
+    """Return the new offsets of each source that the arguments name.
+
+    `pipeline`: the config, to resolve words at a broker.
 
     Raises StartError, EpochError.
     """
@@ -49,19 +51,19 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
                 f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    positions = _parse_arguments(arguments, sorted(commit.sources))  # a database keeps no order of names
+    positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not keep the order of names
     return [
         OffsetMove(name, commit.sources[name].offsets, _resolve(commit, name, w, pipeline)) for name, w in positions
     ]
 
 
 def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
-    """The sources of a commit after these moves."""
+    """Return the sources of a commit with new offsets."""
     after = {m.source: m.after for m in moves}
     return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in commit.sources.items()}
 
 
-# -- what was asked for ----------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------------------------
 
 
 def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tuple[str, Position]]:
@@ -98,11 +100,11 @@ def _parse_position(name: str, value: Any) -> str | int:
     return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
-# -- where that is ---------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------------------------
 
 
 def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
-    """As offsets of what the config reads there, else of what was read."""
+    """Resolve a position to offsets of the kind that the config reads, otherwise of the kind in the state."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None
@@ -110,7 +112,7 @@ def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline |
     current = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
 
     def ask(word: str | int) -> Offsets:
-        from slackwater.runner.connectors import system_of  # only here: it knows all targets
+        from slackwater.runner.connectors import system_of  # imported here because it imports all targets
 
         assert spec is not None
         assert connection is not None
@@ -131,11 +133,11 @@ def _resolve_partitions(
     partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
     _check_partitions(where, offsets, partitions.topics)
     moved = {t: {**parts, **offsets.get(t, {})} for t, parts in current.topics.items()}
-    return KafkaOffsets(moved or offsets)  # one that was never read begins with what it is given
+    return KafkaOffsets(moved or offsets)  # a source that was never read starts at the given offsets
 
 
 def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Offsets per topic and partition, as given. Raises StartError for what is none."""
+    """Validate offsets per topic and partition. Raises StartError."""
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
             raise StartError(

@@ -1,4 +1,7 @@
-"""Whether state rows are what their window or join makes of them. Each check says what is wrong, with a count."""
+"""Integrity checks of state rows against their window, join or key.
+
+Each check describes a problem with its number of rows.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,10 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 def check_segment(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """What is wrong with rows of one shard, in the order of their file. `kind`: of the segment.
+    """Describe the problems of one shard's rows, in the order of their file. `kind`: the kind of the segment.
 
-    `exact`: they were written for this way to emit; else only what does not depend on it is looked at.
+    `exact`: the rows were written with the current settings of emission; otherwise checks that depend on these are
+    skipped.
     """
     unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
@@ -73,7 +77,7 @@ def _(
 
 @singledispatch
 def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
-    """What is wrong with the units, kinds and times of a window's state rows."""
+    """Describe problems in the units, kinds and times of a window's state rows."""
     unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
 
@@ -107,7 +111,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 
 @singledispatch
 def visible_rows(operator: Operator, state: ShardState) -> pl.DataFrame | None:
-    """The rows of a shard that a commit has figures of; None where it has those of its segments alone."""
+    """Return the rows of a shard that a commit counts; None if it counts only the rows of segments."""
     unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
 
 
@@ -125,7 +129,7 @@ def _(operator: Operator, state: ShardState) -> None:
 
 @singledispatch
 def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    """What is wrong with the figures that a commit has of the `visible` rows of a shard."""
+    """Describe differences between a commit's counts of a shard and its `rows`."""
     unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
 
 
@@ -200,19 +204,21 @@ def _(
 
 
 def side_of(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
-    """The side of a segment, and whether it is a list: "+" of rows that found a partner, "-" of rows that had to go."""
+    """Return the side of a segment (None if it is unknown), and "+" for ids of matched rows, "-" for ids of evicted
+    rows.
+    """
     name, suffix = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
     return next((s for s in operator.sides if s.name == name and suffix in ("", "+", "-")), None), suffix
 
 
 def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
-    """The keys of both sides in the types they are hashed in."""
+    """Return the keys of both sides with the types in which they are hashed."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 
 
 def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Iterator[str]:
-    """What is wrong with what a commit says of the times in a segment."""
+    """Describe differences between the metadata of a segment and its rows."""
     for name, value in _segment_figures(operator, rows, meta).items():
         if getattr(meta, name) != value:
             yield f"its rows have {name} {value}, the commit says {getattr(meta, name)}"
@@ -264,7 +270,7 @@ def _check_hashes(
 
 
 def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
-    """The hash of each row's key; equal neighbours are hashed once."""
+    """Return the hash of each row's key."""
     return key_hash(rows, list(keys)).to_numpy()
 
 

@@ -1,4 +1,4 @@
-"""`slackwater state sizes`: what a state weighs, where, what it will weigh, and which keys weigh most."""
+"""`slackwater state sizes`: the size of a state by part, its forecast growth, and its largest keys."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
 
-LARGE = 1 << 30  # bytes: where a start begins to warn
+LARGE = 1 << 30  # bytes from which a start warns
 HOUR_US = 3_600_000_000
-TREND_US = HOUR_US  # that kept commits have to span before they say how a state grows
-HOT, ENOUGH_ROWS = 2, 100  # times the mean; rows per shard
+TREND_US = HOUR_US  # shortest time range of commits for a forecast
+HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; mean rows per shard below which no shard is hot
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """One shard of a stage, both from 0. Of a database `segments` is 0, and `bytes` is only known of whole tables."""
+    """One shard of a stage, both numbered from 0.
+
+    In a database `segments` is 0 and `bytes` is None, because only sizes of whole tables are known.
+    """
 
     stage: int
     shard: int
@@ -40,7 +43,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """A table with its indexes; `dead`: rows that a VACUUM would take away, as Postgres estimates it."""
+    """A table with its indexes. `dead`: Postgres' estimate of the rows that a VACUUM would remove."""
 
     table: str
     rows: int
@@ -50,7 +53,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Forecast:
-    """How a state grew over the kept commits. `hours` until it holds LARGE bytes; None where it does not grow."""
+    """The growth of a state over the kept commits. `hours` until it holds LARGE bytes; None if it does not grow."""
 
     commits: int
     over_us: int
@@ -60,7 +63,7 @@ class Forecast:
 
 @dataclass
 class Sizes:
-    """What a state weighs. Counts of bytes, except where they are pairs of (files, bytes)."""
+    """The sizes of a state: bytes, or pairs of (files, bytes)."""
 
     pipeline: str
     epoch: int
@@ -68,19 +71,19 @@ class Sizes:
     shards: list[ShardSize] = field(default_factory=list)
     tables: list[TableSize] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    only_kept: tuple[int, int] = (0, 0)  # files that earlier kept commits need and the latest does not
+    only_kept: tuple[int, int] = (0, 0)  # files that only earlier kept commits reference
     outputs: tuple[int, int] = (0, 0)
-    waiting: tuple[int, int] = (0, 0)  # of the outputs: those that are not published yet
+    waiting: tuple[int, int] = (0, 0)  # those of the outputs that are not published yet
     lists: tuple[int, int] = (0, 0)
-    garbage: tuple[int, int] = (0, 0)  # files that no kept commit names, without those of an epoch in progress
+    garbage: tuple[int, int] = (0, 0)  # files without a reference, except those of an epoch in progress
     forecast: Forecast | None = None
-    requests: RequestCosts | None = None  # of an object store
+    requests: RequestCosts | None = None  # only for an object store
     hot: list[HotKey] = field(default_factory=list)
-    hot_shards: list[ShardSize] = field(default_factory=list)  # see `heavy`
+    hot_shards: list[ShardSize] = field(default_factory=list)  # see `find_hot_shards`
 
 
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
-    """Weigh a state; takes no lock. `hot`: so many keys with the most rows, and with the most events.
+    """Measure a state without its lock. `hot`: number of keys to report with the most rows, and with the most events.
 
     Raises StartError if there is no state, StateError if it cannot be read.
     """
@@ -99,9 +102,10 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 
 
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
-    """Shards that hold at least twice the rows of the mean of their stage, the heaviest first: an epoch waits for them.
+    """Return the shards with at least twice the mean rows of their stage, largest first: an epoch waits for them.
 
-    Keys are spread by a hash, so a few of them have very many rows. Not where there are few rows in all, which says nothing.
+    Hashes spread keys evenly, so a few keys of such a shard have very many rows. A stage with few rows has no hot
+    shards.
     """
     hot: list[ShardSize] = []
     for stage in {s.stage for s in shards}:
@@ -142,7 +146,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def retained_commits(store: StateStore) -> list[Commit]:
-    """The commits that are kept, oldest first; what a runner removes meanwhile, or is damaged, is left out."""
+    """Return the kept commits, oldest first. Damaged ones, and those deleted meanwhile, are left out."""
     commits = []
     for epoch in store.epochs():
         try:
@@ -157,7 +161,7 @@ def retained_commits(store: StateStore) -> list[Commit]:
 
 
 def files_of(commit: Commit) -> list[str]:
-    """The files that a commit names, relative to its directory."""
+    """Return the files that a commit refers to, relative to its directory."""
     staged = [o.file for o in (*commit.output, *commit.letters)]
     return [*_segments(commit), *staged, *commit.lists]
 
@@ -177,7 +181,7 @@ def _epoch(name: str) -> int:
 
 
 def forecast_growth(commits: Sequence[Commit]) -> Forecast | None:
-    """The straight line through the sizes of the kept commits; None where they span less than TREND_US.
+    """Fit a straight line to the sizes of the kept commits; None if they span less than TREND_US.
 
     bytes            ● ─ ─ ─ LARGE
                ●  ●

@@ -1,4 +1,4 @@
-"""`slackwater state verify`: whether a state is what was written, and what can be done where it is not."""
+"""`slackwater state verify`: checks a state for damage and says how to repair it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from slackwater.state.protocol import StateStore
 
 
 def verify_state(store: StateStore) -> VerifyReport:
-    """Check everything that a state's kept commits need. Takes no lock and changes nothing; raises StartError, StateError
-    only where there is nothing to look at (a database that does not answer)."""
+    """Check everything that the kept commits of a state need, without a lock and without changes.
+
+    Raises StartError or StateError only if nothing can be checked, for example without a connection to the database.
+    """
     began = time.monotonic()
     if isinstance(store, FilesStore):
         from slackwater.maintenance.verify_files import verify_files

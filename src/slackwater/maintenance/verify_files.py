@@ -1,9 +1,10 @@
-"""Checking a state directory: every kept manifest, every file that one names, and what they say of each other.
+"""Checks of a state directory: every kept manifest, every referenced file, and whether they agree.
 
-    manifests ─▶ readable, in its own place, one chain ─▶ the files they name ─▶ bytes ─▶ rows ─▶ figures
-    published ─▶ not beyond the latest                     outputs that wait, lists of offsets
+    manifests ─▶ readable, of this pipeline and epoch, one chain ─▶ referenced files ─▶ bytes ─▶ rows ─▶ counts
+    published ─▶ not after the latest epoch                         unpublished outputs, lists of offsets
 
-Takes no lock. What a runner removes meanwhile is no problem: only what the commits name that are still kept at the end.
+It takes no lock. Files that a runner deletes meanwhile are not problems: only commits that are still kept at the end
+count.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COPY = "a copy of the state directory"
 
 @dataclass
 class _SegmentCheck:
-    """A segment as the commits name it."""
+    """A segment, and the commits that refer to it."""
 
     meta: SegmentMeta
     stage: int
@@ -44,13 +45,13 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """The work of one look at a directory."""
+    """The state of one check of a directory."""
 
     store: FilesStore
     report: VerifyReport
     manifests: dict[int, Commit] = field(default_factory=dict)
     segments: dict[str, _SegmentCheck] = field(default_factory=dict)
-    steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # of an epoch and stage
+    steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # by epoch and stage
 
     @property
     def place(self) -> Storage:
@@ -84,7 +85,7 @@ class _FilesCheck:
                 )
 
     def check_chain(self, epochs: list[int]) -> None:
-        """What follows from each other."""
+        """Check that consecutive commits follow from each other."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
             self.add_problem(self.path(missing), "is missing between those before and after it", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
@@ -101,7 +102,7 @@ class _FilesCheck:
                 self.add_problem(self.path(after.epoch), problem, (after.epoch,))
 
     def check_published(self, epochs: list[int]) -> int | None:
-        """The last epoch that was published, None if that cannot be known."""
+        """Return the last published epoch; None if it is unknown."""
         path = self.place.shown("published")
         try:
             published = self.store.published()
@@ -143,7 +144,7 @@ class _FilesCheck:
             self.add_problem(self.path(epoch), problem, (epoch,))
 
     def step(self, epoch: int, stage: int) -> Operator | None:
-        """The logic of a stage; None where the state does not describe it, or this process cannot make it."""
+        """Return the operator of a stage; None if the state does not describe it, or this process cannot create it."""
         if (epoch, stage) not in self.steps:
             try:
                 self.steps[epoch, stage] = step_in(self.manifests[epoch], stage, trusting=True)
@@ -159,12 +160,12 @@ class _FilesCheck:
         if wrong := self.place.find_damage(file_ref(meta)):
             self.add_problem(path, wrong, check.epochs)
             return
-        epoch = check.epochs[-1]  # the newest that names it
+        epoch = check.epochs[-1]  # the newest epoch that refers to it
         for wrong in self.row_problems(check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]):
             self.add_problem(path, wrong, check.epochs)
 
     def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
-        """What is wrong with the rows of a segment whose bytes are those that were written."""
+        """Describe problems in the rows of a segment whose bytes are intact."""
         meta, place = check.meta, (check.shard, check.shards)
         try:
             table = open_arrow(self.place.local_path(file_ref(meta)), self.place.shown(meta.file))
@@ -184,7 +185,7 @@ class _FilesCheck:
             yield f"cannot be read as what the commit says it is ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
-        """The figures of a whole shard, of the latest commit; only where all its segments are sound."""
+        """Check the counts of whole shards in the latest commit, where all segments of the shard are intact."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
@@ -199,12 +200,12 @@ class _FilesCheck:
                         step, self.store.shard(shard, stage.shards, epoch, metas, number)
                     )
                 except StateError:
-                    continue  # removed meanwhile
+                    continue  # deleted meanwhile
                 for wrong in row_checks.check_counts(step, everything, stage, shard) if everything is not None else ():
                     self.add_problem(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:
-        """What waits to be published: of the latest commit only, as an epoch is never overtaken."""
+        """Check the unpublished outputs of the latest commit. Earlier epochs are always published."""
         commit = self.manifests[epoch]
         if published is not None and published >= epoch:
             return
@@ -228,7 +229,7 @@ class _FilesCheck:
             self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
     def check_lists(self) -> None:
-        """Lists of offsets and of letters that were applied; a list's name ends with its checksum."""
+        """Check the lists of offsets and of replayed dead letters. The name of a list ends with its checksum."""
         named: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
             for file in commit.lists:
@@ -242,7 +243,7 @@ class _FilesCheck:
 
 
 def verify_files(store: FilesStore) -> VerifyReport:
-    """Look at everything that kept commits need. Raises nothing for what is damaged."""
+    """Check everything that the kept commits need. Damage is reported and raises nothing."""
     check = _FilesCheck(store, VerifyReport(store.place.name, "files"))
     epochs = store.epochs()
     check.read_manifests(epochs)
@@ -272,7 +273,7 @@ def _check_begins(check: _FilesCheck) -> None:
 
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
-    """The report without what a runner removed meanwhile, with what can be done."""
+    """Complete the report with remedies, without files that a runner deleted meanwhile."""
     report, still = check.report, check.store.epochs()
     gone = {e for e in epochs if e not in still and still and e < still[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - gone]
@@ -287,7 +288,7 @@ def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
 
 
 def _fact(message: str) -> str:
-    """What a message of the store says, without the file's name and the advice."""
+    """Return a message of the store without the name of the file and the remedy."""
     fact = message.partition("; ")[0]
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 

@@ -1,9 +1,9 @@
-"""Checking the tables of a pipeline: the record, what it says of the tables, and every row, as of one view of the database.
+"""Checks of a pipeline's tables: the record, the tables that it describes, and every row, in one view of the database.
 
-    record ─▶ parses ─▶ tables and columns are there ─▶ rows: hashes, kinds, times, places ─▶ figures
-                        outputs that wait, lists, offsets
+    record ─▶ parses ─▶ tables and columns exist ─▶ rows: hashes, kinds, times, positions ─▶ counts
+                        unpublished outputs, lists, offsets
 
-Takes no lock: one read-only transaction, whose snapshot the readers of the rows share.
+It takes no lock: it is one read-only transaction, whose snapshot the readers of the rows share.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """The work of one look. `snapshot`: the exported one of the transaction."""
+    """The state of one check. `snapshot`: the exported snapshot of the transaction."""
 
     db: psycopg.Connection[Any]
     url: str
@@ -89,7 +89,7 @@ class _TablesCheck:
                 )
 
     def check_outputs(self, commit: Commit, published: int) -> None:
-        """Outputs that wait, and lists."""
+        """Check the unpublished outputs, and the lists."""
         t = self.tables
         for meta in (*commit.output, *commit.letters) if published < commit.epoch else ():
             self.report.rows += meta.rows
@@ -113,7 +113,7 @@ class _TablesCheck:
                 self.add_problem(f"{t.lists}, row {name}", "is missing")
 
     def check_stage(self, commit: Commit, number: int) -> None:
-        """The table of a stage."""
+        """Check the table of a stage."""
         table, state = self.tables.for_stage(number), commit.stages[number]
         if self.fetch_value("SELECT to_regclass(%s)::text", table.state) is None:
             self.add_problem(table.state, "is missing")
@@ -150,7 +150,7 @@ class _TablesCheck:
             self.add_problem(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
 
     def _check_staged(self, table: TableNames, state: StageState) -> None:
-        """What the record names of the staged rows must be there."""
+        """Check that the staged rows that the record names exist."""
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
             return
@@ -190,7 +190,7 @@ class _TablesCheck:
 
     @singledispatchmethod
     def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        """What is wrong with the places of rows in their units."""
+        """Describe problems in the positions of rows in their units."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_ordinal_problems.register(WindowOperator)
@@ -201,13 +201,13 @@ class _TablesCheck:
     @_ordinal_problems.register(IntervalJoinOperator)
     @_ordinal_problems.register(StatelessOperator)
     def _(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        yield from ()  # it has no units
+        yield from ()  # its rows have no units
 
     @singledispatchmethod
     def _shard_problems(
         self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
-        """What is wrong with the rows of a shard, and with what the record counts of them."""
+        """Describe problems in the rows of a shard, and differences from the counts in the record."""
         unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard_problems.register(WindowOperator)
@@ -237,7 +237,7 @@ class _TablesCheck:
 
     @_shard_problems.register
     def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
-        yield from ()  # that the table has rows is told by `stage`
+        yield from ()  # `check_stage` reports rows of such a table
 
     def _count_bad_ordinals(self, table: TableNames) -> Iterator[str]:
         broken = self.fetch_value(
@@ -249,7 +249,7 @@ class _TablesCheck:
 
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:
-    """Look at everything that the record needs. Raises StateError, StartError if the database does not answer."""
+    """Check everything that the record needs. Raises StateError, or StartError if the database does not answer."""
     tables, place = store.tables, store.place
     report = VerifyReport(tables.pipeline, "postgres")
     try:

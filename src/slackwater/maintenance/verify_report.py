@@ -1,4 +1,4 @@
-"""What a check of a state found."""
+"""The result of a check of a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `place`: a file or table; `epochs`: the kept commits that it touches; `remedy`: what to do."""
+    """One problem of a state.
+
+    Args:
+        place: file or table with the problem.
+        epochs: kept commits that it affects.
+        remedy: what to do.
+    """
 
     place: str
     what: str
@@ -21,22 +27,22 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What was looked at, and what is wrong with it. `sound`: the last commit with which nothing is wrong."""
+    """What was checked, and the problems. `sound`: the last commit without a problem."""
 
     pipeline: str
     store: str
     problems: list[Problem] = field(default_factory=list)
     epochs: tuple[int, ...] = ()
     sound: int | None = None
-    files: int = 0  # tables, of a database
+    files: int = 0  # number of files, or of tables in a database
     rows: int = 0
     bytes: int = 0
-    unread: int = 0  # stages whose window the state does not describe: their rows were not judged
+    unread: int = 0  # stages whose rows were not checked, because the state does not describe their window
     seconds: float = 0.0
 
 
 def advice_text(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
-    """What can be done: `copy` says where from."""
+    """Return the remedy for a problem. `copy` names the backup in it."""
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
         return f"only {which} of the kept ones need it, a run goes on without; restore it from {copy}, or leave it"

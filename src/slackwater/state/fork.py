@@ -27,8 +27,8 @@ PATIENCE_S = 5.0  # how long to wait for a runner to publish its latest commit
 def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit:
     """Copy a state as that of the pipeline `name`, even while it runs; return the commit of the copy.
 
-    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished
-    output and as `StateStore.fork` does.
+    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished output
+    and as `StateStore.fork` does.
     """
     if not re.fullmatch(NAME, name):
         raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
@@ -86,7 +86,8 @@ def _rename_lists(source: SourceRecord, listed: Callable[[str], str]) -> SourceR
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:
-    """Return the sources that only Spark's checkpoint can continue. A fork does not copy it, so a fork with such sources
-    cannot run.
+    """Return the sources that only Spark's checkpoint can continue.
+
+    A fork does not copy it, so a fork with such sources cannot run.
     """
     return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

@@ -3,8 +3,7 @@
     record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without a gap
 
 A store reads an old record through the chain, and its next commit writes the new format. A migration also names the
-statements
-that alter Postgres tables. Files need none, because every segment stores its own schema.
+statements that alter Postgres tables. Files need none, because every segment stores its own schema.
 """
 
 from __future__ import annotations
@@ -165,9 +164,8 @@ def to_3(record: Record) -> Record:
     """Move the stages of a commit into one list.
 
     The second stage was nested in the first as `then`. Sources keep their offsets, and each stage gets the clocks of
-    its inputs.
-    The first of two stages takes the name by which the second reads it; other stages get the name of an unnamed
-    stage.
+    its inputs. The first of two stages takes the name by which the second reads it; other stages get the name of an
+    unnamed stage.
     """
     then = record.get("then")
     name = "transform" if then is None else next(iter(then.get("sources", {})), UNNAMED[0])

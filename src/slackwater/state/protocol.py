@@ -158,8 +158,9 @@ class ShardState(Protocol):
         ...
 
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Stage the changes of an epoch to the buffers, like `stage`. Rows that have expired at `watermark` may be
-        dropped.
+        """Stage the changes of an epoch to the buffers, like `stage`.
+
+        Rows that have expired at `watermark` may be dropped.
         """
         ...
 
@@ -194,8 +195,8 @@ class StateStore(Protocol):
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         """Open the latest commit for reading; None if there is no state. It stays readable within the block.
 
-        It takes no lock, does not block a runner and changes nothing. Raises StartError, StateError.
-        `epoch`: an earlier commit, if it is still kept (see `epochs`).
+        It takes no lock, does not block a runner and changes nothing. Raises StartError, StateError. `epoch`: an
+        earlier commit, if it is still kept (see `epochs`).
         """
         ...
 
@@ -239,8 +240,9 @@ class StateStore(Protocol):
         ...
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
-        """Create the storage of a stage before the first epoch. `begins`: the latest commit does not contain this
-        stage.
+        """Create the storage of a stage before the first epoch.
+
+        `begins`: the latest commit does not contain this stage.
         """
         ...
 
@@ -269,8 +271,9 @@ class StateStore(Protocol):
         ...
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
-        """Commit an epoch atomically, and return the commit as it is stored. Its segments change if staged rows are
-        merged.
+        """Commit an epoch atomically, and return the commit as it is stored.
+
+        Its segments change if staged rows are merged.
 
         Args:
             commit: the next epoch. `commit.reached` names the targets that `publish` writes to.
@@ -287,9 +290,9 @@ class StateStore(Protocol):
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         """Copy the latest commit, or that of `epoch`, as the state of the pipeline `name`. See `state.fork`.
 
-        Return None while the output of that commit is unpublished, because both pipelines would publish it.
-        Raises StateError if the commit does not exist or `name` has a state, LockHeldError if `name` is running.
-        `renames`: the targets belong to the new name.
+        Return None while the output of that commit is unpublished, because both pipelines would publish it. Raises
+        StateError if the commit does not exist or `name` has a state, LockHeldError if `name` is running. `renames`:
+        the targets belong to the new name.
         """
         ...
 

@@ -1,8 +1,7 @@
 """Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
 
 A state directory or a database row may be damaged or foreign although its checksum is right. Every value is therefore
-checked
-against these types when the record is read.
+checked against these types when the record is read.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 class Run(BaseModel):
     """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch` is the last epoch committed before the run, -1 for none. The fields of its end are None while it runs.
-    They stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` says why it
+    `epoch` is the last epoch committed before the run, -1 for none. The fields of its end are None while it runs. They
+    stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` says why it
     failed.
     """
 

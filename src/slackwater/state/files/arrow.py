@@ -16,7 +16,9 @@ from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidd
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
-    """Write a frame as one uncompressed record batch and sync it to the disk. Return its size in bytes and its checksum.
+    """Write a frame as one uncompressed record batch and sync it to the disk.
+
+    Return its size in bytes and its checksum.
 
     Raises EpochError if it cannot be written.
     """
@@ -42,9 +44,7 @@ def _encode(frame: pl.DataFrame, sink: Any) -> None:
 
 
 class _CountingWriter:
-    """A file that records the size and the checksum of what is written to it. It does not copy the buffers of
-    columns.
-    """
+    """A file that records the size and the checksum of what is written to it. It does not copy the buffers of columns."""
 
     closed = False
 
@@ -67,8 +67,7 @@ def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the same rows, with new buffers for list columns whose lists are all empty.
 
     Polars returns such columns as an empty slice that begins behind the end of its buffer. Arrow then writes the
-    columns
-    that follow at wrong positions.
+    columns that follow at wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
     fresh = (_fresh(frame[c]) for c in lists)

@@ -4,9 +4,8 @@
     epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for it
     epoch  14   [m][i][j]                      a shard that is opened later has [m] instead
 
-A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread
-falls behind,
-the task that writes a shard merges it (`FilesShard.stage`) once twice as many segments have piled up.
+A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread falls
+behind, the task that writes a shard merges it (`FilesShard.stage`) once twice as many segments have piled up.
 """
 
 from __future__ import annotations
@@ -70,8 +69,9 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs in whose name merged files were written that no commit references yet. They are not
-        garbage.
+        """Return the epochs in whose name merged files were written that no commit references yet.
+
+        They are not garbage.
         """
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 

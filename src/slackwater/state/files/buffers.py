@@ -162,8 +162,9 @@ class JoinWriter:
     logic: JoinLogic
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments after these changes, without expired ones. Segments that the background merge has left are
-        merged here.
+        """Return the segments after these changes, without expired ones.
+
+        Segments that the background merge has left are merged here.
         """
         segments: list[SegmentMeta] = []
         for side in self.logic.sides:

@@ -1,5 +1,6 @@
-"""A commit as one file per epoch, created only if absent. Its last line is a checksum. The newest file is the current
-state.
+"""A commit as one file per epoch, created only if absent.
+
+Its last line is a checksum. The newest file is the current state.
 """
 
 from __future__ import annotations

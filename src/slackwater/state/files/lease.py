@@ -1,15 +1,13 @@
 """The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
 
     runner   put if absent ── replace if unchanged ── replace ── … ── released
-    another  reads the lease. It takes over if the lease is released, its process is gone, it expired LEASE_S + SKEW_S
-    ago by
-             the local clock, or it did not change for as long while it was watched ──▶ replace if unchanged
+    another  reads the lease. It takes over if the lease is released, its process is gone, it expired
+             LEASE_S + SKEW_S ago by the local clock, or it did not change for as long while it was watched
+             ──▶ replace if unchanged
 
-The store decides between two that try at the same time. A runner that stalled longer than its lease renews it before
-it
+The store decides between two that try at the same time. A runner that stalled longer than its lease renews it before it
 commits, and again after the commit if that took longer. It stops if it finds the lease of another runner. Clocks only
-decide how
-long a start waits: an epoch is one object that is put if absent, so it is safe whatever the clocks show.
+decide how long a start waits: an epoch is one object that is put if absent, so it is safe whatever the clocks show.
 """
 
 from __future__ import annotations

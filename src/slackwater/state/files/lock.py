@@ -112,8 +112,9 @@ def _opened_directory(path: Path) -> int | None:
 
 
 def _locked(descriptor: int, end: float) -> bool:
-    """Lock a descriptor. Return False if another process holds the lock until `end` of the monotonic clock. Raises
-    OSError.
+    """Lock a descriptor.
+
+    Return False if another process holds the lock until `end` of the monotonic clock. Raises OSError.
     """
     while True:
         try:

@@ -15,9 +15,9 @@ MOST = 2 * FAN  # of one size class before an epoch merges them itself, because 
 def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
     """Return how many of the newest segments to merge into one; 0 for none.
 
-    A size class spans a factor of FAN. Once `fan` segments of one class have piled up, they and the smaller ones
-    after them
-    are merged into one of the next class. So a row is rewritten about once per class, and a shard has few segments.
+    A size class spans a factor of FAN. Once `fan` segments of one class have piled up, they and the smaller ones after
+    them are merged into one of the next class. So a row is rewritten about once per class, and a shard has few
+    segments.
     """
     classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
     count = 0

@@ -1,8 +1,7 @@
 """A client of an object store that counts requests and raises errors with a remedy.
 
 A put whose response was lost may have succeeded, and its retry then finds the object. So a refused writer reads the
-object and
-compares it with its own bytes. Different writers never put the same bytes, because each writes its token.
+object and compares it with its own bytes. Different writers never put the same bytes, because each writes its token.
 """
 
 from __future__ import annotations
@@ -98,8 +97,9 @@ class ObjectClient:
         return self._conditional(file, content, "create")
 
     def replace(self, file: str, content: bytes, version: str) -> str | None:
-        """Put an object if it has this version. Return the new version, None if it has another one or is missing. Raises
-        EpochError.
+        """Put an object if it has this version.
+
+        Return the new version, None if it has another one or is missing. Raises EpochError.
         """
         return self._conditional(file, content, json.loads(version))
 
@@ -189,8 +189,9 @@ class ObjectClient:
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the objects below a folder and their sizes in bytes. It costs one request per thousand. Raises
-        StateError.
+        """Return the objects below a folder and their sizes in bytes.
+
+        It costs one request per thousand. Raises StateError.
         """
         prefix = f"{folder}/" if folder else ""
         try:

@@ -1,6 +1,5 @@
 """Small files next to the commits: the last epoch that all targets hold, the targets that already hold an epoch that
-others miss,
-and the history of runs. Each has a checksum except the history.
+others miss, and the history of runs. Each has a checksum except the history.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 @dataclass
 class MarkerFile:
-    """A small file that only the runner writes. In an object store the runner caches what it wrote, to save
-    requests.
-    """
+    """A small file that only the runner writes. In an object store the runner caches what it wrote, to save requests."""
 
     place: Storage
     file: str
@@ -94,8 +91,9 @@ def write_marker(marker: MarkerFile, epoch: int) -> None:
 
 
 def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
-    """Return the targets that hold this epoch. A damaged file counts as empty: most targets ignore an epoch that they
-    hold.
+    """Return the targets that hold this epoch.
+
+    A damaged file counts as empty: most targets ignore an epoch that they hold.
     """
     record = None
     try:
@@ -119,8 +117,9 @@ def note_reached(marker: MarkerFile, epoch: int, target: str) -> None:
 
 
 def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
-    """Return the recorded runs, oldest first, without damaged lines. `held`: read the runner's cache. Raises
-    StateError.
+    """Return the recorded runs, oldest first, without damaged lines.
+
+    `held`: read the runner's cache. Raises StateError.
     """
     try:
         content = marker.read_cached() if held else marker.read()

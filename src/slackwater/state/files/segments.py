@@ -205,8 +205,9 @@ class FilesShard:
     def stage(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Return the segments with `rows` added as the newest, without expired ones. Segments that the background merge
-        has left are merged.
+        """Return the segments with `rows` added as the newest, without expired ones.
+
+        Segments that the background merge has left are merged.
         """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -254,8 +255,9 @@ class FilesShard:
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
     def _merge(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
-        """Merge segments into one frame. Expired rows are only dropped from the oldest segments: otherwise older
-        versions would reappear.
+        """Merge segments into one frame.
+
+        Expired rows are only dropped from the oldest segments: otherwise older versions would reappear.
         """
         if oldest:
             return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))

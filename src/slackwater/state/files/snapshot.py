@@ -1,7 +1,6 @@
 """Reading commits of a files store without its lock, while a runner may go on.
 
-All files of a commit are opened at once, so that they stay readable when the runner's garbage collection deletes
-them.
+All files of a commit are opened at once, so that they stay readable when the runner's garbage collection deletes them.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ class StorageLock(Protocol):
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner holds the lock. `doing` says in the message what this runner must not
-        do.
-        """
+        """Raise FencedError if another runner holds the lock. `doing` says in the message what this runner must not do."""
         ...
 
     def close(self) -> None: ...
@@ -162,8 +160,9 @@ class Storage(Protocol):
         ...
 
     def put_aside(self, name: str) -> str:
-        """Rename the state to a name without a state, and return the new location. The caller holds the lock. Raises
-        StateError.
+        """Rename the state to a name without a state, and return the new location.
+
+        The caller holds the lock. Raises StateError.
         """
         ...
 

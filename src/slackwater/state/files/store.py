@@ -70,8 +70,8 @@ class FilesStore:
 
     @property
     def checkpoint(self) -> Path:
-        """Return a directory next to the state; for an object store a temporary one, which suffices for sources that can
-        seek.
+        """Return a directory next to the state; for an object store a temporary one, which suffices for sources that
+        can seek.
         """
         if not self.place.is_remote:
             return Path(self.root) / "checkpoint"
@@ -114,8 +114,9 @@ class FilesStore:
             self.place.clear_pending()
 
     def claim(self) -> None:
-        """Create the directory if necessary and take its lock, without reading the state. Raises LockHeldError,
-        StateError.
+        """Create the directory if necessary and take its lock, without reading the state.
+
+        Raises LockHeldError, StateError.
         """
         self.place.prepare()
         self._lock = self.place.lock()
@@ -250,9 +251,7 @@ class FilesStore:
         return commit
 
     def create_state(self, commit: Commit) -> None:
-        """Begin a state with this commit, of any epoch, whose files exist. Call it after an `open` that returned
-        None.
-        """
+        """Begin a state with this commit, of any epoch, whose files exist. Call it after an `open` that returned None."""
         self._verify(commit)
         self._put(commit)
         self.note_published(commit.epoch)
@@ -267,8 +266,9 @@ class FilesStore:
         self._merger.schedule_merges(commit)
 
     def _confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner holds the state. `doing` says in the message what this runner must not
-        do.
+        """Raise FencedError if another runner holds the state.
+
+        `doing` says in the message what this runner must not do.
         """
         if self._lock is not None:
             self._lock.confirm(doing)

@@ -1,12 +1,10 @@
 """The buffers of a join in Postgres: one table row per buffered row, indexed by (side, key hash, event time).
 
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
-    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (matched: outer
-        sides only)
+    left         -7  09:00:01         4  true     o1                   12.50  NULL                  (outer sides only)
 
 Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind; the commit moves them.
-Expired rows
-follow from their event time, so they are not marked: each commit deletes them.
+Expired rows follow from their event time, so they are not marked: each commit deletes them.
 """
 
 from __future__ import annotations
@@ -216,9 +214,7 @@ class PostgresBuffers:
 def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
-    """COPY the changes of an epoch to the buffers of a shard. Each side and kind has a token, which the commit
-    names.
-    """
+    """COPY the changes of an epoch to the buffers of a shard. Each side and kind has a token, which the commit names."""
     staged = list(metas)
     try:
         with client.arrow_cursor(url) as cursor:
@@ -238,8 +234,9 @@ def stage_changes(
 
 
 def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
-    """Return the new segments of a shard after a reshard. The shard follows from the hash, so the rows stay where they
-    are.
+    """Return the new segments of a shard after a reshard.
+
+    The shard follows from the hash, so the rows stay where they are.
     """
     return tuple(
         meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
@@ -249,8 +246,9 @@ def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
 
 
 def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
-    """Move the staged rows into the state table and return how many rows it gained. Raises EpochError if staged rows are
-    missing.
+    """Move the staged rows into the state table and return how many rows it gained.
+
+    Raises EpochError if staged rows are missing.
     """
     staged = [m for m in state.metas if m.file]
     tokens = [m.file for m in staged]

@@ -265,8 +265,9 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
-    """Borrow a connection like that of `open_connection` from the idle ones, or open one. The caller leaves no
-    transaction open.
+    """Borrow a connection like that of `open_connection` from the idle ones, or open one.
+
+    The caller leaves no transaction open.
     """
     import psycopg
 
@@ -313,8 +314,9 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
 
 
 def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
-    """Keep a connection idle. Return a connection for the caller to close: the one that was idle longest, if there are
-    too many.
+    """Keep a connection idle.
+
+    Return a connection for the caller to close: the one that was idle longest, if there are too many.
     """
     with _lock:
         _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))

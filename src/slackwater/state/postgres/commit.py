@@ -56,8 +56,7 @@ class Transaction:
     """The transaction of one commit. `run` raises FencedError, EpochError and psycopg's errors.
 
     Without `stages` only the record changes, see `state.maintenance_commit`. Tables change within the transaction: a
-    failed commit
-    leaves them and their views unchanged. `place` is the location of the store, for messages.
+    failed commit leaves them and their views unchanged. `place` is the location of the store, for messages.
     """
 
     db: psycopg.Connection[Any]
@@ -161,8 +160,9 @@ class RowChange:
     alters: bool = False
 
     def run(self, state: StageState) -> Changed:
-        """Merge staged rows into the state and delete expired ones. Return the resulting segments, and how many rows the
-        table gained.
+        """Merge staged rows into the state and delete expired ones.
+
+        Return the resulting segments, and how many rows the table gained.
 
         Raises EpochError.
         """

@@ -100,8 +100,9 @@ def _fork(
 
 
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
-    """Copy the table of a stage with its indexes and rows. Tables of the new name without a state were left by a failed
-    start.
+    """Copy the table of a stage with its indexes and rows.
+
+    Tables of the new name without a state were left by a failed start.
     """
     if not table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")

@@ -1,7 +1,7 @@
 """Copies of staged rows on the machine that staged them, so that readers need not fetch them from the database.
 
-A copy is found by its token and verified by its checksum; the commit records both. Missing copies are fetched from
-the database.
+A copy is found by its token and verified by its checksum; the commit records both. Missing copies are fetched from the
+database.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Table setup at the start of a pipeline: shared tables, and those of each stage, in the current format and with current
-names.
+"""Table setup at the start of a pipeline: shared tables, and those of each stage, in the current format and with
+current names.
 """
 
 from __future__ import annotations

@@ -91,8 +91,9 @@ class PostgresShard:
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Return the new segments after a reshard or a migration. The shard follows from the hash, so unchanged rows
-        stay where they are.
+        """Return the new segments after a reshard or a migration.
+
+        The shard follows from the hash, so unchanged rows stay where they are.
         """
         if before is not None:
             gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")

@@ -77,8 +77,9 @@ def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
 
 @contextmanager
 def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
-    """Open a commit for reading, see `StateStore.peek`. An open transaction keeps its rows from VACUUM within the
-    block.
+    """Open a commit for reading, see `StateStore.peek`.
+
+    An open transaction keeps its rows from VACUUM within the block.
     """
     try:
         with client.borrow_connection(url, "state store") as db, db.transaction():

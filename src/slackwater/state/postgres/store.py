@@ -5,13 +5,11 @@
     slackwater_outputs, …_lists   staged output and long offset lists, until published or superseded
     slackwater_runs               one row per run of a pipeline: start, end and outcome
     slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages …#2
-    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Newer versions of windows count once a
-    commit names
-                                  them, and are merged into the state every few epochs. Rows of joins are unlogged.
+    slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Versions of windows count once a commit
+                                  names them; they are merged every few epochs. Rows of joins are unlogged.
 
 Workers COPY into the staged table on their own connections. The driver's transaction checks the expected epoch, and
-names the
-staged rows or merges them. It also writes the output if the target is in the same database.
+names the staged rows or merges them. It also writes the output if the target is in the same database.
 """
 
 from __future__ import annotations

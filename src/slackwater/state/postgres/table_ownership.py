@@ -3,9 +3,8 @@
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment. The default of their column `pipeline_name` names the owner of a state,
-and a view
-belongs to the owner of the table that it reads. They get current names and comments when their pipeline starts.
+Tables of earlier versions have no comment. The default of their column `pipeline_name` names the owner of a state, and
+a view belongs to the owner of the table that it reads. They get current names and comments when their pipeline starts.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ def _literal(default: str | None) -> str | None:
 
 
 def own_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
-    """Return a table of the pipeline as a quoted SQL name; None if it is missing. Raises StateError if another owner has
-    the name.
+    """Return a table of the pipeline as a quoted SQL name; None if it is missing.
+
+    Raises StateError if another owner has the name.
     """
     owned = find_owner(db, tables, table_kind)
     if owned is None or owned.owner is None:
@@ -129,8 +129,9 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
 
 
 def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Rename the state of a stage, or move it to another pipeline. Views and unlogged staged rows are dropped. Needs a
-    transaction.
+    """Rename the state of a stage, or move it to another pipeline.
+
+    Views and unlogged staged rows are dropped. Needs a transaction.
 
     Raises StateError if one of the names has another owner.
     """

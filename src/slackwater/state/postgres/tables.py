@@ -33,8 +33,9 @@ MARK = "#"  # never part of a pipeline's name: separates the name from suffixes
 
 @dataclass(frozen=True)
 class TableNames:
-    """The quoted SQL names of a pipeline's tables, and their columns. Tables of later stages carry the number of the
-    stage.
+    """The quoted SQL names of a pipeline's tables, and their columns.
+
+    Tables of later stages carry the number of the stage.
 
     `former`: stages whose tables still have the names of earlier versions. A start renames them.
     """
@@ -87,9 +88,8 @@ class TableNames:
     def name_of(self, table_kind: str, index: str = "") -> str:
         """Return `slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
 
-        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. A long name is truncated
-        and made unique
-        by a hash.
+        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. A long name is truncated and
+        made unique by a hash.
         """
         if self.stage in self.former and not index:
             return self._former_name_of(table_kind)
@@ -101,8 +101,9 @@ class TableNames:
         return name + tail
 
     def _former_name_of(self, table_kind: str) -> str:
-        """Return the name of earlier versions. The second stage of `orders` and a pipeline `orders.2` had the same
-        name.
+        """Return the name of earlier versions.
+
+        The second stage of `orders` and a pipeline `orders.2` had the same name.
         """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
@@ -173,9 +174,7 @@ class TableNames:
         )
 
     def create_empty(self) -> str:
-        """Return the statement that creates the empty table of a stage without state, so that every stage has a
-        table.
-        """
+        """Return the statement that creates the empty table of a stage without state, so that every stage has a table."""
         columns = (
             f"pipeline_name text NOT NULL DEFAULT {self._literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
         )

@@ -1,5 +1,6 @@
-"""Checks of state rows that are read from a table. Foreign changes lead to one clear refusal instead of an error in a
-library.
+"""Checks of state rows that are read from a table.
+
+Foreign changes lead to one clear refusal instead of an error in a library.
 
 table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
 """
@@ -26,8 +27,9 @@ _WAYS = (
 
 @contextmanager
 def reading(table: str) -> Iterator[None]:
-    """Fetch rows of a table within this block. Raises EpochError for a connection error, StateError for unexpected
-    values.
+    """Fetch rows of a table within this block.
+
+    Raises EpochError for a connection error, StateError for unexpected values.
     """
     try:
         yield

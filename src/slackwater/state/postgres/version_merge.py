@@ -6,8 +6,7 @@
     record    [state] [a] [b]                       [state]
 
 A commit of many rows only lists their tokens and does not change the state table; readers overlay the newer versions.
-So a unit
-that changes in eight epochs is written to the table once.
+So a unit that changes in eight epochs is written to the table once.
 """
 
 from __future__ import annotations
@@ -126,8 +125,9 @@ def merged_commit(commit: Commit) -> Commit:
 
 
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
-    """Return the segments of a shard after its staged rows were merged. `size`: its share of the table in bytes, if
-    known.
+    """Return the segments of a shard after its staged rows were merged.
+
+    `size`: its share of the table in bytes, if known.
     """
     if not metas:
         return ()
@@ -192,8 +192,9 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, done: Commit
 ) -> frozenset[str]:
-    """Delete local copies of merged rows and vacuum the staged tables after a commit. Return the tokens that are still
-    staged.
+    """Delete local copies of merged rows and vacuum the staged tables after a commit.
+
+    Return the tokens that are still staged.
 
     `before`: the tokens before the commit. `commit`: the commit as requested. `done`: the commit as stored.
     """
