@@ -78,7 +78,10 @@ class _Document:
         return _PLAIN[kinds[0]] if kinds and kinds[0] in _PLAIN else TEXT
 
     def _resolve_ref(self, schema: Any) -> tuple[_Document, Any]:
-        """What a `$ref` stands for, and where its own are looked up; None where it leads to itself."""
+        """Return the schema that a `$ref` stands for, and the document in which its own references are resolved.
+
+        The schema is None if the reference is recursive. Raises ValueError for a reference to nothing.
+        """
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return self, schema
         name, _, path = schema["$ref"].partition("#")

@@ -1,6 +1,6 @@
-"""What is checked at start, with Spark's analyser and before any data is read: schemas, event time, the SQL.
+"""Checks at the start, with Spark's analyser and before any data is read: schemas, event time and SQL.
 
-The SQL pre-stage must be row-wise: what it says about a row may depend on that row and on lookups only.
+The SQL before a stage must be row-wise: what it returns for a row may depend on that row and on lookups only.
 """
 
 from __future__ import annotations
@@ -28,26 +28,34 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CLOCK = "PROCESSING"  # stands for an event time: the epoch's clock reading
+CLOCK = "PROCESSING"  # in place of an event-time expression: the epoch's clock reading
 TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
 def fields_of(frame: DataFrame) -> dict[str, Field]:
-    """The columns of a DataFrame with their types."""
+    """Return the columns of a DataFrame with their types."""
     return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
 
 
 def empty_frame(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """A batch DataFrame without rows and with the same columns."""
+    """Return a batch DataFrame with the same columns and no rows."""
     return session.createDataFrame([], frame.schema)
 
 
 def time_expression(
     pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame, has_clock: bool = False
 ) -> str:
-    """The event-time expression of a source as Spark SQL that yields a TIMESTAMP. `frame` has the source's columns.
+    """Return the event-time expression of a source, as Spark SQL that yields a TIMESTAMP.
 
-    `has_clock`: where none is named, it is the epoch's clock reading (`CLOCK`).
+    Args:
+        pipeline: The pipeline.
+        session: The session to analyse the expression with.
+        source: The name of the source.
+        frame: A DataFrame with the columns of the source.
+        has_clock: Use the epoch's clock reading (`CLOCK`) if no event time is configured.
+
+    Raises:
+        StartError: The expression is not valid or is not a time.
     """
     step = pipeline.transform.step
     where = f'{pipeline.name}: source "{source}"'
@@ -75,16 +83,16 @@ def time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """What an error says without its list of names, where all names are told behind it."""
+    """Return an error's reason without its suggestions, because the message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
 def run_sql(
     session: SparkSession, pipeline: Pipeline, way: InputPath, rows: DataFrame, texts: Sequence[str] | None = None
 ) -> DataFrame:
-    """The SQL on a way over rows that carry `_event_ts`; the rows themselves where the config has none.
+    """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows themselves if there is none.
 
-    `texts` are run in the place of the config's own: they carry `_origin`.
+    `texts` replace the SQL of the config. They carry `_origin`.
     """
     for sql in [sql for _, sql in pipeline.sql_chain(way)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
@@ -99,14 +107,17 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """The first word of a text that is no query. It is analysed and not run."""
+    """Return the first word of a text that is not a query. The text is analysed but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise.statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
-    """Analyse the SQL on a way over the columns at its beginning and return those that come out. Raises StartError by name."""
+    """Analyse the SQL of an input path over the columns at its start, and return its output columns.
+
+    Raises StartError if the SQL is not valid or not row-wise.
+    """
     view = rows = _source_view(session, pipeline, way, frame)
     for location, sql, bounds in pipeline.sql_chain_with_groupable(way):
         where = f'{pipeline.name}: source "{way.origin}": {location}'
@@ -115,7 +126,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
             if statement is not None:
                 raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
             out = _run_query(session, rows, sql)
-            assert out.schema  # of Connect: only now is it analysed
+            assert out.schema  # Connect analyses a plan only when asked for its schema
         except StartError:
             raise
         except Exception as error:
@@ -145,7 +156,10 @@ def _check_row_wise(
     view: DataFrame | None = None,
     bounds: GroupableColumns = ROW_BY_ROW,
 ) -> None:
-    """Raise StartError if an expression over `rows` looks beyond its row. `view`, `bounds`: see `row_wise.forbidden_parts`."""
+    """Raise StartError if an expression over `rows` depends on more than its row.
+
+    `view`, `bounds`: see `row_wise.forbidden_parts`.
+    """
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
     if spark_connect.is_connect(session):
@@ -158,8 +172,8 @@ def _check_row_wise(
 
 
 def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
-    """What a text selects has what is read on. Raises StartError."""
-    if pipeline.transform.is_stateless:  # what it selects is what comes out
+    """Raise StartError if the output of a query lacks columns that the next step needs, or has duplicates."""
+    if pipeline.transform.is_stateless:  # its columns are the output
         twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if twice:
             raise StartError(
@@ -179,9 +193,9 @@ def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: st
 
 
 def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, frame: DataFrame) -> str:
-    """How far a row reaches (µs), by the gap that it brings: SQL over what comes out on a way, NULL for a bad gap.
+    """Return SQL for the end of a row's gap in microseconds, where each row has its own gap. NULL for a bad gap.
 
-    Raises StartError where `gap` is no expression over it, or no length of time.
+    It applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a duration.
     """
     window = pipeline.transform.window
     assert window is not None
@@ -200,9 +214,9 @@ def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, fr
 
 
 def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> tuple[str, ...] | None:
-    """The SQL on a way that lets `_origin` come out beside the columns of the config's own; None where there is no SQL.
+    """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
 
-    For `late_data = "dlq"`, after `check_sql`. Raises StartError if neither the SQL as it is nor a rewritten one does.
+    It is for `late_data = "dlq"`, after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
     """
     where = f'{pipeline.name}: source "{way.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
@@ -219,7 +233,7 @@ def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, fram
 
 
 def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plain: DataFrame, where: str) -> str:
-    """A SQL that lets `_origin` of its rows come out, beside what the given one selects without it (`plain`)."""
+    """Return SQL that selects `_origin` in addition to what `user_sql` selects without it (`plain`)."""
     expected = [column for column in plain.dtypes if column[0].lower() != ORIGIN]
 
     def carries(sql: str) -> bool:
@@ -249,7 +263,7 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
     try:
         return carries(sql)
     except Exception:
-        return False  # as in: one branch of a UNION with SELECT *, which now has a column more than the other
+        return False  # such as a UNION in which only one branch has SELECT *, and now one more column
 
 
 def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
@@ -257,17 +271,17 @@ def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
 
 
 def _selected_origin(pipeline: Pipeline, way: InputPath) -> str | None:
-    """The column that comes out beside the others where the config's SQL selects it."""
+    """Return the name of the origin column if the SQL of the config selects it; else None."""
     return ORIGIN if _selects_origin(pipeline, way) else None
 
 
 def _source_view(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> DataFrame:
-    """The view as the config's own SQL expects it: with `_origin` if it selects that itself."""
+    """Return the empty view `source` as the SQL of the config expects it, with `_origin` if that selects it."""
     return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
 
 
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """The view `source`, without rows. Where nothing is done by time, it has none that the source did not bring."""
+    """Return the view `source` without rows. A stateless stage has `_event_ts` only if the source brings it."""
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_stateless
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
@@ -276,7 +290,10 @@ def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, wit
 
 
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
-    """With several sources, the columns that are used must have one type everywhere; without a window all are."""
+    """Raise StartError if a column has different types in the outputs of several sources.
+
+    Checks the `needed` columns; for a stateless stage all columns.
+    """
     (first, expected), *others = outputs.items()
     for name, columns in others:
         for column in (*needed, *(set(columns) - set(expected) if pipeline.transform.is_stateless else ())):

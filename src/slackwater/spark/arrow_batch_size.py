@@ -1,7 +1,9 @@
-"""How large the batches are in which Spark hands an epoch's rows to Python: weighed before each row, or only counted.
+"""The size of the Arrow batches in which Spark sends rows to Python: limited by bytes, or only by the number of rows.
 
-weighed   row ─▶ how many bytes is the batch? ─▶ added     half a microsecond of a processor a row, as much as all else on its way to Python
-counted   row ─▶ added, up to 100,000                      where so many of the rows of the epoch before were far less than Spark's bound
+by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time a row, as much as the rest of the transfer to
+Python
+by rows   row ─▶ added, up to 100,000                 if so many rows of the previous epoch were far below the bound
+in bytes
 """
 
 from __future__ import annotations
@@ -14,23 +16,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MOST_ROWS = 100_000  # of a batch
-MANY_ROWS = 20_000  # of an epoch, chosen: from here on what is saved is more than what three more calls to Spark cost
-_MOST_BYTES = 1 << 26  # of a batch of rows like those of the epoch before: what Spark itself keeps to, where it weighs
+MOST_ROWS = 100_000  # per batch
+MANY_ROWS = 20_000  # of an epoch, chosen: beyond it the savings exceed the cost of three more calls to Spark
+_MOST_BYTES = 1 << 26  # per batch, if rows are as wide as in the previous epoch; also Spark's own bound
 _KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-_WITHOUT = str(2**31 - 1)  # at this bound Spark does not weigh
+_WITHOUT = str(2**31 - 1)  # with this bound Spark does not count bytes
 
 
 @dataclass
 class ArrowBatchSizer:
-    """Of one engine. An epoch's rows are as wide as those of the one before it, for all that is known when it begins; where they were
-    not, and a batch was too large for Arrow or for memory, the epoch has failed, and the next try weighs."""
+    """Chooses the batch limit for the epochs of one engine.
+
+    It assumes that rows are as wide as in the previous epoch. If a batch became too large for Arrow or for memory,
+    the
+    epoch failed, and the next attempt limits the bytes.
+    """
 
     _are_narrow: bool = False
 
     @contextmanager
     def sized(self, rows: DataFrame) -> Iterator[None]:
-        """Meanwhile a job over these rows hands them over in batches of the right size."""
+        """Set the batch limit for the job over these rows that runs in this context."""
         if not self._are_narrow:
             yield
             return
@@ -44,6 +50,6 @@ class ArrowBatchSizer:
             conf.set(_KEY, before)
 
     def observe(self, handed: Sequence[tuple[int, int]]) -> None:
-        """How many rows each partition of the job had, and how many bytes they were."""
+        """Decide the limit of the next job from the last one: the rows and bytes that each of its partitions received."""
         widest = max((size / rows for rows, size in handed if rows), default=0)
         self._are_narrow = sum(rows for rows, _ in handed) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES

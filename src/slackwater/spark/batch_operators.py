@@ -1,4 +1,4 @@
-"""All rows of a shard at once, as one epoch of which nothing is late: what `slackwater.batch` runs in the workers."""
+"""Process all rows of a shard at once, as one epoch without late rows. This is what `sw.batch` runs in the workers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
-UPTO = "__upto"  # hidden: the watermark at the end, the same in every row
+UPTO = "__upto"  # hidden column: the final watermark, the same in every row
 
 
 def fold_windows(operator: Operator) -> Fold:
-    """What the rows of a shard make of windows."""
+    """Return a function that computes the windows of a shard from all its rows."""
 
     def fold(rows: pl.DataFrame) -> pl.DataFrame:
         upto = rows[UPTO][0] if UPTO in rows.columns else FAR
@@ -45,7 +45,7 @@ def fold_windows(operator: Operator) -> Fold:
 
 @singledispatch
 def _folded(operator: Operator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
-    """What all rows of a shard make, of windows that close up to this watermark."""
+    """Compute the windows of a shard that close up to the watermark `upto`."""
     unregistered(operator, "slackwater.spark.batch_operators.fold_windows")
 
 
@@ -81,7 +81,7 @@ def _refuse(operator: SessionOperator, bad: pl.DataFrame) -> None:
 
 @singledispatch
 def fold_pairs(operator: Operator) -> Fold:
-    """What the rows of both sides in a shard make of a join."""
+    """Return a function that computes the join of a shard from the rows of both sides."""
     unregistered(operator, "slackwater.spark.batch_operators.fold_pairs")
 
 

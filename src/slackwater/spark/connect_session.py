@@ -1,6 +1,6 @@
-"""A session of Spark Connect of our own: a client of a server that somebody else started.
+"""Open our own Spark Connect session: a client of a server that is already running.
 
-SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which counts first
+SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which takes precedence
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"
 
 
 def server_address(settings: Mapping[str, str]) -> str | None:
-    """The server that runs the jobs; None: Spark runs in a process of our own. Raises StartError where both are asked for."""
+    """Return the address of the Spark Connect server; None if Spark runs in a local process.
+
+    Raises StartError if the settings ask for both, or the address is not valid.
+    """
     address = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
     if not address:
         return None
@@ -39,7 +42,10 @@ def server_address(settings: Mapping[str, str]) -> str | None:
 
 
 def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session of the server, with these settings. Raises StartError if it is not there, or a setting is not a session's."""
+    """Open a session of the server with these settings.
+
+    Raises StartError if the server does not answer, or a setting cannot be set per session.
+    """
     session: Any = _class()(connection=url)
     endpoint = spark_connect.server_endpoint(session)
     if not spark_connect.server_answers(session):
@@ -75,7 +81,7 @@ def _class() -> Any:
         raise StartError(
             f"Spark Connect needs packages that are not there ({spark_error_reason(error)}); pip install 'slackwater[connect]'"
         ) from None
-    except Exception as error:  # protobuf tells that PySpark's messages were made for an older one
+    except Exception as error:  # protobuf: PySpark's messages were generated for an older version
         raise StartError(
             f"this PySpark's client of Spark Connect cannot be loaded ({spark_error_reason(error)}); install the protobuf that it was made for"
         ) from None
@@ -83,8 +89,10 @@ def _class() -> Any:
 
 
 def check_session_settings(session: SparkSession, where: str) -> None:
-    """Raise StartError where a session of the caller's means other things by SQL than a pipeline does: over Connect a plan has the
-    settings of its own session."""
+    """Raise StartError if a setting of the caller's session changes the meaning of a pipeline's SQL.
+
+    Over Connect a plan runs with the settings of the session that made it.
+    """
     for key, expected in _NEEDED.items():
         setting = session.conf.get(key)
         if str(setting).casefold() != expected.casefold():

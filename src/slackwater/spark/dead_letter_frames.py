@@ -1,4 +1,4 @@
-"""Dead letters as the rows of their sources: what an epoch reads once more."""
+"""Convert dead letters to rows of their sources, so that an epoch can read them again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from slackwater.sources.streaming_plan import AnySource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FILE, LETTER = "__file", "__letter"  # hidden columns: the file that a row is from, the letter's number
+FILE, LETTER = "__file", "__letter"  # hidden columns: the file of a row, the number of its letter
 _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "headers", "file", "event_time", LETTER]
 
 
 def letter_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
-    """The rows of letters per source, with `__letter`, and `__file` of files. Raises StartError for letters of a source that cannot take them."""
+    """Return the rows of dead letters per source, with the column `__letter`, and `__file` for files.
+
+    Raises StartError for letters whose source is not in the config or cannot read letters.
+    """
     frames: dict[str, DataFrame] = {}
     by_name = {s.name: s for s in sources}
     for name, source_letters in letters.group_by("source", maintain_order=True):

@@ -1,6 +1,6 @@
-"""Bad rows in words: the column and the value to blame, the line of the file, and what to do, where the text tells.
+"""Describe bad rows: the column and value that cause it, the line of the file, and advice if the cause is known.
 
-What to do: of a header that is read as a row, of a text longer than the reader takes.
+There is advice for a header that is read as a row, and for a text longer than the reader accepts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from slackwater.sources import bad_values
 from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
-READ = 20_000  # of a row or a text that is looked into
-LOOKED_THROUGH = 4_000_000  # bytes of a file, in an epoch
-LONGEST = 20_000_000  # characters of one text in JSON, unless the reader's option maxStringLen says more
+READ = 20_000  # characters of a row or a text that are analysed
+LOOKED_THROUGH = 4_000_000  # bytes of a file that an epoch searches for a line
+LONGEST = 20_000_000  # characters of a JSON text, unless the reader's option maxStringLen is set
 
 
 def decode_hint(source: Source, text: str | None, length: int | None) -> str:
-    """What to do about it, in brackets behind a sample; empty where the text does not tell."""
+    """Return advice about an undecodable record, in brackets, to append to a sample. Empty if the cause is unknown.
+
+    `text`: the record, maybe truncated; `length`: its length in characters.
+    """
     options = {key.casefold(): value for key, value in source.options.items()}
     most = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
     if source.format != "csv" and length is not None and length > most:
@@ -39,9 +42,13 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
 
 
 def describe_samples(source: Source | None, column: str, samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Bad rows in words: why, the value, the row as JSON, and where it is. `column`: that of the event time.
+    """Describe bad rows: the reason, the value, the row as JSON, its location and advice.
 
-    A sample has `__bad`, `row` and `text` (both of bounded length), `length` of the whole text, `place`, and `of_file`.
+    Args:
+        source: The source; None if it is not known.
+        column: The column of the event time.
+        samples: Mappings with `__bad`, `row` and `text` (both truncated), `length` of the whole text, `place` and
+            `of_file` (whether `place` is a file).
     """
     parsed = [_row(bad) for bad in samples]
     names = [local_name(bad["place"]) if bad["place"] else "" for bad in samples]
@@ -59,13 +66,13 @@ def describe_samples(source: Source | None, column: str, samples: Sequence[Mappi
 
 
 def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row as its reader made it, without the text of the record; None if it was cut."""
+    """Return the row as its reader decoded it, without the original text; None if it was truncated."""
     row = bad_values.parse_object(bad["row"])
     return None if row is None else {k: v for k, v in row.items() if k != CORRUPT}
 
 
 def _text(bad: Mapping[str, Any]) -> str | None:
-    """The text of a record that could not be decoded; None if it was cut."""
+    """Return the text of a record that could not be decoded; None if it was truncated."""
     return bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
 
 
@@ -76,7 +83,7 @@ def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_values
 def _explain(
     source: Source | None, column: str, bad: Mapping[str, Any], row: Mapping[str, Any] | None
 ) -> tuple[str, str]:
-    """The value to blame, and advice."""
+    """Return the column and value that cause the problem, and advice."""
     if bad["__bad"] != "undecodable":
         return bad_values.describe_event_time(column, row), ""
     if source is None:

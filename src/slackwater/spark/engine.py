@@ -1,7 +1,14 @@
-"""The Spark engine: the only place that runs jobs.
+"""The engine that runs the shard tasks of an epoch as Spark jobs.
 
-files of the batch ─▶ event time ─▶ SQL, lookups ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: engine.shard
-                      max per source                (panes: partial aggregates)
+rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ preaggregation, if chosen ─▶ shuffle by key ─▶ mapInArrow: one task
+per shard
+        ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
+
+A batch with an event time in the far future is processed again with such rows as bad rows. Bad rows, rows that cannot
+be stored, and late rows of preaggregated windows are read again for samples and dead letters.
+
+A task also emits if the new watermark is known before the rows are read. Otherwise `emit` runs a second set of tasks:
+in threads of this process if Spark is in local mode, else as another job.
 """
 
 from __future__ import annotations
@@ -61,9 +68,9 @@ log = logging.getLogger("slackwater")
 
 @dataclass
 class SparkEngine:
-    """Runs shard tasks as Spark tasks. A batch's payload is one DataFrame per source.
+    """Runs shard tasks as Spark tasks. The payload of a batch is one DataFrame per source.
 
-    `refresh`: re-reads the lookups that are due, called between epochs.
+    `refresh`: reloads the lookups that are due. It is called before rows are read.
     """
 
     rows: RowPlan
@@ -74,7 +81,7 @@ class SparkEngine:
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
 
     def __post_init__(self) -> None:
-        """User-defined aggregations go to the workers by value, with the tasks: a worker need not find their module."""
+        """Register modules of user-defined aggregations by value, so that workers need not import them."""
         from pyspark import cloudpickle
 
         self.hints = SchemaHints(self.session, self.pipeline, self.rows.times)
@@ -95,7 +102,7 @@ class SparkEngine:
     def logic(self) -> Operator:
         return self.rows.logic
 
-    # -- rows in -------------------------------------------------------------------------------------------------
+    # -- ingest -------------------------------------------------------------------------------------------------
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         self.hints.begin_sources(batch.payload)
@@ -107,15 +114,16 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the epoch's job; once more, with the far future filtered out, if an event time lies beyond it.
+        """Run the epoch's job. Run it again without far-future rows if an event time is beyond the bound.
 
-        The bound changes with every epoch, and Spark compiles a literal into its generated code: with the bound in every
-        plan each epoch would be compiled and warmed up anew. A task that ran in vain left files that no commit names.
+        The first run has no bound in its plan, because the bound changes with every epoch. Spark compiles literals
+        into
+        generated code, so every epoch would be compiled again. Files that the discarded run wrote are in no commit.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)
         latest = self.rows.latest_allowed_us(clock_us)
-        tagged = 0 in tasks[0].idle_sources  # a single source that was idle: its late rows are told apart
+        tagged = 0 in tasks[0].idle_sources  # a single idle source: its late rows are counted separately
         read = self._timed_rows(batch, clock_us, None, idle, tagged)
         outcome = self._ingest(read, batch, tasks, self._facts_before_read(batch, clock_us))
         newest = [s.max_event_us for n, s in outcome.sources.items() if not self.rows.is_stage_output(n)]
@@ -139,7 +147,7 @@ class SparkEngine:
     ) -> IngestOutcome:
         pending: dict[str, PendingStatistics] = {}
         parts: list[DataFrame] = []
-        # where rows are folded, their letters are found by reading once more: see `RejectedRowHandler`
+        # Aggregated rows have no origin; `RejectedRowHandler` reads the rows again to find the late ones.
         keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
         unfit: dict[str, list[Any]] = {}
@@ -188,7 +196,10 @@ class SparkEngine:
         )
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
-        """Of each source whose event time is a column, and which knows of it without reading a row, what `statistics` would tell."""
+        """Return statistics of the sources that know them without reading a row.
+
+        Such a source has Parquet footers and a plain column as event time.
+        """
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()
         for name in batch.payload:
@@ -207,7 +218,7 @@ class SparkEngine:
 
     @property
     def _busy_tasks(self) -> int:
-        """Tasks of a job that keep the cluster busy."""
+        """The number of tasks of a job that keeps the cluster busy."""
         return 2 * self.rows.expressions.get_or_create("parallelism", lambda: spark_connect.task_slots(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
@@ -216,7 +227,10 @@ class SparkEngine:
         return self.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Rows of dead letters, few enough for this process. Their number comes through the SQL as a part of `_origin`."""
+        """Return the rows of dead letters, which must fit into the memory of this process.
+
+        The number of a letter passes through the SQL as a part of `_origin`. Raises EpochError.
+        """
         import polars as pl
 
         self.refresh()
@@ -255,12 +269,10 @@ class SparkEngine:
         assert isinstance(rows_read, pl.DataFrame)
         return rows_read.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})
 
-    # -- windows out ---------------------------------------------------------------------------------------------
+    # -- emit ----------------------------------------------------------------------------------------------------
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:
-        if spark_connect.is_on_this_machine(
-            self.session
-        ):  # threads of this process do what a job would, without its overhead
+        if spark_connect.is_on_this_machine(self.session):  # threads of this process, without the overhead of a job
             with ThreadPoolExecutor(len(tasks)) as pool:
                 return list(pool.map(lambda task: task.operator.emit(task), tasks))
         return [EmitReport.model_validate_json(r) for r in self._over_shards(tasks, emit_task(tasks))]

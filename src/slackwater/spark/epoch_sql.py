@@ -1,4 +1,4 @@
-"""The Spark SQL of an epoch: event time, the input columns, panes and partial aggregates. Strings only, no Spark."""
+"""Generate the Spark SQL of an epoch as strings: event time, input columns, panes and partial aggregates."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 def event_time_sql(
     expression: str, field: Field, unit: str | None, where: str, zone: str = timestamp_parsing.UTC
 ) -> str:
-    """A TIMESTAMP from the event-time expression; NULL where it cannot be read. `zone`: of clock readings without one.
+    """Return SQL that converts the event-time expression to a TIMESTAMP; NULL if a value cannot be converted.
 
-    Raises StartError for a type that is no time.
+    Args:
+        expression: SQL for the event time.
+        field: Its type.
+        unit: The unit of an integer: "s", "ms", "us" or "ns".
+        where: The beginning of error messages.
+        zone: The time zone of local times.
+
+    Raises:
+        StartError: The type is not a time.
     """
     value = f"({expression})"
     if field.type == "timestamp":
@@ -44,9 +52,10 @@ def event_time_sql(
 
 
 def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
-    """How far a row reaches (µs), from its gap; NULL where that is NULL, not positive or not below the cap.
+    """Return SQL for the end of a row's gap in microseconds. NULL if the gap is NULL, not positive or not below the cap.
 
-    A number is milliseconds, text is an interval as Spark writes one ("5 minutes"). Raises StartError for another type.
+    A number is in milliseconds, a text is an interval in Spark's syntax ("5 minutes"). Raises StartError for another
+    type.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
@@ -61,10 +70,13 @@ def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
 
 
 def row_columns(logic: WindowLogic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
-    """The columns that go to the shards, per row: hash, time, keys, inputs of the aggregations; over the output of the SQL.
+    """Return the columns that rows bring to the shards: hash, time, keys and inputs of aggregations.
 
-    `before`: rows before this time (µs) take `_origin` along. `end`: SQL for how far a row reaches; those for which it is
-    NULL take `_origin` along, too.
+    Args:
+        logic: The window.
+        source: The tag of the source; None if rows need none.
+        before: Rows before this time (in microseconds) keep `_origin`; None: no row does.
+        end: SQL for the end of a row's gap. Rows for which it is NULL also keep `_origin`.
     """
     keys = ", ".join(normalised_sql(k) for k in logic.keys)
     columns = {
@@ -84,9 +96,9 @@ def row_columns(logic: WindowLogic, source: int | None, before: int | None = Non
 
 
 def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
-    """The columns that go to the shards, per row of one side of a join; over the output of its SQL.
+    """Return the columns that rows of one side of a join bring to the shards, over the output of its SQL.
 
-    Equal keys get one hash whatever the width of their integers. `before`: as in `row_columns`.
+    Equal integer keys get equal hashes, whatever their widths. `before`: as in `row_columns`.
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], SharedColumns.from_logic(logic)
     keys = [
@@ -108,7 +120,10 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
 
 
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
-    """The columns that go to the shards, per whole row that is found by key; over the output of the SQL. `before`: as in `row_columns`."""
+    """Return the columns that rows of a keyed step bring to the shards: whole rows, with the hash of their key.
+
+    They apply to the output of the SQL. `before`: as in `row_columns`.
+    """
     columns = {
         "__kh": f"xxhash64({', '.join(map(normalised_sql, operator.keys))})",
         "__ts": "unix_micros(_event_ts)",
@@ -123,16 +138,17 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
 
 
 def is_earlier_sql(than: int) -> str:
-    """Whether a row's time is before this one (µs), which changes with every epoch.
+    """Return SQL that is true if a row's event time is before `than` (in microseconds), which changes with every epoch.
 
-    Spark writes a number into the code that it generates, and would compile each epoch's anew (0.3 s). An array is handed to
-    that code from outside; its index is always 1, which the optimiser does not see.
+    Spark compiles a literal into generated code, so a new literal would cost a compilation per epoch (0.3 s). An
+    array is
+    passed to the generated code instead. The index is always 1, but the optimiser cannot see that.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
 
 def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
-    """What is asked about late rows of tumbling and hopping windows, over the output of the SQL."""
+    """Return the columns that are read of late rows of tumbling and hopping windows, over the output of the SQL."""
     tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
     return [
         "unix_micros(_event_ts) AS __start",
@@ -143,7 +159,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 
 
 def pane_columns(logic: PaneLogic) -> list[str]:
-    """For tumbling and hopping windows: the row's columns, the start of its pane, and what its aggregations are made of."""
+    """Return the columns of a row, the start of its pane, and the inputs of the aggregations."""
     pane, offset = pane_us(logic), logic.offset_us
     return [
         "*",
@@ -153,9 +169,9 @@ def pane_columns(logic: PaneLogic) -> list[str]:
 
 
 def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
-    """Partial accumulators per (keys, pane), how many rows they stand for and the first event time among these.
+    """Return the partial accumulators per key and pane, as SQL by name, with the row count and the first event time.
 
-    For windows that lift in SQL; `windows.panes.lift` does the same for the others.
+    They are for aggregations that lift in SQL. `windows.panes.lift_rows` computes the same for the others.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
@@ -163,7 +179,7 @@ def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
 
 
 def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
-    """What rows are folded by."""
+    """Return the columns by which rows are aggregated."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 

@@ -1,6 +1,6 @@
-"""DataFrames that are made alike in every epoch: what Spark was told, or said, once is kept, so that an epoch is few calls into its process.
+"""Cache Spark expressions and schemas that are equal in every epoch, so that an epoch needs few calls to the JVM.
 
-A list of expressions is as many calls as it has parts, and a question for columns two; both are the same in every epoch.
+A list of expressions costs one call for each part, and reading a schema costs two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 T = TypeVar("T")
-_MAX_ENTRIES = 256  # expressions that change with the epoch, as a clock reading, push out others
+_MAX_ENTRIES = 256  # bounds expressions that change with the epoch, such as those with a clock reading
 
 
 @dataclass(frozen=True)
 class ExpressionCache:
-    """Of one step, on one session of Spark."""
+    """The expressions and schemas of one step in one Spark session."""
 
     _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
     def get_or_create(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made for this key before; else it is made."""
+        """Return the entry of this key. It is created if it does not exist."""
         if key in self._entries:
             self._entries.move_to_end(key)
         else:
@@ -37,8 +37,11 @@ class ExpressionCache:
         return cached
 
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
-        """`selectExpr`. `schema_key`: what the frame is of: from frames of one thing the same expressions make the same columns; None: nobody
-        asks for its columns."""
+        """Return `frame.selectExpr(*exprs)` with cached expressions.
+
+        `schema_key`: frames with equal keys and equal expressions have equal schemas. None if the schema is never
+        read.
+        """
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
 
@@ -50,9 +53,9 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """A DataFrame whose columns are those of all with this key."""
+        """Set the schema of a DataFrame to the one that all frames with this key share."""
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
-            schema  # where PySpark keeps it once it was asked for
+            schema  # PySpark's own cache of the schema
         )
         return frame

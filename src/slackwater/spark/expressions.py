@@ -1,7 +1,7 @@
-"""The expressions of Spark 4.0 to 4.3 that say the same of a row whenever and with whatever other rows it is read, by their class.
+"""The classes of row-wise expressions in Spark 4.0 to 4.3: their value depends only on the row, and never changes.
 
-Aggregates and window functions are among them: whether they may be there is decided by the node that holds them.
-An expression of a later Spark is refused until its class is added here.
+Aggregates and window functions are included, because the plan node that holds them decides whether they are allowed.
+An expression of a later Spark version is refused until its class is added here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ ROW_WISE = frozenset(
     Year YearOfWeek ZeroIfNull ZipWith
     """.split()
 )
-# refused, and how users know them
+# classes of refused expressions, with the names that users know
 CHANGING = {
     "CallMethodViaReflection": "reflect() or java_method()",
     "TryReflect": "try_reflect()",

@@ -1,6 +1,6 @@
-"""Which connector Spark needs for files in an object store, and whether it is there: known without starting Spark.
+"""Check without Spark whether it will have the connector for files in an object store.
 
-s3a://bucket/…   org.apache.hadoop:hadoop-aws        of the Hadoop that Spark brings
+s3a://bucket/…   org.apache.hadoop:hadoop-aws        in the version of Spark's Hadoop
 abfss://…        org.apache.hadoop:hadoop-azure      likewise
 gs://bucket/…    com.google.cloud.bigdataoss:gcs-connector
 """
@@ -18,12 +18,12 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 
 _JAR_SETTINGS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath", "spark.remote"}
-# where Spark, or its settings, are not those that are installed here
+# environment variables that select another Spark, or settings that cannot be checked here
 _ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
 def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
-    """Sources whose files a Spark that this config starts could not read, a line each."""
+    """Yield a line for each source whose files Spark could not read with this config."""
     if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return
     jars = _jars()
@@ -46,7 +46,7 @@ def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _scheme(connection: Connection, source: Source) -> str | None:
-    """Of the address that Spark reads from, as Spark calls it."""
+    """Return the scheme of the address that Spark reads from, in Spark's spelling."""
     place = source.query or ""
     if isinstance(connection, IcebergConnection):
         place = connection.options.get("warehouse", "")
@@ -57,7 +57,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 
 def _jars() -> Mapping[str, str] | None:
-    """The names of the jars that Spark brings, without its ending; None where they are not to be found."""
+    """Return the jars that come with PySpark, as file name and stem. None if they cannot be found."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,6 +1,7 @@
-"""The first rows of a source tell whether its schema and the unit of its times are right: what is looked for, and how it is told.
+"""Check from the first rows of a source whether its schema and the unit of its event time are right, and build the
+hints.
 
-Only telling: nothing here changes what becomes of a row. The looks are of a process, so every start looks again.
+The hints do not change how rows are processed. They are not stored, so every start checks again.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 
 from slackwater.core.humanize import plural
 
-ROWS = 1000  # so many are looked at
-_SHOWN = 30  # names that are listed
+ROWS = 1000  # rows that are checked
+_SHOWN = 30  # column names in a message
 _1990_US = 631_152_000_000_000
 _AHEAD_US = 86_400_000_000
 _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
@@ -20,7 +21,7 @@ _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
 
 @dataclass
 class FirstRowCounts:
-    """What was seen of a source's first rows: how many hold a value, per column of the schema; and when its times are."""
+    """Counts over the first rows of a source: how many rows have a value, per column of the schema."""
 
     columns: Sequence[str]
     rows: int = 0
@@ -39,12 +40,12 @@ class FirstRowCounts:
 
     @property
     def missing(self) -> list[str]:
-        """Columns that were NULL in all of these rows."""
+        """Columns that are NULL in all of these rows."""
         return [name for name in self.columns if not self.values.get(name)]
 
 
 def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> str:
-    """A column that no row has, for people; `names`: what the rows have."""
+    """Return the warning about a column that none of the first rows has. `names`: the names in the data."""
     sorted_names = sorted(names)
     folded = {n.casefold(): n for n in reversed(sorted_names)}
     like = folded.get(column.casefold()) or next(
@@ -60,9 +61,17 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
 
 
 def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
-    """What was meant where the middle one of the first numbers is no time between 1990 and tomorrow in its unit, but in another.
+    """Return a hint about the unit if the median of the first event times only makes sense in another unit.
 
-    `kind`: of the event time, "integer", "string" (of digits; no unit) or "timestamp" (then `number` is epoch seconds).
+    A time makes sense if it lies between 1990 and tomorrow.
+
+    Args:
+        number: The median, as a number.
+        unit: The configured unit.
+        kind: The type of the event time: "integer", "string" (of digits, without a unit) or "timestamp" (then
+            `number`
+            is in epoch seconds).
+        clock_us: The current time in microseconds.
     """
     if number is None:
         return None

@@ -1,9 +1,10 @@
-"""Spark's classes as a JVM keeps them once it has read and checked them, so that no further start need do it again.
+"""An archive of Spark's classes, loaded and verified, which makes later JVM starts faster.
 
-    ~/.cache/slackwater/classes/<of this Java and this PySpark>.jsa     some 160 MB, made by `slackwater prepare`
+    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, made by `slackwater
+    prepare`
 
-It is Java's own "dynamic class-data sharing". A JVM that cannot use the file (it was made by another Java, or for other
-jars) says nothing and reads the jars, as it does where there is no file.
+It is Java's dynamic class-data sharing (CDS). A JVM that cannot use the archive reads the jars without a message, as
+it does if there is no archive. That happens if the archive was made by another Java or for other jars.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from slackwater.spark import packages
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
-_SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the launcher, a JVM of its own, lives for half a second
+_SHORT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the launcher is a separate JVM that runs for half a second
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path | None:
-    """Where the archive for this Java and this PySpark lies, or would; None if there is no Java or no PySpark."""
+    """Return the path of the archive for this Java and this PySpark. None if Java or PySpark is not installed."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     spark = find_spec("pyspark")
@@ -45,7 +46,7 @@ def archive_path() -> Path | None:
 
 @contextmanager
 def use_archive() -> Iterator[None]:
-    """A JVM that is started meanwhile takes its classes from the archive, if there is one."""
+    """Let a JVM that starts in this context load its classes from the archive, if it exists."""
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
     archive = archive_path()
     if archive is not None and archive.is_file() and "Archive" not in (saved[_OPTIONS] or ""):
@@ -62,9 +63,11 @@ def use_archive() -> Iterator[None]:
 
 
 def make_archive(module: str) -> Path | None:
-    """The archive, made of what `python -m MODULE` loads, which runs a pipeline and calls `end` last; None without Java.
+    """Create the archive from the classes that `python -m MODULE` loads. None without Java.
 
-    One that is there already is not made again. Raises StartError if the run fails or leaves no archive.
+    The module runs a pipeline and calls `end_spark` last. An existing archive is not made again. Raises StartError if
+    the
+    run fails or writes no archive.
     """
     archive = archive_path()
     if archive is None or archive.is_file():
@@ -88,7 +91,7 @@ def make_archive(module: str) -> Path | None:
 
 
 def end_spark() -> None:
-    """Stop Spark and wait until its process has ended, which is when it writes the archive."""
+    """Stop Spark and wait until its process has ended. The JVM writes the archive as it exits."""
     from pyspark import SparkContext
 
     active, gateway = SparkContext._active_spark_context, SparkContext._gateway

@@ -1,10 +1,11 @@
-"""The SQL pre-stage with `_origin` carried through it, so that a late row can still be told from where it came.
+"""Carry `_origin` through the user's SQL, so that the origin of a late row is known.
 
     SELECT user, _event_ts FROM source            ─▶  SELECT user, _event_ts, _origin FROM source
-    SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin FROM (SELECT user, _origin FROM source) AS s
+    SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin FROM (SELECT user, _origin
+    FROM source) AS s
 
-The text is the user's own: `sqlglot` parses it, to know which SELECT reads `source` (itself, by a CTE or a derived table);
-then `_origin` is written before the FROM of each of these, and nothing else is touched. Spark's analyser judges the result.
+`sqlglot` parses the SQL to find each SELECT that reads `source`, directly, by a CTE or by a derived table. `_origin`
+is inserted before the FROM of each of these. The rest of the text is unchanged. Spark's analyser checks the result.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ _MARK = "__slackwater_select_"
 
 
 class CannotCarryError(Exception):
-    """Why `_origin` cannot be written into a text, as a clause of a sentence."""
+    """`_origin` cannot be inserted into a query. The text says why, as a clause."""
 
 
 def mentions_origin(sql: str) -> bool:
-    """Whether a user selects `_origin` themselves."""
+    """Return whether the SQL itself names `_origin`."""
     return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
 
 
 def carry_origin(sql: str) -> str:
-    """The SQL with `_origin` as the last column of every SELECT that reads `source`. Raises CannotCarryError."""
+    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`. Raises CannotCarryError."""
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -58,12 +59,18 @@ def _insert(sql: str, edits: list[tuple[int, str]]) -> str:
     return sql
 
 
-# -- where in the text -----------------------------------------------------------------------------------------------
+# -- positions in the text --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Star:
-    """A `*` of a SELECT list: of which table (lower case; None: of all), and what leaves `_origin` out of it, and where."""
+    """A `*` in a SELECT list.
+
+    Args:
+        owner: The table it belongs to, in lower case; None for all tables.
+        position: Where to insert `text`.
+        text: The insertion that excludes `_origin` from the star.
+    """
 
     owner: str | None
     position: int
@@ -72,16 +79,22 @@ class _Star:
 
 @dataclass
 class _Select:
-    """A SELECT with a FROM: where that begins, and its stars. `position` is -1 until the FROM has come."""
+    """A SELECT with a FROM.
+
+    Args:
+        position: The start of the FROM; -1 until it was reached.
+        stars: The stars of the SELECT list.
+    """
 
     position: int = -1
     stars: list[_Star] = field(default_factory=list)
 
 
 def _selects(tokens: list[Token]) -> list[_Select]:
-    """The SELECTs that have a FROM, in the order of the text. A FROM belongs to the SELECT at its depth of parentheses.
+    """Return the SELECTs that have a FROM, in text order. A FROM belongs to the SELECT at its depth of parentheses.
 
-    A star within the parentheses of a function, as in `struct(*)`, belongs to the SELECT around these, also behind its FROM.
+    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, also after its
+    FROM.
     """
     from sqlglot import TokenType as T
 
@@ -108,7 +121,7 @@ def _selects(tokens: list[Token]) -> list[_Select]:
 
 
 def _is_all_columns(tokens: list[Token], i: int) -> bool:
-    """Whether a star stands for columns; else it multiplies."""
+    """Return whether a star stands for columns, and is not a multiplication."""
     from sqlglot import TokenType as T
 
     if i + 1 == len(tokens) or i == 0:
@@ -126,13 +139,16 @@ def _star(tokens: list[Token], i: int) -> _Star:
     return _Star(owner, tokens[i].end + 1, f" EXCEPT ({ORIGIN})")
 
 
-# -- who reads `source` ----------------------------------------------------------------------------------------------
+# -- SELECTs that read `source` ---------------------------------------------------------------------------------------
 
 
 def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]) -> bool:
-    """Whether a query's rows come from `source`. `readable`: the names that may be read, and whether these do.
+    """Return whether a query's rows come from `source`. Adds every SELECT that reads it to `readers`.
 
-    Notes every SELECT that does: its number, and the name by which it knows these rows.
+    Args:
+        query: The query.
+        readable: The names that the query may read, and whether their rows come from `source`.
+        readers: For each SELECT that reads `source`: its number, and the name under which it reads these rows.
     """
     from sqlglot import exp
 
@@ -161,7 +177,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 def _tables(
     node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
-    """What stands in a FROM: the name of each table (lower case; None: it has none), and whether it reads `source`."""
+    """Yield the tables of a FROM: the name in lower case (None: no name), and whether it reads `source`."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None

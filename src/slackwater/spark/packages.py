@@ -1,9 +1,9 @@
-"""Jars that Spark does not bring: fetched once from Maven, by the Ivy that comes with PySpark, into a cache.
+"""Download jars that PySpark does not include from Maven into a cache, with the Ivy that comes with PySpark.
 
-    ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE names another place)
+    ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 
-`spark.jars` or `spark.jars.packages` in the Spark settings take the place of all this where there is no network. `slackwater
-prepare` fetches them ahead, as an image of a container does when it is built.
+Without a network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
+downloads the jars ahead of time, such as for a container image.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from slackwater.errors import StartError
 
 _SCALA = "2.13"
-# What one release of Spark's Kafka connector needs beside itself, and is not among Spark's own jars
+# Dependencies of Spark's Kafka connector that are not among Spark's own jars
 _CLIENTS = (("org.apache.kafka", "kafka-clients", "3.9.2"), ("org.apache.commons", "commons-pool2", "2.13.1"))
-# Releases known to be published and to work with a later Spark of the same line, newest first
+# Published releases that work with later Spark releases of the same line, newest first
 _CONNECTORS = ("4.2.0", "4.1.3", "4.1.1", "4.0.2", "4.0.0")
-_TOKEN_PROVIDERS = _CONNECTORS  # the same class in all of them
+_TOKEN_PROVIDERS = _CONNECTORS  # all releases contain the same class
 _AVRO = ("4.2.0", "4.1.1", "4.0.2", "4.0.0")
 
 
@@ -35,9 +35,9 @@ def cache_directory() -> Path:
 
 
 def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
-    """The jars of Spark's Kafka connector, and its version: that of Spark, or the newest one published before it.
+    """Return the jars of Spark's Kafka connector and its version: Spark's own, or the newest one published before it.
 
-    Raises StartError if they are not in the cache and cannot be fetched.
+    Raises StartError if they are not in the cache and cannot be downloaded.
     """
     connector, version = _newest(f"spark-sql-kafka-0-10_{_SCALA}", spark_version, _CONNECTORS)
     tokens, _ = _newest(f"spark-token-provider-kafka-0-10_{_SCALA}", spark_version, _TOKEN_PROVIDERS, any_line=True)
@@ -46,12 +46,12 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
 
 
 def avro_connector(spark_version: str) -> list[Path]:
-    """The jar of Spark's Avro functions; raises StartError like `kafka_connector`."""
+    """Return the jar of Spark's Avro functions. Raises StartError like `kafka_connector`."""
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
 def connector_jars(name: str) -> list[Path]:
-    """The jars for "kafka" or "avro" with the PySpark that is installed. Raises StartError for another name, too."""
+    """Return the jars of "kafka" or "avro" for the installed PySpark. Raises StartError, also for another name."""
     spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]
@@ -61,22 +61,22 @@ def connector_jars(name: str) -> list[Path]:
 
 
 def module_tree(organisation: str, module: str, version: str) -> list[Path]:
-    """A module with everything it depends on."""
+    """Return the jars of a module and all its dependencies."""
     return _fetch(organisation, module, version, transitive=True)
 
 
 def module_jar(organisation: str, name: str, version: str) -> list[Path]:
-    """A module alone, where its jar holds what it needs."""
+    """Return the jar of a module without dependencies."""
     return _fetch(organisation, name, version, transitive=False)
 
 
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
-    """Modules with everything they depend on, as an `ivy.xml` lists them: one can name artifacts of a module beside its jar."""
+    """Return the jars of modules and their dependencies, as an `ivy.xml` lists them. It can also name further artifacts."""
     return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
 def unpack_program(name: str, modules: str) -> Path:
-    """The folder of a program that is published as one archive, with a jar to run in it; `modules`: as for `described`."""
+    """Return the folder of a program that is published as an archive. `modules`: an `ivy.xml`, as in `modules_from_ivy`."""
     _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
     return cache_directory() / "jars" / name
 
@@ -84,8 +84,12 @@ def unpack_program(name: str, modules: str) -> Path:
 def _newest(
     module: str, spark_version: str, published: Sequence[str], any_line: bool = False
 ) -> tuple[list[Path], str]:
-    """What was fetched is taken where it is of Spark's line, or of the newest one before it: a cache that older versions of
-    Spark share holds theirs, too."""
+    """Return the jars and version of the best release for this Spark.
+
+    A cached release is preferred if it is of Spark's line or the newest line before it. Other Spark versions may
+    share
+    the cache. Raises StartError if no release can be downloaded.
+    """
     candidates = candidates_of(spark_version, published)
     lines = {_numbers(v)[:2] for v in candidates[:2]}
     cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]
@@ -102,7 +106,7 @@ def _newest(
 
 
 def candidates_of(spark_version: str, published: Sequence[str]) -> list[str]:
-    """Spark's own version, and the published ones before it, newest first."""
+    """Return Spark's own version and the published ones before it, newest first."""
     return [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
 
 
@@ -126,9 +130,9 @@ def _fetch(organisation: str, module: str, version: str, *, transitive: bool) ->
 
 
 def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
-    """The jars of a folder of the cache, which are fetched if it is not there: by one process, while others wait for it.
+    """Return the jars in a folder of the cache. If there are none, one process downloads them while others wait.
 
-    Ivy has one cache of its own, and two of them at work in it break each other's downloads.
+    Ivy has its own cache, in which two Ivy processes break each other's downloads.
     """
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +144,7 @@ def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
 
 
 def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
-    """The folder comes with everything or not at all."""
+    """Download into a temporary folder and rename it, so that the folder is complete or does not exist."""
     partial = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
     try:
         fetch(partial)

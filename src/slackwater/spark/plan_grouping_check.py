@@ -1,11 +1,11 @@
-"""Whether a GROUP BY or an OVER puts rows together by a bound of their window: told by Spark's analysed plan, as JSON.
+"""Check in Spark's analysed plan (JSON) whether a GROUP BY or an OVER groups rows by a bound of their window.
 
     source: window_start#7, user#8, n#9
     Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7 under another name
     Window [row_number()], [begin#12], [n#9 DESC]           PARTITION BY it
 
-A column is followed by its number through renames, and through nothing else: an expression over a bound is no bound, and
-behind a UNION a number stands for the columns of all its branches.
+A column is tracked by its expression id, through renames only. An expression over a bound is not a bound. Below a
+UNION an id stands for the columns of all branches, so nothing is derived there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BY = {"Aggregate": "groupingExpressions", "Window": "partitionSpec"}
 
 
 def node_kind(node: Node) -> str:
-    """The name of a node's class."""
+    """Return the class name of a node."""
     return str(node.get("class", "")).rsplit(".", 1)[-1]
 
 
 def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
-    """The numbers of these columns of a view."""
+    """Return the expression ids of these columns of a view."""
     folded_names = {name.casefold() for name in names}
     output = view._jdf.queryExecution().analyzed().output()
     attributes = (output.apply(i) for i in range(output.size()))
@@ -34,7 +34,7 @@ def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 
 def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
-    """The numbers that stand for one of these columns in a plan: they themselves, and what they are renamed to."""
+    """Return the ids of these columns and of all their renames in a plan."""
     if not columns or any(node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
@@ -49,7 +49,7 @@ def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int
 
 
 def is_by(node: Node, columns: frozenset[int]) -> bool:
-    """Whether a node groups, or partitions, by one of these columns."""
+    """Return whether a node groups or partitions by one of these columns."""
     grouped = node.get(_BY.get(node_kind(node), ""), [])
     return any(
         [node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in columns
@@ -58,7 +58,7 @@ def is_by(node: Node, columns: frozenset[int]) -> bool:
 
 
 def _expressions(nodes: Sequence[Node]) -> Iterable[Sequence[Node]]:
-    """The expressions of a plan's nodes, each as the list of what it is made of."""
+    """Yield the expressions of a plan's nodes, each as the list of its parts."""
     for node in nodes:
         for value in node.values():
             if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Spark's analysed plan as a tree of nodes: from its JSON, and from its text, which is all that Connect gives."""
+"""Parse Spark's analysed plan to a tree of nodes, from JSON or from text. Spark Connect returns only text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ _VIEW = re.compile(r"\s*\(`([^`]+)`")
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a plan. `kind`: its class. `join`: the kind of a join. `view`: the name of a temporary view. `alias`: of a
-    SubqueryAlias. `cte`: the number of a query of WITH that it defines or reads. `expressions`: as JSON, empty over Connect."""
+    """A node of a plan.
+
+    Args:
+        kind: The name of its class.
+        children: The nodes below it.
+        join: The kind of a join.
+        view: The name of a temporary view.
+        alias: The name of a SubqueryAlias.
+        cte: The number of the WITH query that it defines or reads; -1 for none.
+        expressions: Its expressions as JSON; empty over Connect.
+        fields: All its fields as JSON; empty over Connect.
+    """
 
     kind: str
     children: tuple[Node, ...] = ()
@@ -30,14 +40,14 @@ class Node:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Node]:
-        """This node and all below it."""
+        """Yield this node and all nodes below it."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def of_json(text: str) -> Node:
-    """The tree of a plan's JSON, which is a list of nodes with the number of their children, from the root down."""
+    """Parse a plan's JSON: a list of nodes in pre-order, each with the number of its children."""
     entries = iter(json.loads(text))
 
     def node() -> Node:
@@ -61,8 +71,8 @@ def of_json(text: str) -> Node:
 
 
 def of_text(text: str) -> Node:
-    """The tree of a plan as EXPLAIN prints it, three characters of indentation a level. Lines that are no node are left out."""
-    plan = text[text.find("\nWithCTE\n") + 1 :]  # the columns stand before it
+    """Parse a plan as EXPLAIN prints it, with three characters of indentation per level. Other lines are skipped."""
+    plan = text[text.find("\nWithCTE\n") + 1 :]  # skips the list of columns before it
     lines = [match for line in plan.splitlines() if (match := _LINE.match(line))]
     root = _Draft(-1, "Plan", "")
     path = [root]
@@ -98,7 +108,7 @@ class _Draft:
 
 
 def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
-    """What the expression at a place is made of, each from its root down: expressions stand as `Node` has them."""
+    """Return the arguments of the expression at an index, each as a list in pre-order."""
     children, end = list[tuple[Mapping[str, Any], ...]](), index + 1
     for _ in range(expressions[index]["num-children"]):
         start, open_ones = end, 1
@@ -110,17 +120,17 @@ def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tupl
 
 
 def name(fields: Mapping[str, Any]) -> str:
-    """The name of the class of a node or an expression."""
+    """Return the class name of a node or an expression."""
     return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
 
 
 def _join_kind(value: Any) -> str:
-    """The kind of a join: Spark writes an object (`{"object": "….LeftOuter$"}`) or a text."""
+    """Return the kind of a join. Spark writes it as an object (`{"object": "….LeftOuter$"}`) or as text."""
     return str(value.get("object", "") if isinstance(value, dict) else value).rsplit(".", 1)[-1].strip("$")
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The expressions in a value of a plan's JSON, from each root down."""
+    """Yield the expressions in a value of a plan's JSON, in pre-order."""
     if isinstance(value, list):
         for item in value:
             yield from _classes(item)

@@ -1,9 +1,11 @@
-"""Whether rows of tumbling and hopping windows are folded before the shuffle, by Spark, or behind it, by their shard.
+"""Decide whether rows of tumbling and hopping windows are preaggregated by Spark, or only aggregated by their shard.
 
-before   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard      many rows a pane: few of them travel
-behind   rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                               few rows a pane: one shuffle, no aggregation
+preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard   better for many
+rows per pane
+by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                            better for few: one
+shuffle
 
-Results are the same. Which is less work follows from the epoch before: how many rows a pane of a group had in it.
+The results are equal. The choice follows from the previous epoch: how many rows per pane and key it had.
 """
 
 from __future__ import annotations
@@ -15,21 +17,24 @@ from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import shard_columns
 
-MANY_ROWS_PER_PANE = 32  # rows a pane, measured: with more of them it is less work to fold them before
-SKEW = 1.5  # times its part, chosen: a shard with so many rows would keep the others waiting if it folded them alone
+MANY_ROWS_PER_PANE = 32  # measured: from here on preaggregation is faster
+SKEW = 1.5  # times the average shard, chosen: a larger shard would delay the others without preaggregation
 
 
 @dataclass
 class PreaggregationPolicy:
-    """Of one engine. The first epoch folds before: nothing is known of its keys, and a hot one does no harm there."""
+    """The choice for the epochs of one engine.
+
+    The first epoch preaggregates, because its keys are unknown and preaggregation is safe with a hot key.
+    """
 
     _after_shuffle: bool = False
     _converted: tuple[Operator, Operator] | None = field(
         default=None, repr=False
-    )  # as it was given, as it goes to the shards
+    )  # the operator, and its variant without preaggregation
 
     def operator_for_epoch(self, operator: Operator) -> Operator:
-        """The operator as this epoch's rows come to it."""
+        """Return the operator to use for this epoch: with or without preaggregation."""
         if not self._after_shuffle:
             return operator
         if self._converted is None or self._converted[0] is not operator:
@@ -37,7 +42,7 @@ class PreaggregationPolicy:
         return self._converted[1]
 
     def observe(self, reports: Sequence[IngestReport]) -> None:
-        """What the shards made of an epoch's rows."""
+        """Choose for the next epoch, from the reports of the shards about this one."""
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
             self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)

@@ -1,6 +1,6 @@
-"""Rows that an epoch turns aside: bad ones, those that cannot be held, and those that came late for rows folded before the shuffle.
+"""Handle the rows that an epoch rejects: bad rows, rows that cannot be stored, and late rows of preaggregated windows.
 
-Each is looked at once more where there are any: why, a few of them in words, and their letters.
+If there are any, they are read again, for the reasons, a few samples, and their dead letters.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RejectedRowHandler:
-    """Of one step."""
+    """Handles the rejected rows of one step."""
 
     rows: RowPlan
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Look at the bad rows again, and at those that came late for windows whose rows are folded before the shuffle."""
+        """Return the outcome with samples and dead letters of the rejected rows, which are read again."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
         staged: list[LetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":
@@ -60,7 +60,10 @@ class RejectedRowHandler:
         return [LetterFile.model_validate_json(letters) for letters in staged]
 
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
-        """A second job over the output of the SQL: lateness follows from a row's time and the watermark alone."""
+        """Write the letters of late rows, by a second job over the output of the SQL.
+
+        Whether a row is late depends only on its time and the watermark.
+        """
         late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
         parts = [
@@ -74,7 +77,10 @@ class RejectedRowHandler:
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
-        """Look at the rows again that cannot be held: why, a few of them in words, and their letters."""
+        """Read the rows again that cannot be stored: the reasons, a few samples, and their letters.
+
+        Raises EpochError if their number differs from the first time.
+        """
         unstorable, staged = [], list[LetterFile]()
         for source_rows in outcome.unfit:
             marked = [
@@ -103,7 +109,7 @@ class RejectedRowHandler:
         return unstorable, staged
 
     def _bad_samples(self, name: str, timed: DataFrame) -> list[str]:
-        """A few bad rows in words: why, the row as JSON, and its file where there is one."""
+        """Describe a few bad rows: the reason, the row as JSON, and its file if there is one."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
         row = ", ".join(quote_column(c) for c in columns)

@@ -1,6 +1,6 @@
-"""Rows on their way through one step, as Spark's SQL: event time ─▶ the texts of each way ─▶ the columns for the shards.
+"""The plan of a step's rows in Spark SQL: event time ─▶ the SQL of each input path ─▶ the columns for the shards.
 
-Nothing runs here: the engine counts and folds what comes out, a batch plans it for the caller, a test prepares its rows by it.
+Nothing is executed here. The engine runs the plan, `sw.batch` returns it to the caller, and tests prepare rows by it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,34 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LETTER_NUMBER = "__letter"  # hidden: which letter a row is, where it is read again
+LETTER_NUMBER = "__letter"  # hidden column: the number of a row's letter, if letters are read
 
 
 @dataclass(frozen=True)
 class TimedRows:
-    """A batch's rows per source, with `_event_ts` and `__bad`, and the partitions of each that are counted idle."""
+    """The rows of a batch with `_event_ts` and `__bad`, per source.
+
+    `split`: the partitions of each source that count as idle. `tagged`: rows carry the number of their source.
+    """
 
     timed: Mapping[str, DataFrame]
     split: Mapping[str, Sequence[str]]
-    tagged: bool  # rows are told apart by source
+    tagged: bool
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """`times`: per source the SQL of its event time. `sql`: per way (its key) the SQL with `_origin` carried through, where late
-    rows are kept. `end`: SQL for how far a row reaches, where each brings its own gap."""
+    """The SQL for the rows of one step.
+
+    Args:
+        session: The Spark session.
+        pipeline: The pipeline.
+        logic: The operator.
+        times: Per source the SQL of its event time.
+        sql: Per input path (its key) the SQL that carries `_origin`, if late rows are kept.
+        end: SQL for the end of a row's gap, if each row has its own gap.
+        expressions: A cache.
+    """
 
     session: SparkSession
     pipeline: Pipeline
@@ -53,12 +65,14 @@ class RowPlan:
     expressions: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
 
     def latest_allowed_us(self, clock_us: int) -> int:
-        """Event times after it are bad."""
+        """Return the last event time, in microseconds, that is not in the far future. Rows after it are bad."""
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
 
     def time_column(self, name: str) -> tuple[str, int] | None:
-        """The column that a source's event time is, as it stands, and how many microseconds a step of it is (0: that is for the column
-        to say); None: it is worked out in another way."""
+        """Return the column that is the event time, and its unit in microseconds. None if the event time is computed.
+
+        The unit is 0 for a TIMESTAMP, whose unit the file defines.
+        """
         step, sql = self.pipeline.transform.step, self.times[name]
         column, unit = step.event_time_column, step.event_time_unit
         if sql == event_time_sql(quote_column(column), Field("t", "timestamp"), None, ""):
@@ -68,15 +82,15 @@ class RowPlan:
         return None
 
     def is_stage_output(self, name: str) -> bool:
-        """Whether rows of this name are results of a stage, which the limits of a source do not judge."""
+        """Return whether a source is the output of a stage. Limits of sources do not apply to it."""
         return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
-        """Rows with `_event_ts` and `__bad`: NULL for a usable row, else why it is not."""
+        """Return the rows with `_event_ts` and `__bad`, which is NULL for a usable row and else the reason."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:
-            # Spark decodes the columns that are asked for, and only these can fail: so ask for all, in every job over them
+            # Spark decodes only requested columns, and only they can fail. So every job requests all of them.
             every = ", ".join(quote_column(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = (
@@ -89,13 +103,13 @@ class RowPlan:
         why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
         data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
-        adds_file = name in self._file_sources and FILE not in columns  # read again, it brings the name
+        adds_file = name in self._file_sources and FILE not in columns  # letters bring the file name
         file = [f"_metadata.file_path AS {FILE}", mark_sql()] if adds_file else []
         return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
     def _file_sources(self) -> list[str]:
-        """The sources of whose rows Spark knows the file."""
+        """The sources for whose rows Spark knows the file."""
         connections = self.pipeline.connections
         by_source = {
             s.name: resolve_connection(s.connection, connections)
@@ -107,8 +121,11 @@ class RowPlan:
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None
     ) -> Iterator[tuple[InputPath, int | None, DataFrame]]:
-        """What comes out of the SQL for one source's usable rows, on each way from it, with its tag (see `_by_idleness`; None:
-        needs none). `observed`: the same rows, that count what passes: on the first way."""
+        """Yield the output of the SQL for a source's usable rows, per input path and tag (see `_by_idleness`).
+
+        The tag is None if rows need none. `observed`: the same rows with an observation attached; used for the first
+        path.
+        """
         names = [s.name for s in self.pipeline.sources]
         for number, way in enumerate(self.pipeline.input_paths_from(name)):
             rows = self._with_origin(timed if number or observed is None else observed, name)
@@ -116,12 +133,12 @@ class RowPlan:
                 if self.pipeline.sql_chain(way):
                     some = some.drop("__bad", CORRUPT)
                 if self.pipeline.transform.is_stateless and self.times[name] == analysis.CLOCK:
-                    some = some.drop("_event_ts")  # the source did not bring it
+                    some = some.drop("_event_ts")  # not a column of the source
                 out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
                 yield way, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
-        """The usable rows, with where they came from, where that may be asked for behind the SQL."""
+        """Return the usable rows, with their origin if the config needs it after the SQL."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.tracks_origin:
             return rows.drop(FILE, MARK)
@@ -131,16 +148,16 @@ class RowPlan:
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
     def with_unfit_reason(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
-        """Rows that came out of the SQL, with why they cannot be held; None where all can."""
+        """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
         why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
 
     def columns(self, way: InputPath, tag: int | None, before: int | None) -> list[str]:
-        """The columns that go to the shards, over the output of the SQL."""
+        """Return the columns that rows bring to the shards, over the output of the SQL."""
         return shard_columns.shard_columns(self.logic, way.name, tag, before, self.end)
 
     def sql_with_origin(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
-        """The SQL on a way with `_origin` carried through, also where late rows are not kept. Raises StartError."""
+        """Return the SQL of an input path that carries `_origin`, even if late rows are not kept. Raises StartError."""
         if way.key in self.sql or not self.pipeline.sql_chain(way):
             return self.sql.get(way.key)
         plain = frame.drop(FILE, MARK, LETTER_NUMBER)
@@ -148,7 +165,7 @@ class RowPlan:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Rows with their tag: the source's place, or, behind all sources, that of its idle partitions."""
+    """Return the rows with their tag: the index of the source, or for its idle partitions, an index after all sources."""
     if not idle:
         return [(index, rows)]
     listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)

@@ -1,13 +1,13 @@
-"""Whether SQL says about a row what depends on that row and on lookups only, by Spark's own analysis of it.
+"""Check that SQL is row-wise, by Spark's own analysis: its output for a row depends on that row and on lookups only.
 
-An allow list decides: what is neither a node nor an expression of it is refused, though nobody thought of it.
+An allow list decides. A plan node or expression that is not on it is refused.
 
-    Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: come out with the epoch that reads them
-                               └▶ View users        lookups, tables, VALUES: the same in every epoch
+    Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: read and output in the same epoch
+                               └▶ View users        lookups, tables, VALUES: equal in every epoch
 
-classic: every node and expression of the analysed plan, as JSON
-Connect: it gives that plan as text, where a literal may look like an expression: the nodes are read there, the expressions by the
-         parser of `check`
+classic: checks every node and expression of the analysed plan, as JSON
+Connect: gets the plan only as text, in which a literal may look like an expression. So nodes are checked in the text,
+         and expressions by the parser that `check` uses.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from slackwater.spark.plan_nodes import Node
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# nodes with one input that take it row by row
+# nodes with one input that process it row by row
 _ALLOWED = frozenset(
     """
     Project Filter SubqueryAlias View PipeOperator ResolvedHint UnresolvedHint Generate Expand Repartition
     RepartitionByExpression RebalancePartitions CTERelationDef LimitAll
     """.split()
 )
-# what is the same in every epoch
+# nodes whose rows are equal in every epoch
 _LEAVES = frozenset(
     """
     LocalRelation OneRowRelation Range LogicalRelation LogicalRDD HiveTableRelation DataSourceV2Relation RelationV2
     """.split()
 )
-# plan nodes that look beyond the row, and how a user knows them
+# plan nodes that depend on more than one row, with the names that users know
 _NODES = {
     "Aggregate": AGGREGATE,
     "Distinct": "DISTINCT",
@@ -77,16 +77,18 @@ _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as 
 
 
 def statement(session: SparkSession, sql: str) -> str | None:
-    """The first word of a text that is a statement rather than a query, which is analysed and not run. None: it is a query.
+    """Return the first word of a text that is a statement and not a query; None for a query. The text is not executed.
 
-    Raises what Spark raises. Over Connect a text stands in brackets, where no statement can, so its first word is enough.
+    Raises Spark's own errors. Over Connect the text is put in parentheses, which no statement can be. So the first
+    word
+    is enough there.
     """
     word = _first_word(sql)
     if spark_connect.is_connect(session):
         return word if word in STATEMENTS else None
     state = session._jsparkSession.sessionState()
     parsed = state.sqlParser().parsePlan(sql)
-    if str(parsed.getClass().getSimpleName()).startswith(_SCRIPTS):  # their analysis would run them
+    if str(parsed.getClass().getSimpleName()).startswith(_SCRIPTS):  # analysing these would run them
         return word
     assert session._jvm is not None
     skip: Any = session._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
@@ -105,9 +107,9 @@ def _first_word(sql: str) -> str:
 
 
 def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW) -> set[str]:
-    """What in a DataFrame's plan looks beyond the row, as users call it.
+    """Return the parts of a DataFrame's plan that are not row-wise, by the names that users know.
 
-    `bounds`: the columns of `view`, which it reads, by any of which rows may be grouped all the same.
+    `bounds`: the columns of `view`, which the plan reads, by which rows may be grouped.
     """
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.of_json(plan.toJSON())
@@ -127,8 +129,10 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
 def forbidden_parts_of_text(
     frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
-    """The same over Connect, of one text that reads `rows` as `source`. Where the parser is unsure, an expression that only looks
-    like one is refused as well."""
+    """Return the parts of a SQL text over `rows` that are not row-wise, for Spark Connect.
+
+    If the parser is unsure, a text that only looks like a forbidden expression is refused as well.
+    """
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
     findings = Findings()
@@ -150,7 +154,13 @@ def forbidden_parts_of_text(
 
 @dataclass
 class _Reader:
-    """Goes through a plan. `found`: what looks beyond the row; `groups`: it puts rows together, by a bound of their window."""
+    """Walks a plan.
+
+    Args:
+        is_by_bound: Returns whether a node groups by a bound of the window.
+        forbidden: The parts that are not row-wise.
+        groups_by_bound: Whether a node groups rows by a bound of their window.
+    """
 
     is_by_bound: Callable[[Node], bool]
     forbidden: set[str] = field(default_factory=set)
@@ -158,18 +168,18 @@ class _Reader:
     _defined: dict[int, Node] = field(default_factory=dict)
 
     def check(self, root: Node) -> None:
-        """Note what in a plan looks beyond the row, and whether it reads `source` at all."""
+        """Collect the parts of a plan that are not row-wise, and check that it reads `source`."""
         self._defined = {node.cte: node for node in root.walk() if node.kind == "CTERelationDef"}
         reads = self._reads(root)
         if not reads and not self.forbidden:
             self.forbidden.add(NO_SOURCE)
 
     def _reads(self, node: Node) -> bool:
-        """Whether rows of `source` come out of a node; notes what is not row by row."""
+        """Return whether a node outputs rows of `source`, and collect what is not row-wise."""
         if node.view.casefold() == "source" or node.alias.startswith(spark_connect.ROWS):
             return True
         if node.view or node.alias.startswith(spark_connect.TABLES):
-            return False  # a lookup, however it was made
+            return False  # a lookup
         for expression in node.expressions:
             self._expression(expression)
         for outer, inner in pairwise(node.expressions):  # an expression is followed by its first child
@@ -215,7 +225,7 @@ class _Reader:
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """A constant text that is a time by the clock: Spark reads it so in a cast alone."""
+        """Detect a constant text that Spark reads as a clock time, such as 'today'. That happens only in a cast."""
         to = _TO_TIMES.get(plan_nodes.name(outer)) or str(outer.get("dataType"))
         if plan_nodes.name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.name(inner) != "Literal":
             return
@@ -224,7 +234,7 @@ class _Reader:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Without an initialisation vector it makes one by chance."""
+        """Detect an AES encryption without an initialisation vector, which is then random."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":

@@ -1,6 +1,7 @@
-"""The first rows of each source are looked at within the epoch's job: columns that never hold anything, times of a wrong unit.
+"""Check the first rows of each source within the epoch's job, for columns without values and times in a wrong unit.
 
-begin ─▶ ask (aggregates beside those of the epoch) ─▶ heard ─▶ answered: told, or part of the outcome
+begin_sources ─▶ aggregates (part of the epoch's) ─▶ add_statistics ─▶ with_unit_hints: a warning, or part of the
+outcome
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ log = logging.getLogger("slackwater")
 
 @dataclass
 class SchemaHints:
-    """What was seen of the first rows of each source. `times`: per source the SQL of its event time."""
+    """The hints about the first rows of each source. `times`: per source the SQL of its event time."""
 
     session: SparkSession
     pipeline: Pipeline
     times: Mapping[str, str]
-    # per source: what was seen, the number that its event time is, what the latest epoch said, its rows
+    # per source: counts, the SQL of its event time as a number, statistics of the latest epoch, rows
     _counts: dict[str, FirstRowCounts] = field(default_factory=dict)
     _time_numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
     _statistics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _frames: dict[str, DataFrame] = field(default_factory=dict)
 
     def add_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
-        """What the job of an epoch said to `ask`."""
+        """Keep the statistics of the latest epoch, which include the results of `aggregates`."""
         self._statistics[name] = dict(statistics)
 
     def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
-        """Look at the first rows of each source that is new: at the columns that its schema declares, and at its times as numbers."""
+        """Prepare the counts of each new source: for the declared columns, and for the event time as a number."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)
                 is_rereadable = (
                     connection is not None and CONNECTORS[connection.kind].keeps_history
-                )  # to be read once more, for their names
+                )  # its data can be read again for the names in it
                 declared = declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
                 columns = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [columns[c.casefold()] for c in declared if c.casefold() in columns]
@@ -60,7 +61,7 @@ class SchemaHints:
                 self._time_numbers[spec.name] = self._time_number(spec.name, frames[spec.name])
 
     def _time_number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
-        """The type of the event time and its number, as SQL over the timed rows; None where there is none."""
+        """Return the type of the event time and SQL for it as a number; None if it is not a number."""
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
         if self.times.get(name) == analysis.CLOCK or step.time_mode == "processing":
             return None
@@ -68,7 +69,7 @@ class SchemaHints:
         try:
             kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
         except Exception:
-            return None  # told at the start
+            return None  # reported at the start
         if kind == "timestamp" or text == "_event_ts":
             return "timestamp", "unix_micros(_event_ts) div 1000000L"
         if kind == "string":
@@ -76,7 +77,7 @@ class SchemaHints:
         return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
 
     def aggregates(self, name: str) -> list[Any]:
-        """What is asked of the first rows."""
+        """Return the aggregates over the first rows; empty once enough rows were read."""
         F = spark_connect.sql_functions(self.session)  # noqa: N806
         counts, number = self._counts.get(name), self._time_numbers.get(name)
         if counts is None or not counts.needs_rows:
@@ -87,7 +88,7 @@ class SchemaHints:
         return aggregates
 
     def with_unit_hints(self, outcome: IngestOutcome, batch: Batch, clock_us: int) -> IngestOutcome:
-        """After an epoch's rows were read: what they say about the schema is told, about the unit it goes into the outcome."""
+        """Count the rows of an epoch, warn about missing columns, and add unit hints to the outcome."""
         sources = dict(outcome.sources)
         for name, stats in outcome.sources.items():
             counts, seen, number = (
@@ -111,7 +112,7 @@ class SchemaHints:
         return replace(outcome, sources=sources)
 
     def warn_missing(self, *names: str) -> None:
-        """Warn of columns of the schema that none of the first rows has; of all sources at the end of the input."""
+        """Warn about schema columns that none of the first rows has; by default of all sources."""
         for name in names or tuple(self._counts):
             counts, frame = self._counts[name], self._frames.pop(name, None)
             if frame is None or counts.is_warned or not counts.rows:
@@ -124,6 +125,6 @@ class SchemaHints:
                 log.debug("the names in the data of %s cannot be read: %s", name, error)
                 data_names = []
             for column in counts.missing:
-                if column not in data_names:  # else it is there, and NULL
+                if column not in data_names:  # otherwise it exists and is NULL
                     line = missing_text(name, column, min(counts.rows, ROWS), data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

@@ -1,4 +1,4 @@
-"""Spark sessions: a quiet one of our own, or a private view of the caller's."""
+"""Spark sessions: a quiet one that we start, or a private session on the caller's Spark."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _starting = False
 
 
 def is_starting() -> bool:
-    """Whether Spark is being started right now: nothing has been read, and its process goes with this one."""
+    """Return whether Spark is being started. Then nothing was read yet, and its process ends with this one."""
     return _starting
 
 
 def start_session(
     settings: dict[str, str] | None = None, notice: Callable[[str, str], None] = lambda level, line: None
 ) -> SparkSession:
-    """The running Spark session, or a new one without start-up noise. Raises StartError if Spark cannot start."""
+    """Return the running Spark session, or start one without start-up output. Raises StartError if Spark cannot start."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     for name, setting in worker_memory.ENVIRONMENT.items():
@@ -84,7 +84,7 @@ def start_session(
 
 
 def _failure_reason(error: Exception, log: Path) -> str:
-    """What Java said where it runs, else what it printed; and what to do about it."""
+    """Return Java's error if Java runs, else the last line of its output, and advice."""
     if type(error).__module__.startswith("py4j"):
         return f"{spark_error_reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -93,7 +93,7 @@ def _failure_reason(error: Exception, log: Path) -> str:
 
 @contextmanager
 def mark_starting() -> Iterator[None]:
-    """Meanwhile, `is_starting`."""
+    """Make `is_starting` return True in this context."""
     global _starting
     _starting = True
     try:
@@ -103,7 +103,7 @@ def mark_starting() -> Iterator[None]:
 
 
 def _drop_ended_spark() -> None:
-    """Let go of a Spark whose process has ended, which PySpark would hand out for ever."""
+    """Forget a Spark whose process has ended. PySpark would keep returning it."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -115,7 +115,7 @@ def _drop_ended_spark() -> None:
 
 
 def _silence_error_logs() -> None:
-    """PySpark logs a failed analysis with its Java stack trace, beside raising it; we tell such errors ourselves."""
+    """Stop PySpark from logging a failed analysis with its Java stack trace. We report the raised error."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -124,7 +124,7 @@ def _silence_error_logs() -> None:
 
 @contextmanager
 def _keep_interrupt_handler() -> Iterator[None]:
-    """Keep the caller's SIGINT handler: PySpark would put its own in place, which kills the epoch in progress."""
+    """Keep the caller's SIGINT handler. PySpark installs its own, which kills the epoch in progress."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,7 +137,7 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _stderr_to_file() -> Iterator[Path]:
-    """Send what the Java process prints on standard error to a file; this process keeps its own."""
+    """Redirect the standard error of the Java process to a file. This process keeps its own."""
     with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
         path = Path(file.name)
         sys.stderr.flush()
@@ -152,7 +152,7 @@ def _stderr_to_file() -> Iterator[Path]:
 
 
 def private_session(session: SparkSession, shards: int) -> SparkSession:
-    """A session of its own views and settings on the same Spark."""
+    """Return a session with its own views and settings on the same Spark."""
     private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",
@@ -161,28 +161,28 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
-        # rows of an epoch are folded into more groups than the 65,000 for which Spark's fast table has room: beyond them
-        # each row is looked up in two tables
+        # An epoch aggregates to more groups than the 65,000 of Spark's fast hash table. Beyond its capacity
+        # each row is looked up in two tables.
         "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
         "spark.sql.streaming.metricsEnabled": "false",
-        # the checkpoint only plans the next batch: what is needed of it is the batch before
+        # The checkpoint only plans the next batch, and needs only the previous one for it.
         "spark.sql.streaming.minBatchesToRetain": "4",
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
         if spark_connect.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
-            continue  # which Connect has not: it warns
+            continue  # Connect warns: it does not have this setting
         private.conf.set(key, value)
     if private.conf.get("spark.ui.enabled", "true") == "false":
-        private.conf.set("spark.sql.ui.explainMode", "simple")  # the text of every plan, for a page that nobody can see
+        private.conf.set("spark.sql.ui.explainMode", "simple")  # the UI is off, so no detailed plan text is needed
     if spark_connect.is_on_this_machine(session):
-        # sums that tell whether a part of a shuffle that was lost came out the same again: here none gets lost
+        # Checksums of repeated shuffle tasks are useless on one machine, where no shuffle file gets lost.
         for key in ("enabled", "enableFullRetryOnMismatch"):
             private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
     if spark_connect.is_connect(private):
-        private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # plans are read as texts: see `row_wise`
+        private.conf.set("spark.sql.debug.maxToStringFields", "100000")  # `row_wise` reads plans as text
     return private
 
 
 def list_files_locally(session: SparkSession) -> None:
-    """Files are on disks of this machine: Spark need not run a job of its own to look at those that it is to read."""
+    """Make Spark list input files in the driver and not with a job, because they are on local disks."""
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000000")

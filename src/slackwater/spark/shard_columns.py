@@ -1,4 +1,4 @@
-"""What each operator wants of the rows that come out of the SQL: columns for the shards, where they came from, typed frames."""
+"""What each operator needs of the rows after the SQL: the columns for the shards, preaggregation, and typed frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @singledispatch
 def worker_aggregations(operator: Operator) -> Sequence[Agg]:
-    """What goes to the workers by value."""
+    """Return the aggregations whose modules are sent to the workers by value."""
     unregistered(operator, "slackwater.spark.shard_columns.worker_aggregations")
 
 
@@ -44,7 +44,7 @@ def _(operator: Operator) -> Sequence[Agg]:
 
 @singledispatch
 def shard_columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    """Spark SQL over the output of a source's SQL: the columns that go to the shards.
+    """Return the columns that rows bring to the shards, as Spark SQL over the output of a source's SQL.
 
     `before`, `end`: see `epoch_sql.row_columns`.
     """
@@ -73,7 +73,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
-    """The columns that everything which comes to one of its inputs must bring, in one type."""
+    """Return the columns that all sources of one input must have, with one type each."""
     unregistered(operator, "slackwater.spark.shard_columns.required_columns")
 
 
@@ -95,13 +95,13 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """What is folded before the shuffle: rows with these `columns`, as they are shuffled."""
+    """Return the rows to shuffle: preaggregated, or as they are."""
     unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
 def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Partial accumulators per key and pane, where they lift in SQL."""
+    """Return partial accumulators per key and pane, if all aggregations lift in SQL."""
     if not operator.lifts_in_sql:
         return rows
     F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
@@ -118,7 +118,7 @@ def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 
 @singledispatch
 def without_preaggregation(operator: Operator) -> Operator:
-    """The same operator for rows that are not folded before the shuffle."""
+    """Return the operator for rows that are not preaggregated."""
     unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
 
 
@@ -135,7 +135,7 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Rows as they were lifted, in so many partitions: each is one shard's, in order. It may have other columns beside them."""
+    """Return the rows of `lift_rows` in one partition per shard, in order, possibly with further columns."""
     unregistered(operator, "slackwater.spark.shard_columns.to_shards")
 
 
@@ -148,13 +148,16 @@ def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 
 @to_shards.register(StatelessOperator)
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
-    """Whichever has read it: without a shuffle, and a task that is repeated reads the same rows, in the same order."""
+    """Reduce the partitions without a shuffle: any shard may process any row.
+
+    A repeated task reads the same rows in the same order.
+    """
     return rows.coalesce(shards)
 
 
 @singledispatch
 def typed_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows as Spark hands them to a shard, as `operator.ingest` takes them: with typed keys and accumulators."""
+    """Convert rows from Spark to the frame that `operator.ingest` takes, with typed keys and accumulators."""
     unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
 
 
@@ -185,16 +188,16 @@ def _(operator: KeyedOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows that are not folded, with their keys and the inputs of the aggregations as they were declared."""
+    """Return rows that are not preaggregated, with their keys and the inputs of aggregations in the declared types."""
     types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
     return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
 
 
 @singledispatch
 def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
-    """Rows of dead letters with these `columns`, one by one: `__kh`, `__ts`, and `number`, a column that they keep.
+    """Convert rows of dead letters to rows with `__kh`, `__ts` and the column `number`.
 
-    Of windows those with a usable gap, with keys and accumulators.
+    Rows of windows also have keys and accumulators; those without a usable gap are left out.
     """
     unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
 

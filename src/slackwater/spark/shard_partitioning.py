@@ -1,4 +1,5 @@
-"""Rows into the partition of their shard: from Spark 4.1 on by `repartitionById`, before that by a number whose hash leads there.
+"""Send rows to the partition of their shard: with `repartitionById` since Spark 4.1, before by a key with a matching
+hash.
 
 shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
 """
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BY_ID_SINCE = (4, 1)
-_SEED = 42  # of the hash by which Spark partitions
+_SEED = 42  # of Spark's hash partitioning
 
 
 def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
-    """Rows in so many partitions, each in that of its owner, with a column more. `owner`: SQL for the number of its shard."""
+    """Return the rows in one partition per shard, with the additional column `__shard`.
+
+    `owner`: SQL for the number of a row's shard.
+    """
     if hasattr(rows, "repartitionById") and spark_connect.spark_version(rows.sparkSession) >= _BY_ID_SINCE:
         by_id = rows.selectExpr("*", f"{owner} AS __shard")
         return by_id.repartitionById(shards, by_id["__shard"])
@@ -31,7 +35,7 @@ def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
 
 @cache
 def shard_keys(shards: int) -> tuple[int, ...]:
-    """Per shard a number (INT) that Spark's hash partitioning sends to the partition of the shard's number."""
+    """Return per shard a number (INT) that Spark's hash partitioning sends to the partition with the shard's number."""
     key_of: dict[int, int] = {}
     start, block = 0, 8 * shards + 64
     while len(key_of) < shards:
@@ -44,7 +48,7 @@ def shard_keys(shards: int) -> tuple[int, ...]:
 
 
 def murmur3(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Spark's `hash` of INT columns: MurmurHash3 (x86, 32 bits) of their four bytes."""
+    """Compute Spark's `hash` of INT columns: MurmurHash3 (x86, 32 bits) of their four bytes."""
     with np.errstate(over="ignore"):
         mixed = numbers.view(np.uint32) * np.uint32(0xCC9E2D51)
         mixed = _rotate_left(mixed, 15) * np.uint32(0x1B873593)

@@ -1,4 +1,6 @@
-"""What a job tells of a source's rows beside its work: how many, how many bad, how new, and where the newest was read."""
+"""Statistics of a source's rows in an epoch: the numbers of rows and of bad rows, the newest time, and where it was
+read.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,25 @@ if TYPE_CHECKING:
 
     from slackwater.sources.parquet_footers import ColumnStats
 
-FILE = "__file"  # hidden: the file that a row was read from
-MARK = "__mark"  # hidden: a number that tells this file from the others of its batch
-_TOPICS = "struct(_topic, _partition, _offset)"  # where a record of one of several topics lies
+FILE = "__file"  # hidden column: the file that a row was read from
+MARK = "__mark"  # hidden column: a number that identifies the file within its batch
+_TOPICS = "struct(_topic, _partition, _offset)"  # the position of a record of one of several topics
 MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000  # partitions, and rows times partitions: see `needs_separate_job`
-_OF_PARTITION = 44  # bits of an offset, below those of the partition
+_OF_PARTITION = 44  # bits of the offset in a position; the partition is above them
 
-Facts = Mapping[str, Any]  # by the names that `statistics` gives them
+Facts = Mapping[str, Any]  # by the names in `statistics_columns`
 
 
 def mark_sql() -> str:
-    """A file by a number: a name would be copied for each row. See `sources.files.FileEntry.mark`."""
+    """Return SQL for a number that identifies a file. A name would be copied for each row. See `FileEntry.is_marked`."""
     return f"unix_millis(_metadata.file_modification_time) * {MARKS}L + _metadata.file_size % {MARKS}L AS {MARK}"
 
 
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
-    """What is told of a source's rows. While no row is bad the few aggregates do that need not look at `__bad`.
+    """Return the aggregates over a source's rows.
 
-    Its columns that say where a row is from tell it of the newest one.
+    With `usable_only` false they ignore `__bad`, which is faster and right as long as no row is bad. Columns that say
+    where a row is from give the position of the newest one.
     """
     F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
@@ -50,7 +53,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     place = next((p for c, p in (("_offset", of_topics), (MARK, MARK), (FILE, FILE)) if c in columns), None)
     if place is not None:
         where = F.max_by(F.expr(place), event_us)
-        if place == _TOPICS:  # as text: an observed struct is nothing that Python reads before Spark 4.1
+        if place == _TOPICS:  # as text, because before Spark 4.1 Python cannot read an observed struct
             parts = (where["_topic"], F.lit("-"), where["_partition"], F.lit(" at offset "), where["_offset"])
             where = F.concat(*(part.cast("string") for part in parts))
         aggregates.append(where.alias("place"))
@@ -68,9 +71,16 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
 
 
 def facts_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
-    """The same of rows that nobody looked at, for an event time that is a column with so long a step (0: that of its type).
+    """Return the statistics of rows that were not read, from file footers, if the event time is a plain column.
 
-    None where a row may be bad for another reason than that it has no time, as times before `first` or after `last` (µs) are.
+    Args:
+        stats: The statistics of the column.
+        unit_us: The configured unit in microseconds; 0 if the type of the column defines it.
+        first: The first usable time in microseconds. Earlier rows are bad.
+        last: The last usable time in microseconds.
+
+    Returns:
+        None if a row may be bad for another reason than a missing time.
     """
     if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
@@ -87,26 +97,34 @@ def count_unfit(rows: DataFrame) -> Any:
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:
-    """Whether the newest time of each is asked by a job of its own, and not observed beside the epoch's. `partitions`: their records.
+    """Return whether a separate job determines the newest time of each partition. `partitions`: their record counts.
 
-    Each that is observed is an aggregate that looks at every row (6 to 24 ns): for many rows of many partitions it costs less to read the
-    records once more, of which only the time is decoded, and to fold them by partition.
+    An observation of one partition is an aggregate over every row (6 to 24 ns). For many rows of many partitions it
+    is
+    cheaper to read the records again, decode only the time, and aggregate by partition.
     """
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
 
 def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
-    """The newest usable event time of each partition that has rows, by a job of so many tasks. `newest`: of all, as the epoch's has seen it.
+    """Return the newest usable event time of each partition that has rows, by a job.
 
-    Raises EpochError if it is not the same input any more.
+    Args:
+        timed: The rows.
+        source: The name of the source.
+        newest: The newest time over all partitions, as the epoch's job found it.
+        tasks: The number of tasks of the job.
+
+    Raises:
+        EpochError: The input changed since the epoch's job.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
-    # not a task per partition, of which each is a few milliseconds, nor as many as there are shards behind them
+    # Neither a task per partition, each of a few milliseconds, nor one per shard of the step.
     each = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
     newest_by_partition = {f"{row['_topic']}-{row['_partition']}": row["newest"] for row in each.coalesce(1).collect()}
     again = max((t for t in newest_by_partition.values() if t is not None), default=None)
-    if again != newest:  # rows are not counted: Spark counts those of a task twice that it lost and ran again
+    if again != newest:  # row counts are not compared: Spark counts the rows of a repeated task twice
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
             f'source "{source}": the input was not the same when it was read again for the newest time of each partition: {then} was the newest '
@@ -121,7 +139,14 @@ def source_stats(
     file_of: Callable[[int], str | None],
     newest: Mapping[str, int | None] | None = None,
 ) -> SourceStats:
-    """`file_of`: the file of a `MARK`. `newest`: of each partition, where they are too many to be observed."""
+    """Convert the results of `statistics_columns` to statistics.
+
+    Args:
+        facts: The results.
+        partitions: The record count of each partition.
+        file_of: Returns the file of a `MARK`.
+        newest: The newest time of each partition, if a separate job determined it.
+    """
     if newest is None:
         newest = {name: facts[f"newest{n}"] for n, name in enumerate(partitions)}
     rows, bad = facts["rows"] or 0, facts["bad"] or 0
@@ -140,7 +165,7 @@ def source_stats(
 def _describe_location(
     place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
 ) -> str | None:
-    """Where a row was read, for people."""
+    """Return where a row was read, for messages."""
     if place is None:
         return None
     if isinstance(place, str):
@@ -152,7 +177,7 @@ def _describe_location(
 
 
 def newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """The event times of the newest rows, in stretches shorter than `jump_us`: of each partition, and of all."""
+    """Return the event times of the newest rows in spans shorter than `jump_us`, per partition and for the whole source."""
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"
     times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")

@@ -1,9 +1,10 @@
-"""How an epoch learns of its sources' rows: what is known of them before is enough, or they are asked by a job beside the epoch's, or observed.
+"""Choose how an epoch gets the statistics of a source: they are known before, or come from a separate job, or are
+observed.
 
-known      rows ─▶ SQL ─▶ …                              as fast as they go; their files' footers were read before
-beside     rows ─▶ SQL ─▶ …                              as fast as they go
-           their time alone, read once more ─▶ folded    0.1 µs of a processor a row, and a job more
-observed   rows ─▶ [each is looked at] ─▶ SQL ─▶ …       cuts the code in two that Spark generates for them: 0.5 µs a row
+known      rows ─▶ SQL ─▶ …                                full speed; file footers were read before
+separate   rows ─▶ SQL ─▶ …                                full speed
+           their time only, read again ─▶ aggregated       0.1 µs of CPU time a row, and one more job
+observed   rows ─▶ [observation] ─▶ SQL ─▶ …               splits the code that Spark generates: 0.5 µs a row
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from slackwater.spark.source_statistics import MARK, Facts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MANY_ROWS = 250_000  # of a source in an epoch, chosen: where a row's part is well above what a job costs
+MANY_ROWS = 250_000  # of a source in an epoch, chosen: beyond it a separate job is clearly cheaper
 
 
 @dataclass
 class StatisticsCollector:
-    """Of one engine. An epoch has as many rows as the one before it, for all that is known when it begins."""
+    """The choice for the epochs of one engine.
+
+    It assumes that an epoch has about as many rows as the previous one, because nothing else is known at its start.
+    """
 
     _rows: dict[str, int] = field(default_factory=dict)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(thread_name_prefix="slackwater-told"))
@@ -34,7 +38,10 @@ class StatisticsCollector:
     def attach(
         self, name: str, timed: DataFrame, aggregates: Sequence[Any], facts: Facts | None = None
     ) -> tuple[DataFrame, PendingStatistics]:
-        """A source's rows as they go on, and what will be known of them once they went. `facts`: what is before."""
+        """Return the source's rows to process, and a handle to their statistics.
+
+        `facts`: statistics that are known already; then nothing is collected.
+        """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
         if self._rows.get(name, 0) >= MANY_ROWS and is_read_by_columns(timed):
@@ -48,13 +55,13 @@ class StatisticsCollector:
 
 @dataclass(frozen=True)
 class PendingStatistics:
-    """What is told of one source's rows: an observation, a job that was begun, or all of it already."""
+    """A handle to the statistics of one source's rows: an observation, a job in progress, or the statistics themselves."""
 
     source: str
     _answer: Any
 
     def get(self) -> Facts:
-        """By the names that were asked for; waits for it. Raises EpochError."""
+        """Wait for the statistics and return them by name. Raises EpochError."""
         if not isinstance(self._answer, Future):
             facts: Facts = self._answer if isinstance(self._answer, Mapping) else self._answer.get
             return facts
@@ -67,7 +74,7 @@ class PendingStatistics:
 
 
 def is_read_by_columns(timed: DataFrame) -> bool:
-    """Whether reading the time of each row once more is cheap: rows of files, of which nothing has to be decoded."""
+    """Return whether reading only the event times again is cheap: rows of files that need no decoding."""
     return MARK in timed.columns and CORRUPT not in timed.columns
 
 

@@ -1,6 +1,6 @@
-"""What runs in Spark's Python workers: a task over one partition, and how it gets there and back.
+"""The code that runs in Spark's Python workers: a task over one partition, and the transfer of its input and report.
 
-partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project by its name
+partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project with its class name
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Task = Callable[["pa.Table"], str]
 
 
 def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
-    """Start the Python workers and import what they need, before the first batch does; `loops`: compile those, too."""
-    if loops:  # once, here: workers on this machine find what was compiled
+    """Start the Python workers and import what they need before the first batch. `loops`: also compile the loops."""
+    if loops:  # once in this process; workers on this machine use the compiled files
         compile_session_loops()
     run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
@@ -47,11 +47,12 @@ def run_over(
     expressions: ExpressionCache | None = None,
     batches: ArrowBatchSizer | None = None,
 ) -> list[str]:
-    """Run `task` over these columns of each partition (as one Arrow table); errors of this project come back as themselves.
+    """Run `task` over these columns of each partition, as one Arrow table, and return the reports.
 
-    `batches`: of the epochs to which this one belongs."""
+    Errors of this project are raised again with their class. `batches`: the batch size of consecutive epochs.
+    """
     sizes = batches or ArrowBatchSizer()
-    # plain names: to mapInArrow a dot in a name is a path
+    # Names without dots, because mapInArrow reads a dot as a path.
     plain = (expressions or ExpressionCache()).select(
         frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
@@ -68,7 +69,7 @@ def run_over(
 
 
 def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a worker: what `task` makes of one partition; nothing of an empty one."""
+    """Run `task` in a worker over one partition, and yield its report. An empty partition yields nothing."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     worker_memory.keep_pages()
     import polars as pl
@@ -99,15 +100,18 @@ def _report_schema() -> StructType:
 
 @dataclass(frozen=True)
 class PackedTasks:
-    """The tasks of all shards as they go to every worker, which opens its own alone: else each would make all of them, and an epoch would
-    cost the square of the shards."""
+    """The tasks of all shards, as they are sent to every worker.
+
+    Each is pickled separately, and a worker unpickles only its own. Else an epoch would cost the square of the
+    shards.
+    """
 
     operator: Operator
     each: tuple[bytes, ...]
 
     @classmethod
     def pack(cls, tasks: Sequence[ShardTask]) -> PackedTasks:
-        """`tasks`: of one stage, in the order of its shards."""
+        """Pack the tasks of one stage, in the order of its shards."""
         from pyspark import cloudpickle
 
         bare: Sequence[object] = [{**vars(t), "operator": None} for t in tasks]
@@ -191,7 +195,7 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 
 def compile_session_loops() -> None:
-    """Import and compile what folds rows into sessions."""
+    """Import and compile the loops that build sessions."""
     from slackwater.windows import session_step
     from slackwater.windows.session_kernel import warm_up
 

@@ -1,4 +1,4 @@
-"""What the driver asks of a target."""
+"""The interfaces of a target that the driver uses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from slackwater.state.commit import TargetMark
 
 @dataclass(frozen=True)
 class TargetTable:
-    """What a target is given: who writes, the columns in order, and those that tell rows apart.
+    """The table that a target writes: its writer, its columns in order, and the columns that identify a row.
 
-    `writer` names the marker (writer, last epoch) that a target keeps with its rows. `identity` is None where rows are only
-    ever added (dead letters); else a row replaces the one of equal identity, NULL being equal to NULL. `state` names the
-    state behind the epochs: a marker of another one does not count, as its pipeline was started over. `new` names columns that
-    this state has not written there yet: one that is missing is added when the target is opened, others are refused.
+    Args:
+        writer: The name of the marker (writer, last epoch) that a target keeps with its rows.
+        fields: The columns, in order.
+        identity: The columns that identify a row. A row replaces the one with an equal identity, NULL being equal to
+            NULL. None if rows are only added (dead letters).
+        state: The state that the epochs belong to. A marker of another state is ignored, because the pipeline was
+            started
+            over.
+        new: Columns that this state has not written yet. `open` adds them if they are missing; other missing columns
+            are
+            an error.
     """
 
     writer: str
@@ -29,38 +36,44 @@ class TargetTable:
     new: tuple[str, ...] = ()
 
     def missing(self, existing_columns: Container[str]) -> list[Field]:
-        """The new columns that a place with these does not have."""
+        """Return the new columns that are not among `existing_columns`."""
         return [f for f in self.fields if f.name in self.new and f.name not in existing_columns]
 
 
 def columns_text(fields: Iterable[Field]) -> str:
-    """Columns in a message."""
+    """Return a list of columns for a message."""
     return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
 
 
 class TargetWriter(Protocol):
-    """Takes the staged output of one epoch. Publishing an epoch again, or an older one, must change nothing.
+    """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must change nothing.
 
-    One that cannot hold every value has a `capacity` (see `core.capacity`): rows beyond it are bad rows, before the commit.
+    A target that cannot hold every value has a `capacity` (see `core.capacity`). Rows beyond it become bad rows
+    before
+    the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
-    upserts: (
-        bool  # whether a row replaces the one of equal identity, and a superseded one goes; else rows are only added
-    )
-    description: str  # as in: delivery to {description}; never holds a secret
+    upserts: bool  # whether a row replaces the one with an equal identity, and superseded rows are deleted
+    description: str  # for messages, as in "delivery to {description}"; never contains a secret
 
     def open(self) -> None:
-        """Connect; create what is absent, add columns that are new, compare what is there with the columns. Raises StartError."""
+        """Connect, create the table if it does not exist, add new columns, and check the others. Raises StartError."""
         ...
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Write `rows` (the columns of the table, in order), take back `gone`, and write the epoch's marker, in one step.
+        """Write `rows`, delete the superseded rows, and write the marker of the epoch, in one atomic step.
 
-        `commit`: the id of the epoch's commit, part of the marker.
+        Args:
+            epoch: The epoch.
+            rows: The rows, with the columns of the table, in order.
+            gone: The identities of superseded rows, maybe empty; for sessions it also has `session_id`. None of them
+                is in
+                `rows`. Only a target that upserts gets it.
+            commit: The id of the epoch's commit, a part of the marker.
 
-        `gone`: the identities of superseded rows (its columns, for sessions `session_id` too), none of them in `rows`; it may
-        be empty, and only a target that upserts is given any. Raises PublishError.
+        Raises:
+            PublishError: The target did not take the epoch. It stays pending.
         """
         ...
 
@@ -68,7 +81,7 @@ class TargetWriter(Protocol):
 
 
 class MarkingTarget(Protocol):
-    """A target that stores a marker next to its rows, and reads it without being opened."""
+    """A target that stores a marker with its rows, and can read it without being opened."""
 
     description: str
 
@@ -87,12 +100,21 @@ class MarkingTarget(Protocol):
 
 @runtime_checkable
 class ReadableTarget(Protocol):
-    """A target that gives back what it holds, so that windows which left the state can be corrected."""
+    """A target that can return its rows, so that windows which are no longer in the state can be corrected."""
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """The rows whose keys are those of a row of `ranges` and whose `column`, a time, is from `__low` to `__high`.
+        """Return the rows that match a row of `ranges`: equal keys, and the time `column` between `__low` and `__high`.
 
-        `ranges`: the columns of the identity but `column`, and the bounds in µs UTC; disjoint for equal keys. NULL equals
-        NULL. Gives all columns of the table, in order. Raises StartError.
+        Args:
+            ranges: The columns of the identity except `column`, and the inclusive bounds in microseconds UTC. Ranges
+                of equal
+                keys do not overlap. NULL equals NULL.
+            column: The name of the time column.
+
+        Returns:
+            All columns of the table, in order.
+
+        Raises:
+            StartError: The target cannot be read.
         """
         ...

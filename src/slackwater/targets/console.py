@@ -1,4 +1,4 @@
-"""The console: each epoch's rows as a table. At least once: a terminal cannot take anything back."""
+"""The console: prints each epoch's rows as a table. At least once, because printed rows cannot be withdrawn."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
       {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
       {"add": …}  {"remove": …}                                         the rows
 
-`merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded ones; `append` only adds.
+`merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded ones. `append`
+only adds rows.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
 
 _GONE = "__gone"
-_RECENT_COMMITS = 100  # commits: a table may have other writers too
+_RECENT_COMMITS = 100  # commits that are searched for ours; a table may have other writers
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-_DATAFUSION = {  # the types whose smallest and largest values the log keeps for every file
+_DATAFUSION = {  # types for which the log has the least and greatest value of every file
     "tinyint": "Int8",
     "smallint": "Int16",
     "int": "Int32",
@@ -42,14 +43,21 @@ _DATAFUSION = {  # the types whose smallest and largest values the log keeps for
 
 
 class DeltaTarget:
-    """Writes each epoch once; an epoch at or below the table's marker is ignored."""
+    """Writes each epoch once. An epoch at or below the table's marker is ignored."""
 
     guarantee = "exactly once"
 
     def __init__(
         self, path: str, mode: str, table: TargetTable, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """`mode` is "merge" (needs an identity) or "append"; `storage_options` go to the object store as they are."""
+        """Prepare the target without accessing the table.
+
+        Args:
+            path: The path or URL of the table.
+            mode: "merge" (needs an identity) or "append".
+            table: The columns and the writer.
+            storage_options: Options of the object store, passed through.
+        """
         if mode == "merge" and not table.identity:
             raise StartError(
                 f'Delta table {path}: mode "merge" needs the columns that tell rows apart, and there are none; '
@@ -65,20 +73,20 @@ class DeltaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """The years that Spark writes and reads."""
+        """Times are limited to the years that Spark writes and reads."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
+        """Create the table if it does not exist, else add new columns and check the others. Raises StartError."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
             self._delta = delta = DeltaTable(self._path, storage_options=self._options)
             missing = [f.name for f in self._table.missing([f.name for f in delta.schema().fields])]
             differences = "; ".join(self._differences(delta, missing))
-            if missing and not differences:  # of the log alone: no file is written
+            if missing and not differences:  # changes only the log; no data file is written
                 delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
-        except Exception as error:  # the library has no base class: unfit column names raise Exception itself
+        except Exception as error:  # the library has no base class; some errors are plain Exceptions
             raise StartError(
                 f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a place "
                 "where one can be created; check the path and the storage options"
@@ -93,7 +101,10 @@ class DeltaTarget:
         self._delta = None
 
     def describe_previous_output(self) -> str | None:
-        """What another state of this writer left in the table, in words; commits say since when they say it whose they are."""
+        """Describe the output that another state of this writer left in the table; None if there is none.
+
+        Commits of early versions do not name their writer and are not recognised.
+        """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return None
@@ -109,7 +120,11 @@ class DeltaTarget:
         return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
 
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """The transactions of the last commit name state and commit by numbers: a mark that is expected is recognised by them."""
+        """Return the last mark of this writer.
+
+        The transactions of a commit identify state and commit only by hashes, which are compared with the `expected`
+        marks.
+        """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return None
@@ -125,7 +140,7 @@ class DeltaTarget:
             ) from error
 
     def writers(self) -> list[str]:
-        """Those of recent commits."""
+        """Return the writers of recent commits."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 return []
@@ -137,7 +152,7 @@ class DeltaTarget:
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
     def _last_mark(self, delta: DeltaTable, state: str) -> TargetMark | None:
-        """The last mark of the writer as recent commits say it; else that of `state`, whose commits may be older."""
+        """Return the writer's last mark from recent commits, else that of `state`, whose commits may be older."""
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
@@ -148,11 +163,11 @@ class DeltaTarget:
 
     @property
     def _apps(self) -> tuple[str, str]:
-        """The application ids under which the last commit of the writer keeps numbers for its state and commit."""
+        """The application ids under which the writer's last commit stores hashes of its state and commit."""
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
-        """The last published epoch, -1 for none."""
+        """Return the last published epoch, -1 for none."""
         delta = self._current()
         epoch = delta.transaction_version(self._app)
         return -1 if epoch is None else epoch
@@ -185,7 +200,7 @@ class DeltaTarget:
             ) from error
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """The rows within these ranges, see `targets.base.Readable`."""
+        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
         fields = {f.name: f.polars for f in self._table.fields}
         keys = [c for c in self._table.identity or () if c != column]
         kind = pa.timestamp("us", tz="UTC")
@@ -205,7 +220,7 @@ class DeltaTarget:
         return matched.filter(in_range).select(list(fields))
 
     def _current(self) -> DeltaTable:
-        """The newest version of the table."""
+        """Return the newest version of the table."""
         if self._delta is None:
             self._delta = DeltaTable(self._path, storage_options=self._options)
         else:
@@ -215,7 +230,9 @@ class DeltaTarget:
     def _merge(
         self, delta: DeltaTable, rows: pl.DataFrame, gone: pl.DataFrame | None, marker: CommitProperties
     ) -> None:
-        """Upsert `rows`, delete `gone`, in one commit; both are one source, told apart by a column of its own."""
+        """Upsert `rows` and delete `gone` in one commit. Both are in one source frame, in which a column marks the rows
+        to delete.
+        """
         columns = {_quoted(f.name): f"s.{_quoted(f.name)}" for f in self._table.fields}
         both = rows if gone is None else pl.concat([rows, gone], how="diagonal")
         source = self._cast(both, delta)
@@ -236,7 +253,7 @@ class DeltaTarget:
 
     @property
     def _gone(self) -> str:
-        """The column that tells superseded rows apart, under a name that no other has."""
+        """The name of the column that marks rows to delete. It differs from all columns of the table."""
         names = {f.name for f in self._table.fields}
         return next(name for n in range(len(names) + 1) if (name := f"{_GONE}{n or ''}") not in names)
 
@@ -245,17 +262,17 @@ class DeltaTarget:
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
-        """Bounds of the keys written, by which files of the table that hold none of them are skipped."""
+        """Yield bounds of the written keys, so that files of the table without these keys are skipped."""
         kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
         for name in self._table.identity or ():
             column, kind = rows[name].to_physical(), kinds[name]
             if kind and not column.null_count():
-                slack = 1000 if kind.startswith("Timestamp") else 0  # bounds kept by Spark end at the millisecond
+                slack = 1000 if kind.startswith("Timestamp") else 0  # Spark truncates stored bounds to milliseconds
                 low, high = max(column.min() - slack, -(2**63)), column.max()  # type: ignore[operator]
                 yield f"(t.{_quoted(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
 
     def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
-        """The rows in the column order of the table."""
+        """Return the rows with the types of the pipeline and in the column order of the table."""
         table: pa.Table = rows.to_arrow().cast(self._arrow)
         return table.select([f.name for f in delta.schema().fields])
 
@@ -277,12 +294,12 @@ class DeltaTarget:
 
 
 def _number(text: str) -> int:
-    """A text as a number that fits into the version of a transaction."""
+    """Return a hash of a text that fits into the version number of a transaction."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
 def _types(schema: Schema) -> dict[str, str]:
-    """Column names and types as Spark spells them."""
+    """Return the column names and types in Spark's spelling."""
     return {f.name: _spelled(f.type) for f in schema.fields}
 
 

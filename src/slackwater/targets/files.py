@@ -1,7 +1,7 @@
 """Files in a directory: one file per epoch, and a marker with the last epoch.
 
 out/sessions/
-  user-sessions-000000012.parquet     written aside, then renamed: there as a whole or not at all
+  user-sessions-000000012.parquet     written under another name, then renamed: complete or absent
   _slackwater/user-sessions.json      the last published epoch; readers of the directory ignore it
 """
 
@@ -30,7 +30,7 @@ _TIME = f"{TIME}Z"
 
 
 class FilesTarget:
-    """Appends each epoch once; an epoch at or below the marker is ignored."""
+    """Writes each epoch once. An epoch at or below the marker is ignored."""
 
     guarantee = "exactly once"
     upserts = False
@@ -44,7 +44,7 @@ class FilesTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Text writes times with four digits of a year; Parquet holds any."""
+        """Text formats write years with four digits. Parquet holds any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -54,7 +54,7 @@ class FilesTarget:
         return
 
     def last_epoch(self) -> int:
-        """The last epoch that this state published, -1 for none."""
+        """Return the last epoch that this state published, -1 for none."""
         marker = self._read_marker()
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
 
@@ -85,7 +85,9 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, mark: TargetMark) -> bool:
-        """Whether the files of this state up to `mark` are still here, and can be told from those of another state."""
+        """Return whether this state's files up to `mark` still exist and can be distinguished from those of another
+        state.
+        """
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True
@@ -94,9 +96,9 @@ class FilesTarget:
         return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
     def put_newer_aside(self, mark: TargetMark) -> str:
-        """Move the files written after `mark` to a directory that readers ignore, and make `mark` the marker again.
+        """Move the files written after `mark` to a directory that readers ignore, and restore `mark` as the marker.
 
-        Returns where they are now. Repeating it after a crash completes it. Raises StartError.
+        Returns the directory. It can be repeated after a crash. Raises StartError.
         """
         marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
         newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own_infix, marker)]
@@ -110,7 +112,9 @@ class FilesTarget:
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
-        """Whether a file was written after an epoch of this state: by it, or by the state that wrote the marker."""
+        """Return whether a file was written after an epoch of this state: by this state or by the one that wrote the
+        marker.
+        """
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
         assert written is not None, "names of `_files`"
         infix = written[1] or ""
@@ -133,13 +137,13 @@ class FilesTarget:
         return self._folder.shown
 
     def _files(self) -> list[str]:
-        """The files of this writer, of whatever state."""
+        """Return the files of this writer, of any state."""
         ending = "jsonl" if self._format == "json" else self._format
         named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         return [name for name in self._folder.names() if named.fullmatch(name)]
 
     def describe_previous_output(self) -> str | None:
-        """What another state of this writer left here, in words."""
+        """Describe the files that another state of this writer left here; None if there are none."""
         files, marker = self._files(), self._read_marker()
         if not files or (self._table.state and marker.get("state") == self._table.state):
             return None
@@ -147,7 +151,10 @@ class FilesTarget:
         return f"{description}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else description
 
     def put_aside(self) -> str | None:
-        """Move them to a directory that readers of this one ignore, the marker last; returns which, None if there are none."""
+        """Move all files of this writer to a directory that readers ignore, the marker last.
+
+        Returns the directory; None if there are no files. Raises StartError.
+        """
         files = self._files()
         if not files:
             return None
@@ -176,13 +183,13 @@ class FilesTarget:
                 return
             before = self._read_marker()
             ours = before.get("state", "") == self._table.state
-            # the files of a state that was started over stay; its successor's have names of their own
+            # Files of a previous state stay. The names of this state's files contain its id.
             infix = before.get("infix", "") if ours else f"{self._table.state[:8]}-"
             name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             self._folder.write(name, lambda path: self._write(path, rows))
             marker = {"epoch": epoch, "state": self._table.state, "infix": infix, "commit": commit}
             self._folder.write_marker(self._marker, json.dumps(marker).encode())
-        except (StateError, EpochError) as error:  # of an object store
+        except (StateError, EpochError) as error:  # from the object store
             raise PublishError(f"{error}; epoch {epoch} is committed, the next start publishes it") from None
         except OSError as error:
             raise PublishError(
@@ -195,7 +202,7 @@ class FilesTarget:
             pq.write_table(rows.to_arrow().cast(arrow_schema(list(self._table.fields))), path)
             return
         if self._format == "json" and any(map(has_map, rows.schema.values())):
-            # Polars writes a map as a list of entries, and readers of JSON know maps as objects
+            # Polars writes a map as a list of entries, but JSON readers expect an object.
             rows.select(object_text(rows.schema)).write_csv(path, include_header=False, quote_style="never")
         elif self._format == "json":
             text_columns(rows).write_ndjson(path)
@@ -204,12 +211,14 @@ class FilesTarget:
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Times as ISO 8601 and bytes as hexadecimal, also within arrays and structs, for formats without these types."""
+    """Return times as ISO 8601 and bytes as hexadecimal text, also in arrays and structs, for formats without these
+    types.
+    """
     return rows.with_columns(apply_to_scalars(pl.col(c), t, _textual).alias(c) for c, t in rows.schema.items())
 
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Arrays and structs as JSON, for formats that have neither."""
+    """Return arrays and structs as JSON text, for formats that have neither."""
     nested = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
         pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in nested

@@ -1,12 +1,13 @@
 """An Iceberg table: the rows of an epoch and its marker in one commit of the catalog.
 
     commit of epoch 12
-      add-snapshot …                                            the rows; of a correction the files it rewrote, too
-      set-properties {"slackwater/user-sessions/…": "12"}       the marker; summaries of snapshots expire, properties stay
-      assert-ref-snapshot-id main = …                           or else it is refused: what was read is what is built on
+      add-snapshot …                                            the rows; for a correction also the rewritten files
+      set-properties {"slackwater/user-sessions/…": "12"}       the marker; a property, because snapshots expire
+      assert-ref-snapshot-id main = …                           refuses the commit if the table changed meanwhile
 
-`append` only adds. `merge` replaces rows of equal identity (NULL equals NULL, NaN equals NaN) and takes superseded ones away, by
-writing anew the files that hold them. A commit is asked for once: whatever comes back, the table itself says what became of it.
+`append` only adds rows. `merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes
+superseded ones, by rewriting the files that contain them. A commit is sent once. If its answer is lost, the table is
+loaded to find out whether it succeeded.
 """
 
 from __future__ import annotations
@@ -36,20 +37,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slackwater")
 
-_TRIES, _PAUSE_S = 6, 0.1  # the pause doubles
-_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are held at once
-_DAYS = 32  # days that are looked for one by one; for more, the stretch from the first to the last
+_TRIES, _PAUSE_S = 6, 0.1  # the pause doubles with each attempt
+_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are held in memory
+_DAYS = 32  # up to so many days are filtered one by one; more are filtered as one range
 _DAY_US = 86_400_000_000
 _MAIN = "main"
 
 
 class IcebergTarget:
-    """Writes each epoch once; an epoch at or below the table's marker is ignored."""
+    """Writes each epoch once. An epoch at or below the table's marker is ignored."""
 
     guarantee = "exactly once"
 
     def __init__(self, tables: IcebergTables, name: str, mode: str, table: Columns, day_of: str | None = None) -> None:
-        """`mode` is "merge" (needs an identity) or "append"; `day_of`: the column by whose days a new table is partitioned."""
+        """Prepare the target without accessing the catalog.
+
+        Args:
+            tables: The catalog.
+            name: The name of the table, with its namespace.
+            mode: "merge" (needs an identity) or "append".
+            table: The columns and the writer.
+            day_of: The time column by whose days a new table is partitioned.
+        """
         if mode == "merge" and not table.identity:
             raise StartError(
                 f'Iceberg table {name}: mode "merge" needs the columns that tell rows apart, and there are none; '
@@ -65,11 +74,11 @@ class IcebergTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """The years that Spark writes and reads."""
+        """Times are limited to the years that Spark writes and reads."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it is absent, else compare its columns with those of the pipeline; it gets those that are new."""
+        """Create the table if it does not exist, else add new columns and check the others. Raises StartError."""
         try:
             table = self._tables.load(self._name)
             if table is None:
@@ -95,7 +104,7 @@ class IcebergTarget:
         self._table = None
 
     def describe_previous_output(self) -> str | None:
-        """What another state of this writer left in the table, in words."""
+        """Describe the output that another state of this writer left in the table; None if there is none."""
         try:
             table = self._tables.load(self._name)
         except Exception as error:
@@ -127,7 +136,7 @@ class IcebergTarget:
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
 
     def last_epoch(self) -> int:
-        """The last published epoch, -1 for none."""
+        """Return the last published epoch, -1 for none."""
         return self._marked_epoch(self._current())
 
     def _marked_epoch(self, table: Table) -> int:
@@ -141,7 +150,11 @@ class IcebergTarget:
         return self._table
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
-        """A table that is known builds the first try: if it is not the newest any more, the commit is refused."""
+        """Publish an epoch.
+
+        The first attempt uses the loaded table. If that is outdated, the catalog refuses the commit and the table is
+        reloaded.
+        """
         failed: Exception | None = None
         for tries in range(_TRIES + 1):
             try:
@@ -150,7 +163,7 @@ class IcebergTarget:
                 if tries < _TRIES:
                     self._commit_once(table, epoch, rows, gone, commit)
                     return
-            except Exception as error:  # refused, done with its answer lost, or cut off: the table knows
+            except Exception as error:  # refused, or the answer was lost: the reloaded table shows which
                 failed, self._table = error, None
                 if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
                     break
@@ -165,8 +178,12 @@ class IcebergTarget:
     def _commit_once(
         self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None, commit: str
     ) -> None:
-        """One commit, asked for once. The library's own would be repeated, and when that is refused its files deleted, which
-        belong to the table if the first one was taken and its answer lost. Files of a try that came to nothing stay."""
+        """Send one commit, once.
+
+        The library's own commit would be repeated. If the repetition is refused, the library deletes the files,
+        although they
+        belong to the table if the first commit succeeded. Files of failed attempts are not deleted.
+        """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
@@ -179,7 +196,7 @@ class IcebergTarget:
             transaction.append(iceberg.as_written(rows, self._columns.fields, table), properties)
         ref = table.metadata.refs.get(_MAIN)
         needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
-        # without rows there is no snapshot, and an old marker that comes late would take the place of a newer one
+        # Without rows there is no snapshot. Then a delayed old marker could overwrite a newer one.
         needed += [AssertTableUUID(uuid=table.metadata.table_uuid)]
         needed += [AssertRefSnapshotId(ref=_MAIN, snapshot_id=None if ref is None else ref.snapshot_id)]
         table._do_commit(updates=transaction._updates, requirements=tuple(needed))
@@ -194,7 +211,7 @@ class IcebergTarget:
         gone: pl.DataFrame | None,
         properties: Mapping[str, str],
     ) -> bool:
-        """Write files anew that hold rows of these identities, with `rows`; False if there are none, and nothing was done."""
+        """Rewrite the files that contain rows with these identities, and add `rows`. Return False if no file does."""
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
         identity, fields = list(self._columns.identity or ()), self._columns.fields
@@ -246,14 +263,14 @@ class IcebergTarget:
 
     @property
     def _time(self) -> str | None:
-        """A time of the identity: where the rows of a key lie."""
+        """A time column of the identity, by which files can be skipped."""
         times = [
             f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
         ]
         return self._day_of if self._day_of in times else next(iter(times), None)
 
     def _days(self, keys: pl.DataFrame) -> list[dt.date] | None:
-        """The days of the keys' times; None where a key has none."""
+        """Return the days of the keys' times; None if a key has no time."""
         if self._time is None or keys[self._time].null_count():
             return None
         return keys[self._time].dt.date().unique().sort().to_list()
@@ -265,7 +282,7 @@ class IcebergTarget:
         return f", of {days[0]}" if len(days) == 1 else f", of {len(days):,} days from {days[0]} to {days[-1]}"
 
     def _day_filter(self, keys: pl.DataFrame) -> BooleanExpression | None:
-        """The days that can hold rows of these keys, to leave other files unread; None: any."""
+        """Return a filter for the days that can contain rows of these keys, to skip other files; None for no filter."""
         from pyiceberg.expressions import Or
 
         column, days = self._time, self._days(keys)
@@ -283,7 +300,7 @@ class IcebergTarget:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """The rows within these ranges, see `targets.base.Readable`."""
+        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
         if ranges.is_empty():

@@ -1,6 +1,7 @@
-"""NULL in lists and maps of structs: PyIceberg 0.12 makes an empty one of it, as it writes and as it reads.
+"""Workaround: PyIceberg 0.12 turns NULL lists and maps of structs into empty ones when it writes and reads.
 
-Its visitor rebuilds such arrays from their offsets, which know nothing of NULL. Here it gets them back, for the whole process.
+Its visitor rebuilds such arrays from their offsets, without their validity. The patch restores it, for the whole
+process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _PATCHED = "_slackwater_keeps_nulls"
 
 
 def patch_visitor() -> None:
-    """Mend the visitor, once."""
+    """Patch the visitor, once."""
     from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 
     visitor: Any = ArrowProjectionVisitor

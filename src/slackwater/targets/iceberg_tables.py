@@ -1,7 +1,7 @@
-"""Iceberg tables in a catalog: how they are found, made, compared with the columns of a pipeline, and read.
+"""Iceberg tables in a catalog: load and create them, compare their columns with a pipeline's, and read them.
 
-connection ──▶ Tables ──▶ load, create, namespace      REST, SQL, Glue, Hive: whatever the library reaches
-                     └──▶ read: rows of the current snapshot, file by file
+connection ──▶ IcebergTables ──▶ load, create      REST, SQL, Glue, Hive: every catalog that PyIceberg supports
+                     table ──▶ read_files: rows of the current snapshot, file by file
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table
 
 _TRIES, _PAUSE_S = 3, 0.1
-_SECONDS = 60.0  # that a catalog may take for an answer
+_SECONDS = 60.0  # timeout of a request to the catalog
 _SPARK_NAMES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
-_PROPERTIES = {  # of a table that is made here: one commit per epoch is a lot of metadata
+_PROPERTIES = {  # of new tables; they limit the metadata of one commit per epoch
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -41,7 +41,13 @@ _PROPERTIES = {  # of a table that is made here: one commit per epoch is a lot o
 
 @dataclass
 class IcebergTables:
-    """The tables of a catalog. `kind`: "rest", "sql", "glue" or "hive"; `options`: the catalog's properties."""
+    """The tables of a catalog.
+
+    Args:
+        kind: "rest", "sql", "glue" or "hive".
+        name: The name of the catalog.
+        options: The properties of the catalog.
+    """
 
     kind: str
     name: str
@@ -54,13 +60,13 @@ class IcebergTables:
         iceberg_null_workaround.patch_visitor()
         catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(catalog, "_session", None)
-        if session is not None:  # of a REST catalog: without a time it would wait for a lost answer for good
+        if session is not None:  # a REST catalog; without a timeout it waits forever for a lost answer
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _timeout_adapter())
         return catalog
 
     def load(self, table: str) -> Table | None:
-        """A table as it is now; None if it is not there. Asking once more changes nothing, so an answer that is lost is asked for again."""
+        """Return the current table; None if it does not exist. Retries, because loading changes nothing."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         for remaining in reversed(range(_TRIES)):
@@ -68,14 +74,16 @@ class IcebergTables:
                 return self.catalog.load_table(table)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
-            except OSError:  # of the HTTP client, too
+            except OSError:  # includes errors of the HTTP client
                 if not remaining:
                     raise
                 time.sleep(_PAUSE_S)
         raise AssertionError("the last try returns or raises")
 
     def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
-        """Make a table if it is not there, and its namespace; `day_of`: the time by whose days it is partitioned."""
+        """Create a table and its namespace if they do not exist. `day_of`: the time column by whose days it is
+        partitioned.
+        """
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
         from pyiceberg.transforms import DayTransform
 
@@ -100,7 +108,7 @@ def _timeout_adapter() -> Any:
     from requests.adapters import HTTPAdapter
 
     class TimeoutAdapter(HTTPAdapter):
-        """Asks once, and does not wait forever: what became of a commit is found in the table, not by asking again."""
+        """Sends a request once, with a timeout. Whether a commit succeeded is determined from the table, not by a retry."""
 
         def send(self, *arguments: Any, **more: Any) -> Any:
             return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
@@ -112,7 +120,7 @@ def _timeout_adapter() -> Any:
 
 
 def schema_of(fields: Sequence[Field]) -> Schema:
-    """The columns of a table as Iceberg has them: it knows no integers below 32 bits."""
+    """Return the columns as an Iceberg schema. Iceberg has no integers below 32 bits."""
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
     from pyiceberg.schema import assign_fresh_schema_ids
 
@@ -120,13 +128,13 @@ def schema_of(fields: Sequence[Field]) -> Schema:
 
 
 def add_columns(fields: Sequence[Field], table: Table) -> None:
-    """Give a table more columns: one commit of its metadata, refused where somebody else changed its columns meanwhile."""
+    """Add columns to a table, by one metadata commit. It is refused if the columns changed meanwhile."""
     with table.update_schema() as change:
         change.union_by_name(schema_of(fields))
 
 
 def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
-    """What keeps a table from holding the results, column by column."""
+    """Yield a line for each difference that prevents a table from holding the results."""
     expected = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
     actual = {f.name: _spelled(f.field_type) for f in table.schema().fields}
     for name, kind in expected.items():
@@ -142,7 +150,7 @@ def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
 
 
 def _spelled(kind: Any) -> str:
-    """A type as Spark spells it."""
+    """Return a type in Spark's spelling."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, ListType):
@@ -156,17 +164,17 @@ def _spelled(kind: Any) -> str:
 
 
 def as_written(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
-    """Rows with the types and the order of a table's columns."""
+    """Convert rows to the types and the order of a table's columns."""
     schema = table.schema()
     wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
     return rows.to_arrow().cast(arrow_schema(list(fields))).select(wide.names).cast(wide)
 
 
 def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
-    """Where a time lies, both ends included."""
+    """Return a filter for a time column; both bounds are included."""
     from pyiceberg import expressions
 
-    are: Any = expressions  # its classes take what their annotations do not tell
+    are: Any = expressions  # the annotations of its classes are too narrow
     between: BooleanExpression = are.And(are.GreaterThanOrEqual(column, low_us), are.LessThanOrEqual(column, high_us))
     return between
 
@@ -177,7 +185,7 @@ def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
 def read_files(
     table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
-    """The rows of the current snapshot, file by file, as far as they lie where `where` says; all columns, or some."""
+    """Yield the rows of the current snapshot, file by file, that match `where`; all columns or some."""
     from pyiceberg.expressions import AlwaysTrue
 
     for task in table.scan(where or AlwaysTrue()).plan_files():
@@ -187,7 +195,7 @@ def read_files(
 def rows_of(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
-    """The rows of a file, without those that were deleted from it."""
+    """Return the rows of a file, without deleted ones."""
     rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
     assert isinstance(rows, pl.DataFrame)
     return rows
@@ -204,7 +212,7 @@ def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression 
 
 
 def read_all(table: Table) -> pl.DataFrame:
-    """All rows of the current snapshot."""
+    """Return all rows of the current snapshot."""
     frames = [frame for _, frame in read_files(table)]
     empty = pl.from_arrow(table.schema().as_arrow().empty_table())
     assert isinstance(empty, pl.DataFrame)
@@ -212,9 +220,9 @@ def read_all(table: Table) -> pl.DataFrame:
 
 
 def iceberg_error_reason(error: BaseException) -> str:
-    """One line of the library's, without what a connection keeps secret."""
+    """Return the library's error in one line, without secrets of the connection."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
-        error = inner  # of an HTTP client, which puts one into the other
+        error = inner  # HTTP clients nest errors
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = mask_secrets(lines[0] if lines else type(error).__name__)
     return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,13 +1,15 @@
-"""A Kafka topic: every row one message, under exactly_once in one transaction with the epoch's marker.
+"""A Kafka topic: every row is one message; with exactly_once an epoch and its marker are one transaction.
 
-    begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or none
+    begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or
+    none
             └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
 
-A row's key is its identity, so that a compacted topic keeps one record per window; a superseded row is that key with a NULL
-value (a tombstone). With key columns that do not tell windows apart the topic is a log: rows are only added.
+The key of a message is the identity of its row, so that a compacted topic keeps one record per window. A superseded
+row is written as its key with a NULL value (a tombstone). With key columns that do not identify windows the topic is
+a log: rows are only added.
 
-A process that dies in the middle leaves an open transaction. The next one with the same transactional.id makes the broker
-end it, then reads the marker: it says whether that epoch is there.
+A process that dies in the middle leaves an open transaction. The next one with the same transactional.id makes the
+broker abort it, and reads the marker, which shows whether that epoch was published.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
 _SECRETS = ("password", "secret", "token", "jaas", ".key", "credential")
 _EARLIER = (KafkaError._FATAL, KafkaError._STATE)
 _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-_KEY_BYTES = 500_000  # a message is 1 MB at most, by default, and has its key in its value too
+_KEY_BYTES = 500_000  # a message is 1 MB at most by default, and its value repeats the key
 
 
 class KafkaTarget:
-    """Produces each epoch to one topic, at least once or, in a transaction, exactly once."""
+    """Produces each epoch to one topic, at least once, or exactly once in a transaction."""
 
     def __init__(
         self,
@@ -61,10 +63,21 @@ class KafkaTarget:
         timeout: float = 30.0,
         upserts: bool = True,
     ) -> None:
-        """`config` holds settings of librdkafka, `timeout` is in seconds and bounds every operation on the brokers.
+        """Prepare the target without connecting.
 
-        `upserts` says whether `key_columns`, if given, tell rows apart. `create`: a topic that does not exist is created with so
-        many `partitions`, by default as many as the broker is set to, and `compact`: with cleanup.policy = compact.
+        Args:
+            config: The settings of librdkafka.
+            topic: The name of the topic.
+            table: The columns and the writer.
+            value_format: "json" or "avro".
+            delivery: "at_least_once" or "exactly_once".
+            key_columns: The columns of the key; by default the identity.
+            schema_id: The id in the Confluent frame before Avro values.
+            create: Create a topic that does not exist.
+            partitions: The partitions of a new topic; by default the broker's setting.
+            compact: Create the topic with cleanup.policy = compact.
+            timeout: Bounds every operation on the brokers, in seconds.
+            upserts: Whether `key_columns`, if given, identify rows.
         """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
@@ -84,11 +97,13 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """JSON has times with four digits of a year, in the key too; a key alone must not be more than a message may be."""
+        """JSON holds times with four-digit years, also in the key. The key is limited, because the size of a message is."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
-        """Reach the brokers, find the topic; under exactly_once end what an earlier process left and read the marker."""
+        """Connect and find the topic. With exactly_once, abort an open transaction of an earlier process and read the
+        marker.
+        """
         self._drop()
         self._last_error = ""
         clients: list[AdminClient | Producer] = []
@@ -106,7 +121,7 @@ class KafkaTarget:
                 self._last = mark.epoch if mark is not None and mark.state == self._table.state else -1
         except KafkaException as error:
             for client in clients:
-                client.poll(0)  # hands over the errors seen meanwhile
+                client.poll(0)  # runs the error callback
             raise self._unusable(error) from error
         self._producer = producer
 
@@ -116,7 +131,9 @@ class KafkaTarget:
             self._producer = None
 
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """Only under exactly_once. `fence` ends a transaction that a process which died left open."""
+        """Return the last mark; it exists only with exactly_once. `fence` aborts an open transaction of a process that
+        died.
+        """
         try:
             admin = AdminClient(self._settings({}))
             topics = admin.list_topics(timeout=self._timeout).topics
@@ -138,7 +155,7 @@ class KafkaTarget:
             raise self._unusable(error) from error
 
     def last_epoch(self) -> int:
-        """The last epoch known to be published, -1 for none; under at_least_once only of this process."""
+        """Return the last epoch known to be published, -1 for none; with at_least_once only by this process."""
         return self._last
 
     def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
@@ -196,13 +213,13 @@ class KafkaTarget:
     def _produce(
         self, producer: Producer, epoch: int, messages: Messages, on_delivery: Callable[[Any, Any], None]
     ) -> None:
-        """One call per message: batches of the client library carry no headers."""
+        """Produce one message per call, because batches of the client library cannot have headers."""
         headers, topic = self._rows.headers(epoch), self._topic
         for key, value, row_headers in messages:
             self._send(producer, topic, value, key, headers=[*row_headers, *headers], on_delivery=on_delivery)
 
     def _send(self, producer: Producer, *message: Any, **more: Any) -> None:
-        """Hand over one message; wait while the client's queue is full."""
+        """Produce one message; wait while the client's queue is full."""
         end = 0.0
         while True:
             try:
@@ -217,11 +234,13 @@ class KafkaTarget:
                 producer.poll(0.05)
 
     def _abandon(self, error: KafkaError) -> None:
-        """Take back what is in flight; the next `open` finds out whether a commit came through."""
+        """Discard unsent messages and abort the transaction. The next `open` finds out whether a commit succeeded."""
         producer = self._producer
         assert producer is not None
         code = error.code()
-        if code in _EARLIER and self._exactly_once:  # says only that there was an error before: ask which
+        if (
+            code in _EARLIER and self._exactly_once
+        ):  # only says that an earlier call failed; aborting returns that error
             try:
                 producer.abort_transaction(min(self._timeout, 5.0))
             except KafkaException as cause:
@@ -253,7 +272,7 @@ class KafkaTarget:
         )
 
     def create_topic(self) -> None:
-        """Create the topic if it does not exist. Raises StartError if it may not, or cannot."""
+        """Create the topic if it does not exist. Raises StartError if that is not allowed or fails."""
         admin = AdminClient(self._settings({}))
         try:
             self._find_topic(admin)
@@ -262,7 +281,7 @@ class KafkaTarget:
             raise self._unusable(error) from error
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings given, quiet: what the client library would print is in the errors."""
+        """Return the client settings with `more`. They keep the client library quiet; its output is in the errors."""
 
         def on_error(error: KafkaError) -> None:
             if error.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -273,7 +292,9 @@ class KafkaTarget:
     def _producer_settings(self) -> dict[str, Any]:
         within = int(self._timeout * 1000)
         settings: dict[str, Any] = {
-            "partitioner": self._config.get("partitioner", "murmur2_random"),  # equal keys where Java clients put them
+            "partitioner": self._config.get(
+                "partitioner", "murmur2_random"
+            ),  # as Java clients do, so that equal keys share a partition
             "enable.idempotence": True,
             "message.timeout.ms": within,
         }
@@ -300,7 +321,7 @@ class KafkaTarget:
         )
 
     def _reason(self, error: KafkaException) -> str:
-        """One line, without the values of secret settings."""
+        """Return an error in one line, without the values of secret settings."""
         inner = error_of(error)
         text = inner.str()
         if inner.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):

@@ -34,13 +34,20 @@ _CLEANING_SECONDS = 10  # how often a broker looks for transactions past their t
 
 @dataclass
 class KafkaMarkers:
-    """The marker of one writer and topic. `settings` returns the client settings with those given; `timeout` in seconds."""
+    """The marker of one writer and topic.
+
+    Args:
+        settings: Returns the client settings with the given ones added.
+        topic: The topic with the rows.
+        writer: The name of the writer.
+        timeout: Bounds every operation on the brokers, in seconds.
+    """
 
     settings: Callable[[Mapping[str, Any]], dict[str, Any]]
     topic: str
     writer: str
     timeout: float
-    _topic_id: str = field(default="", init=False)  # as of the last read
+    _topic_id: str = field(default="", init=False)  # at the last read
 
     @property
     def key(self) -> bytes:
@@ -56,7 +63,7 @@ class KafkaMarkers:
         return f"{mark.state}:{mark.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
-        """Return the id of the topic with the rows: another one after it was deleted and created again; empty if unknown."""
+        """Return the id of the topic with the rows; empty if unknown. A topic that was created again has another id."""
         try:
             answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
             return str(answers[self.topic].result(self.timeout).topic_id)
@@ -64,7 +71,10 @@ class KafkaMarkers:
             return ""
 
     def find_topic(self, admin: AdminClient) -> None:
-        """The topic of markers must be compacted: else old markers would be dropped and epochs published again."""
+        """Create the topic of markers if it does not exist. Raises StartError unless it is compacted.
+
+        Otherwise the broker would delete old markers, and epochs would be published again.
+        """
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})
         resource = ConfigResource(ResourceType.TOPIC, EPOCHS_TOPIC)
@@ -83,7 +93,7 @@ class KafkaMarkers:
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        """Create a topic. -1 partitions: as many as the broker is set to, as are the replicas."""
+        """Create a topic. -1 partitions: the broker's setting. The number of replicas is also the broker's setting."""
         future = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
             future.result(self.timeout)
@@ -97,9 +107,9 @@ class KafkaMarkers:
             time.sleep(0.05)
 
     def read(self, admin: AdminClient, committed: bool = False) -> TargetMark | None:
-        """Return the last committed marker of this writer; None if there is none, or the topic with its rows is another one now.
+        """Return the last committed marker of this writer. None if there is none, or if the topic was created again.
 
-        `committed`: do not wait for transactions that are open now.
+        `committed`: do not wait for open transactions.
         """
         self._topic_id = self._topic_id_of(admin)
         last = self._last_records(admin, committed).get(self.key)
@@ -113,8 +123,10 @@ class KafkaMarkers:
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
         """Return the last committed record of each key.
 
-        Reads to the end of the log and not only to what is committed now: an open transaction of another pipeline would
-        hide a marker of ours that is behind it. Markers of transactions take offsets, so the end is where the client says.
+        Reads to the end of the log, and not only to the last committed record. An open transaction of another
+        pipeline would
+        otherwise hide a later marker of ours. Transaction markers also take offsets, so the client reports when it is
+        done.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

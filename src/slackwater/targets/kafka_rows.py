@@ -1,4 +1,4 @@
-"""How rows become Kafka messages: a JSON key, a JSON or Avro value, headers; dead letters go as they came."""
+"""Convert rows to Kafka messages: a JSON key, a JSON or Avro value, headers. Dead letters keep their original bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AVRO: dict[str, Any] = {
     "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 
-# what is known about a dead letter, by column: its headers, in this order
+# by column of a dead letter: the name of its header, in the order of the headers
 LETTER_HEADERS = {
     name: f"slackwater-{name.replace('_', '-')}"
     for name in (
@@ -47,7 +47,7 @@ Messages = Iterator[tuple[bytes | None, bytes | None, Headers]]  # key, value, h
 
 
 class KafkaRows:
-    """How a frame becomes messages: a JSON key, a JSON or Avro value, and headers that name the writer and the epoch."""
+    """Converts a frame to messages: a JSON key, a JSON or Avro value, and headers that name the writer and the epoch."""
 
     def __init__(
         self,
@@ -56,7 +56,14 @@ class KafkaRows:
         key_columns: list[str] | None = None,
         schema_id: int | None = None,
     ) -> None:
-        """`key_columns` default to the identity (none: no key); `schema_id` puts Confluent's framing around Avro."""
+        """Prepare the conversion.
+
+        Args:
+            table: The columns and the writer.
+            value_format: "json" or "avro".
+            key_columns: The columns of the key; by default the identity. Empty: no key.
+            schema_id: Adds Confluent's frame with this id before Avro values.
+        """
         self._table, self._schema_id = table, schema_id
         self._key_columns = list(table.identity or ()) if key_columns is None else key_columns
         self._values = self._avro_values() if value_format == "avro" else json_objects
@@ -65,14 +72,14 @@ class KafkaRows:
         return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
 
     def messages(self, rows: pl.DataFrame) -> Messages:
-        """Key, value and own headers of every row, in order."""
+        """Return key, value and own headers of every row, in order."""
         values = self._values(rows)
         if not self._key_columns:
             return ((None, value, []) for value in values)
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
     def tombstones(self, gone: pl.DataFrame) -> Messages:
-        """For every superseded row its key without a value: a compacted topic forgets the row."""
+        """Return the key of every superseded row without a value, so that a compacted topic deletes the row."""
         return ((key, None, []) for key in json_objects(gone.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
@@ -110,7 +117,7 @@ class KafkaRows:
 
 
 class LetterRows(KafkaRows):
-    """Dead letters as they came: the original key, value and headers; what is known about them in further headers."""
+    """Converts dead letters to messages with the original key, value and headers, plus headers about the letter."""
 
     def messages(self, rows: pl.DataFrame) -> Messages:
         for row in rows.iter_rows(named=True):
@@ -129,7 +136,7 @@ def _header(value: Any) -> bytes:
 
 
 def avro_schema(table: TargetTable) -> dict[str, Any]:
-    """The record of a row; every column may be null."""
+    """Return the Avro record schema of a row, in which every column is nullable."""
     return {
         "type": "record",
         "name": "row",
@@ -138,17 +145,17 @@ def avro_schema(table: TargetTable) -> dict[str, Any]:
 
 
 def _is_same(field: Field) -> bool:
-    """Whether Avro takes the values as they are."""
+    """Return whether Avro takes the values of a column without conversion."""
     return field.is_scalar and field.base not in ("date", "timestamp", "timestamp_ntz")
 
 
 def _physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    """Dates and times as the numbers that Avro has for them."""
+    """Convert dates and times to the numbers that Avro uses."""
     return value.to_physical() if kind.is_temporal() else value
 
 
 def _avro_type(field: Field, path: str = "") -> Any:
-    """`path` leads to the field: records within a record need names of their own."""
+    """Return the Avro type of a field. `path`: the path to the field, for unique names of nested records."""
     path = f"{path}_{field.name}"
     if field.element is not None:
         return {"type": "array", "items": ["null", _avro_type(field.element, path)]}
@@ -168,7 +175,9 @@ def _avro_type(field: Field, path: str = "") -> Any:
 
 
 def _maps(field: Field) -> Callable[[Any], Any] | None:
-    """How the lists of entries that frames have for maps become maps in a value, where a type has maps with texts as keys."""
+    """Return a function that converts lists of entries to maps where the type has maps with text keys. None if it has
+    none.
+    """
     if field.entry is not None:
         key, value = field.entry
         inner = _maps(value) or (lambda v: v)
@@ -185,7 +194,7 @@ def _maps(field: Field) -> Callable[[Any], Any] | None:
 
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
-    """Every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
+    """Return every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
     whole = object_text(rows.schema, "base64").cast(pl.Binary)
     objects: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
     return objects

@@ -1,8 +1,8 @@
-"""Where a target of files keeps them: a directory, or a place in an object store.
+"""The directory of a file target: local, or in an object store.
 
-                written                          marker                                          read back
-Directory       aside, flushed, then renamed     likewise                                        where they are
-Bucket          put                              put if it is still what was read before         from copies that are fetched once
+                writing                          marker                                          reading back
+Directory       temporary file, sync, rename     likewise                                        in place
+Bucket          put                              put if unchanged since the last read            from a local cache
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from slackwater.state.files.object_client import ObjectClient
 
 
 class OutputDirectory(Protocol):
-    """Files by their names. What cannot be read or written is an OSError, or an error of ours."""
+    """A flat directory of named files. Operations raise OSError or an error of this project."""
 
     @property
     def shown(self) -> str: ...
 
     def names(self, within: str = "") -> list[str]:
-        """Of its files, or of those of a folder within it, without deeper ones; none where there is nothing."""
+        """Return the names of the files in the directory, or in the folder `within`. Empty if it does not exist."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
-        """A file as a whole, or not at all; `fill` writes it to a path."""
+        """Write a file atomically. `fill` writes its content to a path."""
         ...
 
     def read(self, name: str) -> bytes | None: ...
 
     def write_marker(self, name: str, content: bytes) -> None:
-        """Write a small file over, as it was last read. Raises PublishError if another runner wrote it meanwhile."""
+        """Overwrite a small file that was read before. Raises PublishError if another runner wrote it meanwhile."""
         ...
 
     def move(self, names: Sequence[str], to: str) -> None:
-        """Move files to a folder within it, one after the other."""
+        """Move files to a subfolder, one after the other."""
         ...
 
     def local_copy(self) -> Path:
-        """A directory of this machine that has the files."""
+        """Return a local directory with the files."""
         ...
 
 
 def folder_at(path: str | Path, options: Mapping[str, str] | None = None) -> OutputDirectory:
-    """What lies at a path or URL. Raises StartError."""
+    """Return the directory at a path or URL. Raises StartError."""
     if isinstance(path, Path) or is_local(path):
         return LocalDirectory(Path(path))
     return BucketDirectory(ObjectClient(path.rstrip("/"), options or {}, "target"))
@@ -62,7 +62,7 @@ def folder_at(path: str | Path, options: Mapping[str, str] | None = None) -> Out
 
 @dataclass(frozen=True)
 class LocalDirectory:
-    """A `OutputDirectory` in a file system."""
+    """An `OutputDirectory` in a file system."""
 
     path: Path
 
@@ -109,7 +109,7 @@ class LocalDirectory:
 
 @contextmanager
 def _removed_on_failure(path: Path) -> Iterator[None]:
-    """A disk that is full keeps no half-written file."""
+    """Delete a partly written file if writing fails, such as on a full disk."""
     try:
         yield
     except BaseException:
@@ -120,7 +120,7 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
 
 @dataclass
 class BucketDirectory:
-    """A `OutputDirectory` in an object store."""
+    """An `OutputDirectory` in an object store."""
 
     client: ObjectClient
     _versions: dict[str, str | None] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class BucketDirectory:
             self.client.put(name, path.read_bytes())
 
     def read(self, name: str) -> bytes | None:
-        """Asked for once: what this process wrote since is known."""
+        """Return the content of a file. It is requested once; later writes of this process update the cache."""
         if name not in self._content:
             try:
                 stored = self.client.get(name)
@@ -159,7 +159,7 @@ class BucketDirectory:
 
     def move(self, names: Sequence[str], to: str) -> None:
         for name in names:
-            with suppress(FileNotFoundError):  # of an attempt that was cut off
+            with suppress(FileNotFoundError):  # already moved by an interrupted attempt
                 self.client.copy(name, f"{to}/{Path(name).name}")
             self.client.delete([name])
             self._content.pop(name, None)
@@ -173,7 +173,7 @@ class BucketDirectory:
         for name, size in sizes.items():
             path = cache.path(name)
             if not path.exists() or path.stat().st_size != size:
-                with suppress(FileNotFoundError):  # removed meanwhile
+                with suppress(FileNotFoundError):  # deleted meanwhile
                     cache.add(name, self.client.get(name, size).content)
         home = cache.path(".")
         home.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""A Postgres table: each epoch's rows are copied aside and upserted, superseded ones deleted, with the epoch's marker, in
-one transaction.
+"""A Postgres table: an epoch's rows are copied to a temporary table and upserted, superseded ones are deleted.
 
     gone ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
                                             slackwater_targets: (writer, table, last epoch)
 
-In the database of the state store the same happens inside the store's commit (`publish_within`).
+This and the marker of the epoch are one transaction. If the state store is in the same database, it is part of the
+store's commit (`publish_within`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slackwater.state.commit import TargetMark
 from slackwater.state.postgres import client
 from slackwater.targets.base import TargetTable, columns_text
 
-# types of an existing column that hold every value of the one wanted
+# by expected type: wider types of an existing column, which hold all its values
 _WIDER = {
     "text": ("character varying",),
     "real": ("double precision",),
@@ -33,7 +33,10 @@ _WIDER = {
 
 
 class PostgresTarget:
-    """`table`: `name` or `schema.name`; created from the output columns if it is absent, with its identity as a unique key."""
+    """Writes each epoch once to a table, `name` or `schema.name`.
+
+    The table is created from the output columns if it does not exist, with its identity as a unique key.
+    """
 
     guarantee = "exactly once"
 
@@ -49,7 +52,7 @@ class PostgresTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """No U+0000 in text, times that its clients can read, and identities that fit into an entry of a B-tree."""
+        """No U+0000 in text, times that Postgres clients can read, and identities that fit into a B-tree entry."""
         return ValueLimits(False, YEARS, client.INDEX_BYTES if self._columns.identity else None)
 
     def open(self) -> None:
@@ -66,7 +69,7 @@ class PostgresTarget:
                 )
                 types = {"commit_id": "text", "table_oid": "oid", "marker_oid": "oid"}
                 marker_columns = client.columns_of(db, self._marker)
-                for column in types.keys() - set(marker_columns):  # of an earlier version
+                for column in types.keys() - set(marker_columns):  # a table of an earlier version
                     db.execute(f"ALTER TABLE {self._marker} ADD COLUMN {column} {types[column]}")
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
                     self._create(db)
@@ -89,7 +92,7 @@ class PostgresTarget:
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
-        """Those that are new, in one statement; a table that does not fit otherwise stays as it is, as this is one transaction."""
+        """Add the new columns, in one statement of the transaction. Raises StartError."""
         missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
@@ -103,7 +106,9 @@ class PostgresTarget:
             ) from None
 
     def describe_previous_output(self) -> str | None:
-        """What another state of this writer left in the table, in words."""
+        """Describe the output that another state of this writer left in the table; None if there is none. Raises
+        StartError.
+        """
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 row = db.execute(
@@ -158,7 +163,7 @@ class PostgresTarget:
         return [row[0] for row in rows]
 
     def problems(self) -> list[str]:
-        """What stands in the way of `open`, one line each, without changing anything."""
+        """Return what would make `open` fail, one line each, without changing anything."""
         try:
             with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):
@@ -168,7 +173,7 @@ class PostgresTarget:
             return [str(error)]
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
-        """What about the existing table does not fit the rows, in words; empty if it fits."""
+        """Return how the existing table does not fit the rows, one line each; empty if it fits."""
         actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
@@ -181,7 +186,7 @@ class PostgresTarget:
         for field in self._columns.fields:
             expected = client.sql_type(field)
             if field.name not in actual and field.name in self._columns.new:
-                continue  # it is added by the start
+                continue  # `open` adds it
             if field.name not in actual:
                 problems.append(f'column "{field.name}" ({expected}) is missing')
             elif not _holds(actual[field.name][0], expected):
@@ -234,7 +239,7 @@ class PostgresTarget:
         gone: pl.DataFrame | None = None,
         commit: str = "",
     ) -> None:
-        """The same inside a transaction of the caller's."""
+        """Publish an epoch inside the caller's transaction. Does nothing if it was published before."""
         taken = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
             " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
@@ -272,7 +277,7 @@ class PostgresTarget:
         )
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """The rows within these ranges, see `targets.base.Readable`."""
+        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
         fields = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
         bounds = ranges.with_columns(
@@ -305,7 +310,7 @@ class PostgresTarget:
         return pl.DataFrame(records, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
-        """Copy some of the columns to a temporary table of the transaction."""
+        """Copy the columns of `frame` to a temporary table of the transaction."""
         typed = ", ".join(
             f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields if f.name in frame.columns
         )
@@ -313,9 +318,9 @@ class PostgresTarget:
         client.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], gone: pl.DataFrame) -> None:
-        """One DELETE for every set of columns that are NULL together."""
+        """Delete superseded rows, by one DELETE for every set of columns that are NULL together."""
         self._stage(connection, "slackwater_gone", gone.select(identity))
-        connection.execute("ANALYZE slackwater_gone")  # else the planner guesses how many there are
+        connection.execute("ANALYZE slackwater_gone")  # otherwise the planner does not know the number of rows
         for same in _match_conditions(gone.select(identity)):
             connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
@@ -326,9 +331,11 @@ class PostgresTarget:
 
 
 def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
-    """Conditions by which rows `g` find their equals `t`, NULL equal to NULL: one set for all that are NULL in the same columns.
+    """Yield the conditions that match rows `t` with equal rows `g`, NULL being equal to NULL.
 
-    No index serves IS NOT DISTINCT FROM.
+    There is one list of conditions for all rows with NULL in the same columns, because no index supports IS NOT
+    DISTINCT
+    FROM.
     """
     if not rows.width:
         yield []
@@ -339,16 +346,18 @@ def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
 
 
 def _holds(actual: str, expected: str) -> bool:
-    """Whether a column of type `actual` takes every value of type `expected`."""
+    """Return whether a column of type `actual` holds every value of type `expected`."""
     if actual == expected or (actual == "numeric" and expected.startswith("numeric")):
         return True
     return actual in _WIDER.get(expected, ())
 
 
 def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
-    """Whether a marker is of the table that is there, by the oids of the table of markers and of the table with the rows.
+    """Return whether a marker belongs to the current table, by the oids of the marker table and of the table with the
+    rows.
 
-    A table that was dropped and created again has another oid. So have all tables of a database that was dumped and restored, the
-    one of markers too. A marker of an earlier version has none.
+    A table that was dropped and created again has another oid. After a dump and restore all tables have other oids,
+    also
+    the marker table. A marker of an earlier version has no oids.
     """
     return None in stored or stored[0] != now[0] or stored[1] == now[1]
