@@ -13,7 +13,7 @@ from tests.laws.changed import MS, SCHEMA, Config
 from tests.support.effort import some
 
 from slackwater.errors import EpochError
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.postgres import commit
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.script import Crash, Restart, RowsInput, run_local
@@ -99,7 +99,7 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
     with made(url)().peek() as snapshot:
         assert snapshot is not None
         assert snapshot.commit.epoch == 0
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         held = [snapshot.reader(shard, logic).scan() for shard in range(2)]
         assert sorted(n for frame in held for n in frame["n.n"]) == [1, 1]
     result = run_local(BEFORE.window, [rows(9)], SCHEMA, store=made(url))
@@ -110,12 +110,12 @@ def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str)
     run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
     with made(url)().peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
     run_local(AFTER.window, [], SCHEMA, flush=False, store=made(url), shards=3)
     with made(url)().peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(3)) == 1
 
 
@@ -145,7 +145,7 @@ def test_starting_over_gives_the_former_state_another_name(url: str) -> None:
     assert made(url)().epochs() == []
     with made(url, name=name)().peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
     result = run_local(AFTER.window, [rows(9)], SCHEMA, store=made(url), shards=3)
     assert [(r["n"], r["_epoch"]) for r in result.rows] == [(1, 1)]

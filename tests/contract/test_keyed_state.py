@@ -16,7 +16,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
 from slackwater.evolution.difference import COMPATIBLE, REBUILD
-from slackwater.evolution.operator_from_state import logic_in, step_in
+from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.maintenance.verify import verify_state
@@ -59,7 +59,7 @@ def row(user: str | None, ts: int = 0) -> dict[str, Any]:
 def kept(make: Make) -> dict[Any, int]:
     """What is kept of each user."""
     with make().peek() as snapshot:
-        step = step_in(snapshot.commit)
+        step = restore_operator(snapshot.commit)
         assert isinstance(step, NthOfKey)
         found = [snapshot.reader(shard, step).scan() for shard in range(snapshot.commit.shards)]
         return {user: n for f in found for user, n in f.select("user", "__seen").iter_rows()}
@@ -87,7 +87,7 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
         found = hot_keys(store, snapshot, 9)
         assert sorted(str(k.key["user"]) for k in found) == ["None", "x", "y", "z"]
         with pytest.raises(StateError, match="is of a nth; only windows can be looked into"):
-            logic_in(snapshot.commit)
+            restore_window(snapshot.commit)
     compact_state(make())
     assert kept(make) == {"x": 4, "y": 1, "z": 1, None: 1}
     assert verify_state(make()).problems == []

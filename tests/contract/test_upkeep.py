@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
-from slackwater.evolution.operator_from_state import step_in
+from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import compact as compacting
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.compact import compact_state
@@ -211,7 +211,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
 def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> None:
     directory.run("sessions", 0, CUT)
     with directory.make().peek() as snapshot:
-        logic = step_in(snapshot.commit)
+        logic = restore_operator(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
     assert list(row_checks.check_segment(logic, "", frame, 0, 2)) == []
     found = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
@@ -229,7 +229,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
         home.run(case, 0, CUT)
         latest = home.make().manifest(CUT - 1)
-        step, meta = step_in(latest), latest.stages[0].segments[0][0]
+        step, meta = restore_operator(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
         assert list(row_checks.check_segment(step, meta.kind, frame, 0, 2)) == []
@@ -241,7 +241,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
     directory.run("join", 0, 3)
     latest = directory.make().manifest(2)
     with pytest.raises(StateError, match="the state in epoch 2 does not tell which join it is of"):
-        step_in(with_stage(latest, fingerprint={"kind": "join"}))
+        restore_operator(with_stage(latest, fingerprint={"kind": "join"}))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def named(place: Place) -> set[str]:
 def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     place.run("sessions", 0, CUT)
     with place.make().peek() as snapshot:
-        logic = step_in(snapshot.commit)
+        logic = restore_operator(snapshot.commit)
         everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
         found = hot_keys(place.make(), snapshot, 2)
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())

@@ -18,7 +18,7 @@ from tests.support.effort import some
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
@@ -88,7 +88,7 @@ def test_a_larger_gap_joins_at_once_what_it_makes_touch(tmp_path: Path) -> None:
     with FilesStore(tmp_path, "law").peek() as snapshot:
         assert snapshot is not None
         assert (snapshot.commit.epoch, sum(snapshot.commit.stages[0].windows)) == (1, 2)
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)]).sort("__start")
     assert held.select("__start", "__last", "__due", "n.n").rows() == [
         (0, 12 * MS, 22 * MS + 1, 3),

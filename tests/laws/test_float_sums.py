@@ -19,7 +19,7 @@ from tests.support.float_sums import bits, expected
 
 import slackwater as sw
 from slackwater.core.schema import Field
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import KILL_POINTS, Crash, RowsInput, run_local
 from slackwater.windows import aggregations
@@ -153,7 +153,7 @@ def test_a_state_of_rounded_sums_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
         )
     with FilesStore(tmp_path, "law").peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)])
         assert {"var.mean", "sum.sum"} <= set(held.columns)
         assert "sum.rest" not in held.columns

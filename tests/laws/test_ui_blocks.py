@@ -16,7 +16,7 @@ from tests.support.effort import some
 from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
 
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.maintenance.sizes import retained_commits
 from slackwater.query import inspect
 from slackwater.query.why import why
@@ -202,7 +202,7 @@ def standing(file: Path) -> pl.DataFrame:
     """All open windows, put together one key at a time: another way than bins are made."""
     with watched(file).store.peek() as snapshot:
         assert snapshot is not None
-        logic = logic_in(snapshot.commit)
+        logic = restore_window(snapshot.commit)
         rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.commit.shards)])
         found = []
         for _, unit in rows.group_by(logic.key_names):

@@ -13,7 +13,7 @@ from tests.laws.midway import midway
 from tests.support.effort import some
 
 from slackwater.cli.ui import load_page_sources
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query import inspect
 from slackwater.ui import pages
 from slackwater.ui.blocks.upcoming_closes import closing_windows
@@ -145,7 +145,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
     with watched.store.peek() as snapshot:
         assert snapshot is not None
         one, _ = windows_of(snapshot, seen.stage)
-        logic = logic_in(one.commit)
+        logic = restore_window(one.commit)
         state = pl.concat([one.reader(s, logic).scan() for s in range(one.commit.shards)])
         watermark = one.commit.stages[0].watermark_us
         found = [inspect.open_windows(logic, logic.empty_state(), 0)]

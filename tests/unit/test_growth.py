@@ -62,7 +62,7 @@ def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None
     """A commit whose targets were last written with these columns."""
     found = {}
     for name, own in pipeline.per_target.items():
-        at = (place, None, None) if place else destinations.place_of(own.target)
+        at = (place, None, None) if place else destinations.target_location(own.target)
         found[name] = TargetDestination(stage=str(own.target.from_), writer=own.writer, place=at, columns=columns)
     return commit_of(3, targets=found)
 

@@ -113,7 +113,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             raise BadRowError(
                 f'{problem}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
+        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
     for unstorable in outcome.unfit:
         why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(unstorable.reasons.items()))
         problem = f'{pipeline.name}: epoch {epoch}: source "{unstorable.source}": {plural(unstorable.rows, "bad row")} ({why})'
@@ -123,7 +123,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
                 f'{problem}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '
                 'rows, or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
+        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
     bad = sum(r.bad for r in outcome.reports)
     if bad:
         window = pipeline.transform.window
@@ -138,10 +138,10 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
                 f'{problem}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
                 'or "dlq" to keep them'
             )
-        log.warning("%s %s: %s", problem, _fate(pipeline), sample)
+        log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
 
 
-def _fate(pipeline: Pipeline) -> str:
+def _policy_text(pipeline: Pipeline) -> str:
     return "sent to the dead letters" if pipeline.transform.on_error == "dlq" else "dropped"
 
 

@@ -50,13 +50,13 @@ class Driver:
         targets: Mapping[str, TargetWriter],
         hooks: Callbacks,
         letters: TargetWriter | None = None,
-        away: Mapping[str, StartError] | None = None,
+        unavailable: Mapping[str, StartError] | None = None,
         found_marks: Mapping[str, TargetMark | None] | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         bindings = bind_targets(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publisher(pipeline, bindings, store, letters, hooks, away or {}, found_marks or {})
+        self.publishing = Publisher(pipeline, bindings, store, letters, hooks, unavailable or {}, found_marks or {})
         held = value_limits_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [
@@ -143,7 +143,7 @@ class Driver:
 
     def run_batch(self, batch: Batch, quiet_us: int) -> None:
         """Run a data epoch: everything in `batch` becomes part of the state, or nothing. A committed batch is skipped."""
-        if batch.id is not None and self.state.batch is not None and _covers(self.state, batch):
+        if batch.id is not None and self.state.batch is not None and _is_committed(self.state, batch):
             return
         self.publishing.publish_pending(self.state)
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
@@ -163,7 +163,7 @@ class Driver:
             )
         self._uncommitted_us += quiet_us
         idle_tick = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
-        if not idle_tick.is_worth_a_commit(self.pipeline, self.stages, self.state):
+        if not idle_tick.needs_commit(self.pipeline, self.stages, self.state):
             return False
         self._epoch(self._context())
         return True
@@ -296,6 +296,6 @@ class Driver:
         self.state = self.store.commit(*self.publishing.in_transaction(commit))
 
 
-def _covers(state: Commit, batch: Batch) -> bool:
+def _is_committed(state: Commit, batch: Batch) -> bool:
     assert state.batch is not None and batch.id is not None
     return state.batch.checkpoint == batch.id.checkpoint and state.batch.batch >= batch.id.batch

@@ -28,7 +28,7 @@ class IdleTick:
     quiet_us: int
     clock_us: int
 
-    def is_worth_a_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
+    def needs_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
         """Return whether the tick needs a commit.
 
         It does immediately if sources moved a watermark, a source became idle, a stage is carried along, changed
@@ -56,7 +56,7 @@ class IdleTick:
         if counts_on and self.quiet_us >= 1000 * (store.checkpoint_interval_ms if store else 60_000):
             return True
         return any(
-            stage.closes(before, state.epoch + 1, reached[stage.name])
+            stage.becomes_due(before, state.epoch + 1, reached[stage.name])
             for stage, before in zip(stages, state.stages, strict=True)
             if reached[stage.name] != before.watermark_us
         )

@@ -363,11 +363,11 @@ def _stage(commit: Commit, state: StageState, operator: Operator, outcome: Inges
         rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
         bytes=sum(m.bytes for m in state.metas),
         counters=counters_of(commit, state),
-        buffered=_buffered(state, outcome) if is_join else {},
+        buffered=_buffer_counts(state, outcome) if is_join else {},
     )
 
 
-def _buffered(state: StageState, outcome: IngestOutcome | None) -> dict[str, BufferCounts]:
+def _buffer_counts(state: StageState, outcome: IngestOutcome | None) -> dict[str, BufferCounts]:
     counts = {}
     for which, name in enumerate(SIDES):
         hot_keys = [] if outcome is None else [r.sides[which].hot_key for r in outcome.reports if r.sides]

@@ -24,7 +24,7 @@ def split_output(
 
     A target that only adds rows gets all of them unchanged.
     """
-    output = operator.sorted_output(pl.concat(_completed(operator, frame) for frame in staged))
+    output = operator.sorted_output(pl.concat(_add_missing_columns(operator, frame) for frame in staged))
     columns = [f.name for f in operator.output]
     is_gone = (output["__reason"] == SUPERSEDED).to_numpy() & upserts
     if not is_gone.any():
@@ -32,7 +32,7 @@ def split_output(
     return output[np.flatnonzero(~is_gone)][columns], output[np.flatnonzero(is_gone)][list(operator.retraction)]
 
 
-def _completed(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+def _add_missing_columns(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Add missing columns with NULL: the epoch was committed before these columns were added."""
     new = [f for f in operator.output if f.name not in frame.columns]
     return frame.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else frame

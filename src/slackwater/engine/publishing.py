@@ -56,14 +56,14 @@ def bind_targets(
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
-        place, writer = destinations.place_of(sub_pipeline.target), sub_pipeline.writer
+        place, writer = destinations.target_location(sub_pipeline.target), sub_pipeline.writer
         bindings[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)
     return bindings
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Publishes to the targets of a pipeline and to its dead letters. `away`: targets that could not be opened, with the
+    """Publishes to the targets of a pipeline and to its dead letters. `unavailable`: targets that could not be opened, with the
     error.
 
     `found_marks`: see `destinations.with_targets`.
@@ -74,7 +74,7 @@ class Publisher:
     store: StateStore
     letters: TargetWriter | None
     hooks: Callbacks
-    away: Mapping[str, StartError] = field(default_factory=dict)
+    unavailable: Mapping[str, StartError] = field(default_factory=dict)
     found_marks: Mapping[str, TargetMark | None] = field(default_factory=dict)
 
     @property
@@ -93,7 +93,7 @@ class Publisher:
     def with_targets(self, commit: Commit) -> Commit:
         """Add the destinations of its output to the commit; it can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
-        letters = destinations.letters_of(self.pipeline)
+        letters = destinations.letter_location(self.pipeline)
         return destinations.with_targets(commit, targets, letters, self.found_marks)
 
     # -- a start -------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Publisher:
         elsewhere.
         """
         if not self.is_pending(latest):
-            self.check_here()
+            self.check_available()
             return
         stages, now, missing = (
             self.pipeline.former_names,
@@ -113,16 +113,16 @@ class Publisher:
         growing = added_columns.targets_accepting_columns(self.pipeline)
         changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
-            raise StartError(f"{self.pipeline.name}: {destinations.waiting_text(latest.epoch, changed)}")
+            raise StartError(f"{self.pipeline.name}: {destinations.pending_text(latest.epoch, changed)}")
         latest = destinations.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.publish_pending(latest)
-        self.check_here()
+        self.check_available()
 
-    def check_here(self) -> None:
+    def check_available(self) -> None:
         """Raise StartError for a target that could not be opened."""
-        if self.away:
-            raise next(iter(self.away.values()))
+        if self.unavailable:
+            raise next(iter(self.unavailable.values()))
 
     def is_pending(self, commit: Commit) -> bool:
         """Return whether a part of a commit has not reached its target."""
@@ -141,7 +141,7 @@ class Publisher:
             self._publish(commit, timer.phase)
         elif commit.staged:
             with timer.phase("note"):
-                self._note(commit)
+                self._mark_published(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
         """Return the commit and a function that writes to targets in the store's transaction.
@@ -179,7 +179,7 @@ class Publisher:
                 with phase("write"):
                     self._write(commit, name)
             except PublishError as error:
-                failed.append(str(error) if name in self.away else self._named(name, error))
+                failed.append(str(error) if name in self.unavailable else self._error_text(name, error))
                 self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining, name))
                 continue
             remaining.remove(name)
@@ -191,19 +191,19 @@ class Publisher:
         if failed:
             raise PublishError(f"{'; '.join(failed)}; if it never can be, see: slackwater outbox show")
         with phase("note"):
-            self._note(commit)
+            self._mark_published(commit)
 
-    def _named(self, name: str, error: PublishError) -> str:
+    def _error_text(self, name: str, error: PublishError) -> str:
         """Return the error as text, with the name of its target if there are several."""
         return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
-    def _note(self, commit: Commit) -> None:
+    def _mark_published(self, commit: Commit) -> None:
         self.store.note_published(commit.epoch)
         self.hooks.on_waiting(None)
 
     def _write(self, commit: Commit, name: str) -> None:
-        if name in self.away:
-            raise PublishError(str(self.away[name]))
+        if name in self.unavailable:
+            raise PublishError(str(self.unavailable[name]))
         if name != LETTERS:
             self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:

@@ -167,7 +167,7 @@ class StageRunner:
             if rows is None or not rows.height:
                 continue
             if not results.passes_late:
-                rows, behind = in_time(rows, before.watermark_us)
+                rows, behind = split_late(rows, before.watermark_us)
                 late += behind.height
                 accounting.log_late_results(self.pipeline, self.name, context.epoch, name, behind, before.watermark_us)
             payload[name] = self.engine.payload(rows)
@@ -370,7 +370,7 @@ class StageRunner:
         tasks = self.all_tasks(state, epoch, since, flush, early)
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
-    def closes(self, state: StageState, epoch: int, watermark: int) -> bool:
+    def becomes_due(self, state: StageState, epoch: int, watermark: int) -> bool:
         """Return whether anything becomes due up to a watermark; reads the shards that may have due windows."""
         ahead = state.model_copy(update={"watermark_us": watermark})
         return any(
@@ -382,7 +382,7 @@ class StageRunner:
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
-def in_time(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return results as rows of a stage at this watermark, and the original rows of those behind it.
 
     Late results count at the watermark. They occur if a changed config emits results that are earlier than the former

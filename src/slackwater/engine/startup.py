@@ -47,7 +47,7 @@ class Startup:
         operators = [s.operator for s in stages]
         comparison = None
         if latest is None:
-            self.publishing.check_here()
+            self.publishing.check_available()
         if latest is not None:
             next_commit.total_counters(latest)  # raises StateError before anything is published
             comparison = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
@@ -67,10 +67,10 @@ class Startup:
         for stage, before in zip(stages, pairs.matched, strict=True):
             self.store.prepare(stage.operator, stage.number, begins=before is None)
         if migrates:
-            state = self._migrated(stages, state, pairs, shards)
+            state = self._migrate(stages, state, pairs, shards)
         else:
-            state = _caught_up(stages, self._with_holds(stages, state), pairs)
-        state = _described(stages, state)
+            state = _catch_up_new_stages(stages, self._add_holds(stages, state), pairs)
+        state = _with_descriptions(stages, state)
         if branches and not migrates:
             commit = next_commit.next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
             state = self.store.commit(commit)
@@ -79,7 +79,7 @@ class Startup:
         sources = [s.name for s in self.pipeline.sources]
         return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
-    def _with_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
+    def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
         """Add the holds of stages that are read now; those of a stage that was not read before are computed from its rows."""
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):
@@ -89,7 +89,7 @@ class Startup:
             updated.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
         return state.model_copy(update={"stages": tuple(updated)})
 
-    def _migrated(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
+    def _migrate(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
         """Migrate the state to this config, and commit it as a separate epoch."""
         epoch = state.epoch + 1
         timer = Timer(self.hooks.faults, epoch)
@@ -102,7 +102,7 @@ class Startup:
             after = tuple(one.write_shards(self.store, shards) for one in migrations)
         with timer.phase("commit"):
             commit = next_commit.next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
-            commit = _described(stages, _caught_up(stages, commit, pairs))
+            commit = _with_descriptions(stages, _catch_up_new_stages(stages, commit, pairs))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 
 
@@ -112,7 +112,7 @@ def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState
     return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in stages_and_states)
 
 
-def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
+def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
     """Give new stages the clocks of their sources, and the watermark that their inputs have reached.
 
     The output watermark of a stage that was not read before follows from its current state.
@@ -135,5 +135,5 @@ def _caught_up(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) 
     return state.model_copy(update={"stages": tuple(caught_up)})
 
 
-def _described(stages: Sequence[StageRunner], state: Commit) -> Commit:
+def _with_descriptions(stages: Sequence[StageRunner], state: Commit) -> Commit:
     return commit_from_config.with_descriptions(state, [(s.name, s.pipeline, s.operator) for s in stages])

@@ -21,7 +21,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 
-def emission_of(stage: StageState) -> dict[str, Any]:
+def stored_emission(stage: StageState) -> dict[str, Any]:
     """Return how the windows of a state were emitted."""
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
@@ -76,10 +76,10 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
     """Return the operator with the accumulators that a state holds, if an earlier version stored them in another form."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
-    return replace(operator, aggs=tuple(a.as_written(fingerprints.get(a.name)) for a in operator.aggs))
+    return replace(operator, aggs=tuple(a.as_stored(fingerprints.get(a.name)) for a in operator.aggs))
 
 
-def columns_of(stage: StageState, window: Window) -> dict[str, Field]:
+def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
     """Return the columns that a window of the state reads, from its description or else from its fingerprint."""
     if "columns" in stage.described:
         return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
@@ -165,7 +165,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     """
     if before is None:
         return []
-    old, new = types_of(before), types_of(now)
+    old, new = schema_types(before), schema_types(now)
     wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
@@ -175,7 +175,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
 
 
-def types_of(schema: str) -> dict[str, str]:
+def schema_types(schema: str) -> dict[str, str]:
     """Return the types of a source's columns by name, as Spark writes them in JSON."""
     return {
         f["name"]: json.dumps(f["type"]) if isinstance(f["type"], dict) else f["type"]

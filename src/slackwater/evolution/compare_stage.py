@@ -92,9 +92,9 @@ class StageComparison:
     def _columns(self) -> Mapping[str, Field]:
         """Return the columns whose types are known."""
         if self.operator is not None:
-            return _read_by(self.operator)
+            return _columns_read_by(self.operator)
         assert isinstance(self.step, Window)
-        return commit_from_config.columns_of(self.state, self.step)
+        return commit_from_config.stored_columns(self.state, self.step)
 
     def _keys(self, new: Window) -> Iterator[KeyChange]:
         was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
@@ -143,7 +143,7 @@ class StageComparison:
         for spec in new.aggregations:
             label, now = f'aggregation "{spec.as_}"', _fingerprint(spec, columns)
             if spec.as_ not in was:
-                yield self._added(label, spec, now, is_described)
+                yield self._added_aggregation(label, spec, now, is_described)
             elif was[spec.as_] == (former := _fingerprint(spec, columns, is_former=True)) and former != now:
                 how = f"{self.rows:,} state rows hold rounded sums; what comes is added to these without loss"
                 yield self.change(label, was[spec.as_], now, MIGRATED, how)
@@ -157,7 +157,7 @@ class StageComparison:
             how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
             yield self._if_described(f'aggregation "{name}"', was[name], None, is_described, how)
 
-    def _added(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
+    def _added_aggregation(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
         problem = _neutral_problem(spec)
         if problem is not None:
             how = f"{problem}: the {self.open:,} open windows could not begin with it"
@@ -173,7 +173,7 @@ class StageComparison:
         """Yield the changes of settings that are not in the fingerprint. The state is only rewritten if its emission
         changes.
         """
-        was, now = commit_from_config.emission_of(self.state), _emission(new)
+        was, now = commit_from_config.stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
         assumed = self.state.described.get(
             "assumed", ()
@@ -195,7 +195,7 @@ class StageComparison:
 
     def _join(self, new: Join) -> Iterator[KeyChange]:
         wrote = self.state.fingerprint
-        now = _of_join(new, wrote) if self.operator is None else self.operator.fingerprint
+        now = _join_fingerprint(new, wrote) if self.operator is None else self.operator.fingerprint
         why = {
             "outer": "whether a row found a partner was not kept of the other side",
             "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
@@ -204,17 +204,17 @@ class StageComparison:
         }
         for key, how in why.items():
             if key == "columns" and (came := added_columns.added_side_columns(wrote.get(key), now[key])) is not None:
-                yield from self._more_columns(came)
+                yield from self._added_columns(came)
             elif wrote.get(key) != now[key]:
                 yield self.change(key, wrote.get(key), now[key], REBUILD, f"{how} ({plural(self.rows, 'row')})")
         described = self.state.described.get("join")
         old = None if described is None else Join.parse_partial(dict(described), "state", "", [])
         yield from self._settings(new, old)
 
-    def _more_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
+    def _added_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
         """Yield the change for added columns. The config alone does not show them."""
         if self.operator is not None and any(new):
-            sides = zip(_sides(self.operator), new, strict=True)
+            sides = zip(_join_sides(self.operator), new, strict=True)
             columns = {
                 name: f.type
                 for side, new_columns in sides
@@ -257,28 +257,28 @@ def kind_name(kind: object) -> str:
 
 
 @singledispatch
-def _read_by(operator: Operator) -> Mapping[str, Field]:
+def _columns_read_by(operator: Operator) -> Mapping[str, Field]:
     """Return the columns of the rows that a window reads."""
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
-@_read_by.register(WindowOperator)
+@_columns_read_by.register(WindowOperator)
 def _(operator: WindowOperator) -> Mapping[str, Field]:
     return {f.name: f for f in (*operator.keys, *(i.source for i in operator.inputs))}
 
 
 @singledispatch
-def _sides(operator: Operator) -> Sequence[JoinSide]:
+def _join_sides(operator: Operator) -> Sequence[JoinSide]:
     """Return the two sides of a join."""
     unregistered(operator, "slackwater.evolution.compare_stage")
 
 
-@_sides.register(IntervalJoinOperator)
+@_join_sides.register(IntervalJoinOperator)
 def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
     return operator.sides
 
 
-def _of_join(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
+def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fingerprint of a join from a config without types; the unknown parts are those of the state."""
     names = [list(new.left_keys), list(new.right_keys)]
     former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]

@@ -12,19 +12,19 @@ from slackwater.evolution.change_messages import columns_text
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMark
 
-Place = tuple[str | None, ...]
+TargetLocation = tuple[str | None, ...]
 
 
-def place_of(target: Target) -> Place:
+def target_location(target: Target) -> TargetLocation:
     """Return where a target writes, as a commit stores it."""
     return (target.path and as_written(target.path), target.table, target.topic)
 
 
-def letters_of(pipeline: Pipeline) -> Place | None:
-    return None if pipeline.dead_letter is None else place_of(pipeline.dead_letter)
+def letter_location(pipeline: Pipeline) -> TargetLocation | None:
+    return None if pipeline.dead_letter is None else target_location(pipeline.dead_letter)
 
 
-def name_of(place: Place | None) -> str | None:
+def location_name(place: TargetLocation | None) -> str | None:
     return None if place is None else next((p for p in place if p), "console")
 
 
@@ -39,7 +39,7 @@ def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
         )
         targets[name] = TargetDestination(
             stage=str(sub_pipeline.target.from_),
-            place=place_of(sub_pipeline.target),
+            place=target_location(sub_pipeline.target),
             writer=sub_pipeline.writer,
             columns=columns,
         )
@@ -49,7 +49,7 @@ def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
 def with_targets(
     commit: Commit,
     targets: Mapping[str, TargetDestination],
-    letters_to: Place | None,
+    letters_to: TargetLocation | None,
     found_marks: Mapping[str, TargetMark | None] | None = None,
 ) -> Commit:
     """Return the commit with these targets, each with the marks that it holds now and after its part of this commit.
@@ -63,26 +63,26 @@ def with_targets(
     updated = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
     parts = {*updated.recipients}
 
-    def marked(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
+    def next_marks(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
         return (*marks[-1:], updated.mark) if name in parts else marks[-1:]
 
-    def there(name: str) -> tuple[TargetMark, ...]:
+    def marks_at_start(name: str) -> tuple[TargetMark, ...]:
         mark = (found_marks or {}).get(name)
         return () if mark is None else (mark,)
 
-    def settled(name: str, target: TargetDestination) -> TargetDestination:
+    def with_marks(name: str, target: TargetDestination) -> TargetDestination:
         was = earlier.get(name)
         if was is None or was.place != target.place:
-            return target.model_copy(update={"marks": marked(name, there(name))})
+            return target.model_copy(update={"marks": next_marks(name, marks_at_start(name))})
         if was.writer == target.writer:
-            return target.model_copy(update={"marks": marked(name, was.marks)})
+            return target.model_copy(update={"marks": next_marks(name, was.marks)})
         if name in parts:
-            return target.model_copy(update={"marks": marked(name, there(name))})
+            return target.model_copy(update={"marks": next_marks(name, marks_at_start(name))})
         return target.model_copy(update={"writer": was.writer, "marks": was.marks[-1:]})
 
     update = {
-        "targets": {n: settled(n, t) for n, t in targets.items()},
-        "letters_marks": marked(LETTERS, commit.letters_marks if same_letters else there(LETTERS)),
+        "targets": {n: with_marks(n, t) for n, t in targets.items()},
+        "letters_marks": next_marks(LETTERS, commit.letters_marks if same_letters else marks_at_start(LETTERS)),
     }
     return updated.model_copy(update=update)
 
@@ -131,20 +131,20 @@ def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, st
             yield f'target "{name}"', name, same[0], "it is called so from now on"
             continue
         how = "it gets nothing more; what is out stays where it is"
-        yield f'target "{name}"', name_of(before[name].place), None, how
+        yield f'target "{name}"', location_name(before[name].place), None, how
     for name in new:
         how = f'it gets what stage "{now[name].stage}" emits after epoch {commit.epoch}, and nothing from before'
-        yield f'target "{name}"', None, name_of(now[name].place), how
+        yield f'target "{name}"', None, location_name(now[name].place), how
     for name, after in now.items():
         if (was := before.get(name)) is None:
             continue
         label = "target" if len(now) == len(before) == 1 else f'target "{name}"'
         if was.place != after.place:
-            yield label, name_of(was.place), name_of(after.place), goes
+            yield label, location_name(was.place), location_name(after.place), goes
         if was.stage != after.stage:
             yield f"{label} from", was.stage, after.stage, f"it gets what that stage emits after epoch {commit.epoch}"
-    if commit.letters_to != (letters := letters_of(pipeline)):
-        yield "dead_letter", name_of(commit.letters_to), name_of(letters), goes
+    if commit.letters_to != (letters := letter_location(pipeline)):
+        yield "dead_letter", location_name(commit.letters_to), location_name(letters), goes
 
 
 def _same(one: TargetDestination, other: TargetDestination) -> bool:
@@ -162,15 +162,15 @@ def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) 
     if not missing or not commit.targets:
         return None
     now = configured_targets(pipeline)
-    changed = changed_destinations(commit, pipeline.former_names, now, letters_of(pipeline), missing)
-    return waiting_text(commit.epoch, changed) if changed else None
+    changed = changed_destinations(commit, pipeline.former_names, now, letter_location(pipeline), missing)
+    return pending_text(commit.epoch, changed) if changed else None
 
 
 def changed_destinations(
     commit: Commit,
     stages: Mapping[str, str | None],
     now: Mapping[str, TargetDestination],
-    letters: Place | None,
+    letters: TargetLocation | None,
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
@@ -201,7 +201,7 @@ def changed_destinations(
     return changed
 
 
-def waiting_text(epoch: int, changed: Sequence[str]) -> str:
+def pending_text(epoch: int, changed: Sequence[str]) -> str:
     return (
         f"epoch {epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
         "start once with the former config, then change it"

@@ -37,7 +37,7 @@ from slackwater.windows import sessions, state_conversion
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
-def memory_of(state: StageState) -> dict[str, Any]:
+def stored_memory(state: StageState) -> dict[str, Any]:
     """Return what a state remembers of former configs."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
@@ -50,7 +50,7 @@ def with_history(operator: Operator, state: StageState) -> Operator:
 
 @with_history.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.with_memory(memory_of(state))
+    return operator.with_memory(stored_memory(state))
 
 
 @with_history.register(NonWindowOperator)
@@ -66,7 +66,7 @@ def migrated(operator: Operator, state: StageState) -> Operator:
 
 @migrated.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.after(former_of(operator, state), state.watermark_us)
+    return operator.after(former_window(operator, state), state.watermark_us)
 
 
 @migrated.register(NonWindowOperator)
@@ -74,13 +74,13 @@ def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
-def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
+def former_window(operator: WindowOperator, state: StageState) -> WindowOperator:
     """Return the window that a state was written for, with the aggregations of this operator.
 
     It is the window of this operator if the state does not describe one. Raises ConfigError for a description that
     cannot be read.
     """
-    window, emission = described_window(state) or operator.window, commit_from_config.emission_of(state)
+    window, emission = described_window(state) or operator.window, commit_from_config.stored_emission(state)
     wrote: dict[str, Any] = {
         "aggregations": operator.window.aggregations,
         "late_data": "reopen" if emission["retain_us"] else "drop",
@@ -88,7 +88,7 @@ def former_of(operator: WindowOperator, state: StageState) -> WindowOperator:
         "emit": "updates" if emission["updates"] else "on_close",
     }
     former = replace(operator, window=window.model_copy(update=wrote))
-    return former.with_memory(memory_of(state))
+    return former.with_memory(stored_memory(state))
 
 
 def described_window(state: StageState) -> Window | None:
@@ -101,7 +101,7 @@ def described_window(state: StageState) -> Window | None:
     return from_data(Window, data, f"state of stage {state.name}")
 
 
-def readable_part(former: WindowOperator, state: StageState) -> WindowOperator:
+def with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
     """Return the former window with the aggregations that are in both the state and the config, as the state holds them."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_stored_accumulators(former, state).aggs
@@ -222,7 +222,7 @@ def _write_buffers(
     Rows that have expired under the former allowed lateness stay expired.
     """
     state, epoch = migration.state, migration.epoch
-    gone = state.watermark_us - commit_from_config.emission_of(state)["retain_us"] + operator.allowed_us
+    gone = state.watermark_us - commit_from_config.stored_emission(state)["retain_us"] + operator.allowed_us
     every: dict[int, pl.DataFrame] = {}
     for side in operator.sides:
         parts = [
@@ -252,8 +252,8 @@ def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: 
 
 @read_stage.register(WindowOperator)
 def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    former = former_of(operator, state)
-    wrote = readable_part(former, state)
+    former = former_window(operator, state)
+    wrote = with_common_aggregations(former, state)
     after = operator.after(former, state.watermark_us)
     before = pl.concat(
         [
@@ -288,10 +288,10 @@ def _(operator: Operator, store: StateStore, state: StageState, epoch: int, numb
 __all__ = [
     "StageMigration",
     "described_window",
-    "former_of",
-    "memory_of",
+    "former_window",
     "migrated",
     "read_stage",
-    "readable_part",
+    "stored_memory",
+    "with_common_aggregations",
     "with_history",
 ]

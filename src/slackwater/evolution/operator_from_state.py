@@ -14,7 +14,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 
 
-def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
+def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
     """Restore the operator of one stage. Raises StateError if the state lacks it or contradicts itself.
 
     An operator that is not a window is restored as far as its stored rows need it: it can read and rewrite them, but a
@@ -23,7 +23,7 @@ def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Opera
     stage = commit.stages[number]
     operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
     if operator_type is None or operator_type.from_state is None:
-        return logic_in(commit, number, trusting=trusting)
+        return restore_window(commit, number, trusting=trusting)
     try:
         return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
@@ -34,7 +34,7 @@ def step_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Opera
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
     """Return whether the stored rows match the description. They do not in a commit that rewrote them for another config."""
-    return bool(commit_from_config.emission_of(stage) == logic.emission)
+    return bool(commit_from_config.stored_emission(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
@@ -44,7 +44,7 @@ def find_contradiction(operator: Operator, state: StageState) -> str:
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""
 
 
-def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
+def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
     """Restore the window of a state from its description. Raises StateError if there is none or it contradicts itself.
 
     It may name classes of aggregations. They are not imported because of that (ConfigError): a config has to name them.
@@ -59,10 +59,10 @@ def logic_in(commit: Commit, number: int = 0, *, trusting: bool = False) -> Wind
         )
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
-        bound = bind_window(commit.pipeline, window, commit_from_config.columns_of(stage, window))
+        bound = bind_window(commit.pipeline, window, commit_from_config.stored_columns(stage, window))
     logic = commit_from_config.with_stored_accumulators(bound, stage)
     if not trusting and (wrong := find_contradiction(logic, stage)):
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
         )
-    return logic.with_memory(migrate.memory_of(stage))
+    return logic.with_memory(migrate.stored_memory(stage))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from slackwater.evolution.destinations import Place
+from slackwater.evolution.destinations import TargetLocation
 from slackwater.state.commit import LETTERS, Commit, TargetMark
 
 AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
@@ -33,7 +33,9 @@ class ExpectedMarks:
     was_target: bool = False
 
 
-def expected_marks(commit: Commit, name: str, place: Place | None, writer: str, missing: bool) -> ExpectedMarks:
+def expected_marks(
+    commit: Commit, name: str, place: TargetLocation | None, writer: str, missing: bool
+) -> ExpectedMarks:
     """Return the marks that a target, or LETTERS, may hold. `missing`: its part of this commit may not have reached it."""
     if name == LETTERS:
         same, marks = commit.letters_to == place, commit.letters_marks

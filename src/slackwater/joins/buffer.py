@@ -26,15 +26,15 @@ class BufferChange:
     """
 
     rows: pl.DataFrame
-    matched: pl.DataFrame = field(default_factory=lambda: row_places())
-    evicted: pl.DataFrame = field(default_factory=lambda: row_places())
+    matched: pl.DataFrame = field(default_factory=lambda: row_references())
+    evicted: pl.DataFrame = field(default_factory=lambda: row_references())
 
     @property
     def is_empty(self) -> bool:
         return not (self.rows.height or self.matched.height or self.evicted.height)
 
 
-def row_places(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
+def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> pl.DataFrame:
     """Return a frame that identifies rows by key hash, time and id."""
     return pl.DataFrame({"__kh": kh, "__ts": ts, "__id": id_}, schema=dict.fromkeys(("__kh", "__ts", "__id"), pl.Int64))
 
@@ -90,7 +90,7 @@ class NoBuffers:
         return np.zeros(len(kh), dtype=bool)
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        return row_places()
+        return row_references()
 
     def bound(self, which: int) -> int:
         return 0
@@ -99,7 +99,7 @@ class NoBuffers:
         return np.zeros(len(hashes), dtype=np.int64)
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
-        return row_places()
+        return row_references()
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
         return pl.DataFrame(schema=OUTLINE)

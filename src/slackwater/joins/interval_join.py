@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s, distinct_values, in_sorted, run_starts
 from slackwater.core.humanize import plural
-from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_places
+from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_references
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, flags_at, matching_pairs, matching_ranges, sort_order
 
@@ -214,7 +214,7 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
 def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
     """Return the buffered rows that found their first partner now."""
     if not frames:
-        return row_places()
+        return row_references()
     rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
     fresh = rows.filter(pl.Series(~buffers.matched(side.which, rows)))
     return fresh.select("__kh", "__ts", "__id").sort("__kh", "__id")

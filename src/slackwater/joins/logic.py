@@ -52,7 +52,7 @@ class JoinSide:
         """Return the columns of a buffered row. `__matched` is only used on outer sides."""
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
-    def completed(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Add missing columns with NULL to buffered rows that were stored before these columns were added."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows

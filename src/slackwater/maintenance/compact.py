@@ -16,7 +16,7 @@ import psycopg
 
 from slackwater.errors import StateError
 from slackwater.evolution import migrate
-from slackwater.evolution.operator_from_state import matches_description, step_in
+from slackwater.evolution.operator_from_state import matches_description, restore_operator
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState
@@ -64,7 +64,7 @@ def compact_state(store: StateStore) -> CompactionResult:
 
 
 def _stage_operator(commit: Commit, number: int) -> Operator:
-    step = step_in(commit, number)
+    step = restore_operator(commit, number)
     if not matches_description(step, commit.stages[number]):
         raise StateError(
             f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another way to emit windows, which the state does "

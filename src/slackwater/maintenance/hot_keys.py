@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.dispatch import unregistered
-from slackwater.evolution.operator_from_state import step_in
+from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -51,7 +51,7 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
 
 def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
     """Iterate over the candidates of each shard of a stage. A key belongs to one shard only."""
-    step = step_in(snapshot.commit, number)
+    step = restore_operator(snapshot.commit, number)
     for shard in range(snapshot.commit.shards):
         yield from _shard_keys(step, store, snapshot, number, shard, count)
 

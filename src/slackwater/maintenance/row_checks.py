@@ -17,7 +17,7 @@ from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
-from slackwater.joins.buffer import row_places
+from slackwater.joins.buffer import row_references
 from slackwater.joins.logic import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -180,8 +180,8 @@ def _(
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
         return
-    rows = rows if suffix else side.completed(rows)
-    misfits = list(_schema_problems(rows, dict(row_places().schema) if suffix else side.schema))
+    rows = rows if suffix else side.add_missing_columns(rows)
+    misfits = list(_schema_problems(rows, dict(row_references().schema) if suffix else side.schema))
     yield from misfits
     if misfits:
         return

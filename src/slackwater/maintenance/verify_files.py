@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.evolution.operator_from_state import find_contradiction, matches_description, step_in
+from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport, advice_text
 from slackwater.operators.base import Operator
@@ -147,7 +147,7 @@ class _FilesCheck:
         """Return the operator of a stage; None if the state does not describe it, or this process cannot create it."""
         if (epoch, stage) not in self.steps:
             try:
-                self.steps[epoch, stage] = step_in(self.manifests[epoch], stage, trusting=True)
+                self.steps[epoch, stage] = restore_operator(self.manifests[epoch], stage, trusting=True)
             except SlackwaterError:
                 self.steps[epoch, stage] = None
         return self.steps[epoch, stage]

@@ -21,7 +21,7 @@ import pyarrow as pa
 from slackwater.core.dispatch import unregistered
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
-from slackwater.evolution.operator_from_state import find_contradiction, matches_description, step_in
+from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport
 from slackwater.operators.base import Operator
@@ -133,7 +133,7 @@ class _TablesCheck:
             self.add_problem(table.state, difference)
         self._check_staged(table, state)
         try:
-            step = step_in(commit, number, trusting=True)
+            step = restore_operator(commit, number, trusting=True)
         except SlackwaterError:
             self.report.unread += 1
             return

@@ -268,7 +268,7 @@ def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
 
 
-def is_over(meta: SegmentMeta, since: int) -> bool:
+def is_expired(meta: SegmentMeta, since: int) -> bool:
     """Return whether a segment file has only expired rows.
 
     In Postgres this is always false, since the commit deletes expired rows from the table.

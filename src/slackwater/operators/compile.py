@@ -93,7 +93,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
             )
     if not problems:
         for one, other in zip(*keys, strict=True):
-            problems += _misfits(where, one, other)
+            problems += _key_problems(where, one, other)
     try:
         chosen = output_names(join, list(columns[0]), list(columns[1]), _hidden(pipeline))
     except StartError as error:
@@ -206,7 +206,7 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
     return left, right
 
 
-def _misfits(where: str, left: Field, right: Field) -> list[str]:
+def _key_problems(where: str, left: Field, right: Field) -> list[str]:
     """Return the problems of a pair of keys. Keys are compared by hash, so both must have one type; integers of all widths
     match.
     """

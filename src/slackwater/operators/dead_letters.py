@@ -42,7 +42,7 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
-def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
+def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
     """Return Spark SQL for the columns of the letters of unstorable rows, over the output of the SQL with `__unfit`.
 
     The bytes are those of the source if `_origin` is present, else the row as JSON.
@@ -58,7 +58,7 @@ def unfit_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int
     return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
 
 
-def unfit_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
+def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
     """Return the letters of unstorable rows in a frame: `__unfit`, `__start` (event time, µs) and `_origin`."""
     computed = {
         "reason": pl.col("__unfit"),

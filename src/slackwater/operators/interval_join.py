@@ -16,7 +16,7 @@ from slackwater.joins import interval_join
 from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic, JoinSide
 from slackwater.joins.logic import build_side as side_with
 from slackwater.joins.shared_columns import SharedColumns
-from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_over, with_idle
+from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_expired, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.late_row_histogram import late_by
 from slackwater.operators.non_window import NonWindowOperator
@@ -221,7 +221,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Drop every expired segment; segments do not depend on each other."""
-        return tuple(m for m in metas if not is_over(m, since))
+        return tuple(m for m in metas if not is_expired(m, since))
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:

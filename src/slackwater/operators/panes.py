@@ -79,7 +79,7 @@ class PaneOperator(PaneLogic, WindowOperator):
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         first, count = panes.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
-        return late_letters(task, rows, pl.Series(count), _listed(first, count, self.hop_us), self.keys)
+        return late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ def _units(rows: pl.DataFrame) -> pl.Series:
     return pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
-def _listed(first: Int64s, count: Int64s, hop: int) -> pl.Series:
+def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
     """Return window starts as JSON lists of ISO times, with at most `WINDOWS_SHOWN` elements each."""
     shown = np.minimum(count, WINDOWS_SHOWN)
     row = np.repeat(np.arange(len(first)), shown)

@@ -53,7 +53,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         """Add `rows`: `__kh`, `__ts`, keys, accumulators, and `__end` if rows bring their own gaps."""
         if rows.is_empty():
             return empty_report(task)
-        rows, origins, bad = self._with_gaps(with_idle(task, rows), origins)
+        rows, origins, bad = self._split_by_gap(with_idle(task, rows), origins)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
@@ -69,7 +69,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         report |= {"rows": rows.height, "letters": letters}
         return IngestReport(**report, bad=bad.height, bad_sample=self.sample(bad, "__ts"))
 
-    def _with_gaps(
+    def _split_by_gap(
         self, rows: pl.DataFrame, origins: pl.Series | None
     ) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
         """Split off rows without a usable gap; return the usable rows, their origins, and the others."""
@@ -108,10 +108,10 @@ class SessionOperator(SessionLogic, WindowOperator):
     # -- in the commit -------------------------------------------------------------------------------------------
 
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        return _counted(before, reports)
+        return _add_counts(before, reports)
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        return _counted(before, reports)
+        return _add_counts(before, reports)
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return sum(counts.windows), sum(counts.groups)
@@ -126,7 +126,7 @@ class SessionOperator(SessionLogic, WindowOperator):
             )
 
 
-def _counted(before: StageCounts, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
+def _add_counts(before: StageCounts, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
     groups, windows = list(before.groups), list(before.windows)
     for r in reports:
         groups[r.shard] += r.groups

@@ -49,7 +49,7 @@ class StorabilityCheck(NamedTuple):
     frame: pl.Expr
 
 
-def unfit_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
+def unstorable_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
     """Return Spark SQL for the reason why a row cannot be stored; None if all can. `which`: the side of a join."""
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)

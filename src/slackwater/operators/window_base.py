@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.operators.base import Recount, ShardTask, StageCounts, is_over
+from slackwater.operators.base import Recount, ShardTask, StageCounts, is_expired
 from slackwater.operators.late_row_histogram import late_by
 from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, plain_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
@@ -113,7 +113,7 @@ class WindowOperator(WindowLogic):
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
         due = self.due_between(since, watermark, early)
-        return any(due.touches(m.first_due, m.last_due) for m in metas)
+        return any(due.may_select(m.first_due, m.last_due) for m in metas)
 
     def is_due(self, task: ShardTask) -> bool:
         return not self.due(task).is_empty()
@@ -124,7 +124,7 @@ class WindowOperator(WindowLogic):
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Drop expired segments from the oldest on. Dropping a newer one would uncover older versions of its units."""
-        return tuple(dropwhile(lambda meta: is_over(meta, since), metas))
+        return tuple(dropwhile(lambda meta: is_expired(meta, since), metas))
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class WindowOperator(WindowLogic):
             "shard": task.shard,
             "segments": task.state.stage(self, done.state, before, task.since),
             "holds": self.holds_after(task, done.state),
-            **(self._alone(task, alone) if alone is not None else {}),
+            **(self._stage_standalone(task, alone) if alone is not None else {}),
             "used": counts.used,
             "late": counts.late,
             "late_idle": counts.late_idle,
@@ -172,7 +172,7 @@ class WindowOperator(WindowLogic):
             "late_sample": self.sample(done.late, "__start"),
         }
 
-    def _alone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
+    def _stage_standalone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
         """Stage the results of late rows (`late_data = "standalone"`)."""
         if rows.is_empty():
             return {}

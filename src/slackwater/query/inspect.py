@@ -21,7 +21,7 @@ from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import commit_from_config
-from slackwater.evolution.operator_from_state import step_in
+from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
 from slackwater.operators.panes import PaneOperator
@@ -43,8 +43,8 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
     """
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
-        return step_in(commit)
-    columns = commit_from_config.columns_of(state, window)
+        return restore_operator(commit)
+    columns = commit_from_config.stored_columns(state, window)
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(

@@ -33,7 +33,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import store_at
 from slackwater.query.view import StateView
 from slackwater.targets.output_directory import folder_at
@@ -88,7 +88,7 @@ def _read_state(where: str) -> ResultOutput:
     store = store_at(place, name or None)
     with closing(store), StateView(store) as view:
         rows, commit = view.scan(), view.manifest()
-    identity = logic_in(commit, -1).identity
+    identity = restore_window(commit, -1).identity
     label = f"state of {commit.pipeline} in epoch {commit.epoch}"
     return ResultOutput(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 

@@ -27,7 +27,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import unregistered
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -163,7 +163,7 @@ class StateView(NotebookRepr):
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
         """Parse a key from texts `name=value` (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
-        logic = logic_in(self.manifest(), self.stage)
+        logic = restore_window(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
         return inspect.key_of(logic, texts).row(0, named=True)
@@ -187,7 +187,7 @@ class StateView(NotebookRepr):
         if not isinstance(self._store, FilesStore):
             with self._store.peek(self._epoch) as peeked:
                 snapshot = _require_snapshot(peeked)
-                yield snapshot, logic_in(snapshot.commit, self.stage)
+                yield snapshot, restore_window(snapshot.commit, self.stage)
             return
         with self._opening:
             cached = self._cached
@@ -199,7 +199,7 @@ class StateView(NotebookRepr):
     def _open_latest(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
         with ExitStack() as stack:
             snapshot = _require_snapshot(stack.enter_context(self._store.peek(self._epoch)))
-            logic = logic_in(snapshot.commit, self.stage)
+            logic = restore_window(snapshot.commit, self.stage)
             self.close()
             self._cached = snapshot, stack.pop_all(), logic
         return self._cached

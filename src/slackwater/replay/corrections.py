@@ -32,7 +32,7 @@ class Corrections:
         state = driver.state
         self.logic, self.store = logic, driver.store
         stored = stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
-        lost = why_lost(self.logic)
+        lost = unmergeable_reason(self.logic)
         owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, stored))
         refused: list[pl.DataFrame] = []
         self.repairs: dict[int, tuple[windows.LateCorrection, pl.DataFrame]] = {}
@@ -106,7 +106,7 @@ def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl
     return Corrections(operator, driver, target, rows)
 
 
-def why_lost(operator: WindowOperator) -> str | None:
+def unmergeable_reason(operator: WindowOperator) -> str | None:
     """Return why stored windows cannot be merged with more rows; None if they can."""
     if operator.ends:
         return (

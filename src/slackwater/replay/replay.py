@@ -147,11 +147,11 @@ def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool)
 
 
 def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | None = None) -> Batch:
-    rows = payload(_numbered(letters)[0])
+    rows = payload(_number_letters(letters)[0])
     return Batch(None, {}, {name: frame.drop("__letter") for name, frame in rows.items()}, replayed=replayed)
 
 
-def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the letters to read, with `__letter`, and the number of every letter.
 
     A record of a topic is read once, however many letters it has.
@@ -163,7 +163,7 @@ def _numbered(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
     """Read the letters again, as an epoch would, and split off those that are bad again. Equal letters are treated alike."""
-    read, numbers = _numbered(letters)
+    read, numbers = _number_letters(letters)
     rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(
         pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
@@ -196,7 +196,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
     before = driver.stage.operator.late_before(driver.state.watermark_us)
-    read, numbers = _numbered(judged.good)
+    read, numbers = _number_letters(judged.good)
     rows = driver.stage.engine.replay_rows(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
     late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
     late, identity = late.select("epoch", "__id").unique(), ["epoch", "__id"]

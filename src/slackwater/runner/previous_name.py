@@ -84,7 +84,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """Yield each pipeline with a state in the same store that writes to a target of this pipeline, and that target."""
-    places = {destinations.place_of(target_pipeline.target) for target_pipeline in pipeline.per_target.values()}
+    places = {destinations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()}
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
@@ -93,7 +93,7 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
         for target in targets.values():
             place = tuple(target.get("place", ()))
             if place in places and any(place):
-                yield other, f'"{destinations.name_of(place)}"'
+                yield other, f'"{destinations.location_name(place)}"'
                 break
 
 

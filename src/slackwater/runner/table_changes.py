@@ -95,7 +95,7 @@ def _downstream_changes(
     previous_columns = {
         **now,
         **{
-            one.spec.name: commit_from_config.types_of(one.stored_columns)
+            one.spec.name: commit_from_config.schema_types(one.stored_columns)
             for one in checks
             if one.changes and one.stored_columns
         },

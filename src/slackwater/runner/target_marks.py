@@ -88,7 +88,7 @@ def marked_targets(
     now_called = dict(zip(commit.targets, current.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _places(pipeline):
-        place, was = destinations.place_of(spec), current.targets.get(name)
+        place, was = destinations.target_location(spec), current.targets.get(name)
         # after a rename the target has the mark of the previous name until it gets rows
         former = own_writer if was is None or was.place != place else was.writer
         for writer in dict.fromkeys((own_writer, former)):
@@ -142,7 +142,7 @@ def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, Target
     )
     marks: dict[str, TargetMark | None] = {}
     for name, _, spec, writer, _ in _places(pipeline):
-        place = destinations.place_of(spec)
+        place = destinations.target_location(spec)
         if current is not None:
             was = current.targets.get(name)
             is_named = was is not None and (was.writer, was.place) == (writer, place)

@@ -242,7 +242,7 @@ class SparkEngine:
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for way in self.pipeline.input_paths_from(name):
                 out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.sql_with_origin(way, frame))
-                why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
+                why = storability.unstorable_sql(self.logic, self.logic.input_index(way.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")
                 parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
         try:

@@ -17,7 +17,7 @@ from slackwater.engine.protocol import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.base import ShardTask
-from slackwater.operators.dead_letters import ORIGIN, letter_columns, unfit_columns
+from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable_columns
 from slackwater.operators.reports import LetterFile
 from slackwater.operators.window_base import WindowOperator
 from slackwater.sources.base import CORRUPT
@@ -96,7 +96,9 @@ class RejectedRowHandler:
                 row = f"to_json(struct({', '.join(quote_column(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
                 samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
                 if self.rows.pipeline.transform.on_error == "dlq":
-                    columns = unfit_columns(rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch)
+                    columns = unstorable_columns(
+                        rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch
+                    )
                     letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
                     staged += [LetterFile.model_validate_json(one) for one in letters]
             if sum(reasons.values()) != source_rows.rows:

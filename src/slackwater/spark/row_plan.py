@@ -149,7 +149,7 @@ class RowPlan:
 
     def with_unfit_reason(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
-        why = storability.unfit_sql(self.logic, self.logic.input_index(way.name), capacity)
+        why = storability.unstorable_sql(self.logic, self.logic.input_index(way.name), capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
 
     def columns(self, way: InputPath, tag: int | None, before: int | None) -> list[str]:

@@ -19,7 +19,7 @@ from slackwater.core.hashing import shard_of
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unfit_letters, write_late
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
@@ -136,7 +136,7 @@ class GivenEngine:
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
     def _letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
-        letters = unfit_letters(rows, task.state.epoch, self.logic.pipeline)
+        letters = unstorable_letters(rows, task.state.epoch, self.logic.pipeline)
         reasons = dict(rows[storability.UNFIT].value_counts().iter_rows())
         return LetterFile(output=task.state.write_output(letters), reasons=reasons)
 

@@ -23,7 +23,7 @@ from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRow
 from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unfit_letters, write_late
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.non_window import NonWindowOperator
@@ -152,7 +152,7 @@ class LocalEngine:
         unfit.append(UnstorableRows(source, counts, samples))
         if task.keeps_bad:
             origins = _origins(source, bad.drop(storability.UNFIT), None).with_columns(bad[storability.UNFIT])
-            letters = unfit_letters(origins, task.state.epoch, self.logic.pipeline)
+            letters = unstorable_letters(origins, task.state.epoch, self.logic.pipeline)
             staged.append(LetterFile(output=task.state.write_output(letters), reasons=counts))
         return rows.filter(why.is_null())
 

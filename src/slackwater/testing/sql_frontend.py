@@ -202,7 +202,8 @@ class SqlFrontend:
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
         why = (
-            storability.unfit_sql(self.logic, self.logic.input_index(way.name), self.capacity) or "CAST(NULL AS STRING)"
+            storability.unstorable_sql(self.logic, self.logic.input_index(way.name), self.capacity)
+            or "CAST(NULL AS STRING)"
         )
         columns = self.engine.rows.columns(way, None, None)
         return _collected(out.selectExpr(*columns, f"{why} AS {storability.UNFIT}", f"{number} AS {NUMBER}"))

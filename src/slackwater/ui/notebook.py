@@ -16,7 +16,7 @@ from slackwater import explain
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
 from slackwater.query.text import quote_stage, waiting_text
 from slackwater.query.view import StateView
@@ -151,7 +151,7 @@ def _state(view: StateView) -> Markup:
     try:
         commit = view.manifest()
         last = commit.stages[view.stage]
-        logic = logic_in(commit, view.stage)
+        logic = restore_window(commit, view.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
         summary = f"Epoch {format_number(commit.epoch)}, committed {format_time(commit.committed_us)}, watermark {format_time(mark)}"
         try:

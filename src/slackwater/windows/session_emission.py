@@ -157,7 +157,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     )
     rows = merged.filter(pl.Series(emitted))
     unit = _record_emissions(logic, unit, session, heads, emitted, merged)
-    state, bare = _remaining(logic, whole, select_rows(unit, ~gone[session]), floors, watermark)
+    state, bare = _remaining_state(logic, whole, select_rows(unit, ~gone[session]), floors, watermark)
     open_after = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
     emptied = int((bare & per_key(np.logical_or, held, whole.key).astype(bool)).sum())
@@ -189,7 +189,7 @@ def _record_emissions(
     return replace(unit, frame=frame, kind=np.where(now, EMITTED_FRAGMENT, unit.kind).astype(np.int8))
 
 
-def _remaining(
+def _remaining_state(
     logic: SessionLogic, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
     """Return the new rows of all settled units, and which of their keys no longer have a session."""

@@ -57,7 +57,7 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
-def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
+def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
     """Return the intervals, marked as emitted if the target still holds them.
 
     `fragment` is the fragment that each new row or stored interval becomes. The target still holds an interval if its
@@ -79,10 +79,10 @@ def as_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> In
         build_layout(logic, replace(unit, key=key, start=start, last=last, end=end)),
         build_layout(logic, fragments),
     )
-    return changed_intervals(logic, unit, stored, before, after, after.session[fragment[stored]])
+    return unmark_changed_intervals(logic, unit, stored, before, after, after.session[fragment[stored]])
 
 
-def changed_intervals(
+def unmark_changed_intervals(
     logic: SessionLogic, unit: IntervalBatch, stored: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
 ) -> IntervalBatch:
     """Clear the emitted mark of intervals whose sessions have other intervals, or another end, than before.

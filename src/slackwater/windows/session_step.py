@@ -23,7 +23,7 @@ from slackwater.windows.key_order import order_by_key
 from slackwater.windows.results import IngestResult, ResultCounts
 from slackwater.windows.session_kernel import runs
 from slackwater.windows.session_kernel.late_rows import place_late_rows
-from slackwater.windows.session_layout import as_emitted
+from slackwater.windows.session_layout import mark_still_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -36,32 +36,43 @@ def ingest_intervals(
     in this shard (`drop_new_groups`); None for no limit.
     """
     times = logic.times(watermark)
-    both = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
-    judged = runs.build_runs(both.intervals, times, np.zeros(both.keys, dtype=bool))
+    session_input = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
+    judged = runs.build_runs(session_input.intervals, times, np.zeros(session_input.keys, dtype=bool))
     if room is not None and np.count_nonzero(judged.new) > room:
-        judged = runs.build_runs(both.intervals, times, _keys_over_limit(logic, both, judged, room))
+        judged = runs.build_runs(session_input.intervals, times, _keys_over_limit(logic, session_input, judged, room))
     if judged.needs_placement:
-        judged = place_late_rows(both.intervals, times, judged)
+        judged = place_late_rows(session_input.intervals, times, judged)
     positions, key, run, fragment = judged.positions, judged.key, judged.run, judged.fragment
-    touched, has_open, held = runs.summarize_keys(both.intervals, positions, key)
-    touched = both.sharing(touched)
+    touched, has_open, held = runs.summarize_keys(session_input.intervals, positions, key)
+    touched = session_input.with_shared_units(touched)
     if not touched.all():
         selected = touched[key]
         positions, key, run, fragment = positions[selected], key[selected], run[selected], fragment[selected]
         has_open &= touched
     fragments = runs.build_fragments(
-        both.intervals, times, positions, run, fragment, both.emitted(logic, positions, key, fragment)
+        session_input.intervals,
+        times,
+        positions,
+        run,
+        fragment,
+        session_input.still_emitted(logic, positions, key, fragment),
     )
     parts = [*logic.revisions, *logic.accumulators]
     accumulators = pl.concat(
-        [both.state.select(parts), logic.add_revision_columns(both.rows).select(parts)], rechunk=True
+        [session_input.state.select(parts), logic.add_revision_columns(session_input.rows).select(parts)], rechunk=True
     )
     first = positions[fragments.first]
-    fragment_rows = _rows(logic, fragments, accumulators[both.order[positions]], both.named(first), both.hashes[first])
-    late = both.late(logic, np.flatnonzero(judged.verdict == runs.LATE))
+    fragment_rows = _rows(
+        logic,
+        fragments,
+        accumulators[session_input.order[positions]],
+        session_input.key_columns_at(first),
+        session_input.hashes[first],
+    )
+    late = session_input.late_rows(logic, np.flatnonzero(judged.verdict == runs.LATE))
     refused = int(np.count_nonzero(judged.verdict == runs.REFUSED))
     return IngestResult(
-        state=_by_hash(fragment_rows, _floors(logic, both, np.where(touched, judged.floor, runs.NONE))),
+        state=_by_hash(fragment_rows, _floors(logic, session_input, np.where(touched, judged.floor, runs.NONE))),
         counts=ResultCounts(
             used=rows.height - late.height - refused,
             late=late.height,
@@ -119,12 +130,12 @@ class SessionInput:
         kind[: self.state.height] = self.state["__kind"].to_numpy()
         return kind[self.order]
 
-    def named(self, positions: Int64s) -> list[pl.Series]:
+    def key_columns_at(self, positions: Int64s) -> list[pl.Series]:
         """Return the key columns of the rows at these positions."""
         index = pl.Series(self.order[positions])
         return [column.gather(index) for column in self.names]
 
-    def sharing(self, touched: Bools) -> Bools:
+    def with_shared_units(self, touched: Bools) -> Bools:
         """Return the touched keys and the keys that share a hash, and thus a unit, with one of them.
 
         A unit is replaced as a whole.
@@ -134,7 +145,7 @@ class SessionInput:
             return touched
         return in_sorted(unit, distinct_values(unit[touched]))
 
-    def emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
+    def still_emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
         """Return whether the target still holds each interval unchanged after it becomes part of these fragments."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
@@ -148,9 +159,9 @@ class SessionInput:
             intervals.start[positions],
             intervals.end[positions],
         )
-        return as_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
+        return mark_still_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
-    def late(self, logic: SessionLogic, positions: Int64s) -> pl.DataFrame:
+    def late_rows(self, logic: SessionLogic, positions: Int64s) -> pl.DataFrame:
         """Return the late rows in the form of state rows."""
         rows = self.rows[self.order[positions] - self.state.height]
         extra = [c for c in ("__idle", "__row") if c in rows.columns]
@@ -178,14 +189,18 @@ def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -
     return _rows(logic, fragments, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
 
 
-def _keys_over_limit(logic: SessionLogic, both: SessionInput, judged: runs.JudgedIntervals, room: int) -> Bools:
+def _keys_over_limit(
+    logic: SessionLogic, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
+) -> Bools:
     """Return the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
     positions = judged.positions[run_starts(judged.key)]
     key = judged.key[run_starts(judged.key)]
     positions, key = positions[judged.new[key]], key[judged.new[key]]
-    times = [pl.Series("__start", both.intervals.start[positions]), pl.Series("__key", key)]
-    order = pl.DataFrame([*both.named(positions), *times]).sort(["__start", *logic.key_names], nulls_last=False)
-    shut = np.zeros(both.keys, dtype=bool)
+    times = [pl.Series("__start", session_input.intervals.start[positions]), pl.Series("__key", key)]
+    order = pl.DataFrame([*session_input.key_columns_at(positions), *times]).sort(
+        ["__start", *logic.key_names], nulls_last=False
+    )
+    shut = np.zeros(session_input.keys, dtype=bool)
     shut[order["__key"].to_numpy()[room:]] = True
     return shut
 
@@ -219,18 +234,18 @@ def _rows(
     return merged.with_columns(**hidden).select(logic.state_schema.keys())
 
 
-def _floors(logic: SessionLogic, both: SessionInput, floors: Int64s) -> pl.DataFrame:
+def _floors(logic: SessionLogic, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
     """Return one FLOOR row for each key with a floor; `floors` has one element per key."""
     keys = np.flatnonzero(floors != runs.NONE)
     if not len(keys):
         return logic.empty_state()
-    heads, values = both.intervals.heads[keys], floors[keys]
+    heads, values = session_input.intervals.heads[keys], floors[keys]
     last = values - logic.gap_us
     times = {"__start": last, "__last": last, "__due": values + logic.reach_us + 1, "__end": values}
     nothing = {name: pl.lit(None, dtype) for name, dtype in logic.accumulators.items()}
-    rows = pl.DataFrame({"__h": both.hashes[heads], "__kh": both.hashes[heads], **times}).with_columns(
-        *both.named(heads), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing
-    )
+    rows = pl.DataFrame(
+        {"__h": session_input.hashes[heads], "__kh": session_input.hashes[heads], **times}
+    ).with_columns(*session_input.key_columns_at(heads), pl.lit(FLOOR, pl.Int8).alias("__kind"), **nothing)
     return logic.add_revision_columns(rows).select(logic.state_schema.keys())
 
 
@@ -238,5 +253,5 @@ def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
     """Return all state rows of the units in the order of a segment; both frames have that order already."""
     if floors.is_empty():
         return fragments
-    both = pl.concat([fragments, floors])
-    return both[np.argsort(both["__h"].to_numpy(), kind="stable")]
+    rows = pl.concat([fragments, floors])
+    return rows[np.argsort(rows["__h"].to_numpy(), kind="stable")]

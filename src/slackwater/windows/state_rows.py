@@ -84,7 +84,7 @@ class DueQuery(NamedTuple):
         result &= start < self.start_before
         return result
 
-    def touches(self, first_due: int, last_due: int) -> bool:
+    def may_select(self, first_due: int, last_due: int) -> bool:
         """Return whether rows with these `SegmentStats` may be due."""
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 

@@ -58,7 +58,7 @@ class JoinSegment:
         frame = frame_of(table)
         if self.meta.kind != self.side.name:
             return frame
-        return self.side.completed(frame).select(list(self.side.schema))
+        return self.side.add_missing_columns(frame).select(list(self.side.schema))
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class SegmentReader:
         """Return all rows of the units with at least one visible due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
-            if not when.touches(segment.meta.first_due, segment.meta.last_due):
+            if not when.may_select(segment.meta.first_due, segment.meta.last_due):
                 continue
             is_due = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
             begin, end = segment.units_of(np.flatnonzero(is_due))

@@ -171,7 +171,7 @@ class PostgresReader:
         return _concat_sorted(newest, below)
 
     def due(self, when: DueQuery) -> pl.DataFrame:
-        if not any(when.touches(m.first_due, m.last_due) for m in self.state.metas):
+        if not any(when.may_select(m.first_due, m.last_due) for m in self.state.metas):
             return self.logic.empty_state()
         conditions = [
             f"kind IN ({FRAGMENT}, {EMITTED_FRAGMENT}) AND closes_at <= {client.time_literal(when.pending_upto)}"

@@ -17,7 +17,7 @@ import polars as pl
 from slackwater.core.arrays import Int64s
 from slackwater.core.hashing import shard_of
 from slackwater.engine import next_commit
-from slackwater.evolution.operator_from_state import step_in
+from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.joins.logic import JoinLogic
 from slackwater.query.inspect import plain_row
 from slackwater.state.protocol import Snapshot
@@ -99,7 +99,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None
-    logic = cast("JoinLogic", step_in(snapshot.commit))
+    logic = cast("JoinLogic", restore_operator(snapshot.commit))
     watermark = first.watermark_us
     rows = [
         pl.concat([snapshot.buffers(n, logic).outline(side.which, watermark) for n in range(first.shards)])

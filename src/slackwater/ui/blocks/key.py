@@ -12,7 +12,7 @@ import polars as pl
 from slackwater.core.dispatch import unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.compare_stage import kind_name
-from slackwater.evolution.operator_from_state import logic_in
+from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -73,7 +73,7 @@ def one_key(
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: rows of a {kind} have no window, so there is no page of a key")
-    logic = logic_in(snapshot.commit, -1)
+    logic = restore_window(snapshot.commit, -1)
     key = inspect.key_of(logic, key_texts)
     rows = inspect.rows_of(snapshot, logic, key, -1)
     windows = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)

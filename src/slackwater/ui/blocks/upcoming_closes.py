@@ -20,7 +20,7 @@ from slackwater.core.arrays import Int64s, distinct_values, in_sorted
 from slackwater.core.dispatch import unregistered
 from slackwater.core.hashing import mix
 from slackwater.core.humanize import plural
-from slackwater.evolution.operator_from_state import step_in
+from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
@@ -85,7 +85,7 @@ def count_windows(count: int, noun: str) -> str:
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
     """Build the block from a snapshot of one stage; return None if it has no windows. Raises StateError."""
     last = snapshot.commit.stages[-1]
-    closes = _closes(step_in(snapshot.commit, -1), snapshot)
+    closes = _closes(restore_operator(snapshot.commit, -1), snapshot)
     if closes is None:
         return None
     noun, times, counts = closes
@@ -168,7 +168,7 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
     """Return the first KEYS windows that close within a bin, by closing time. Raises StateError."""
-    return _keys(step_in(snapshot.commit, -1), snapshot, from_us, to_us)
+    return _keys(restore_operator(snapshot.commit, -1), snapshot, from_us, to_us)
 
 
 @singledispatch

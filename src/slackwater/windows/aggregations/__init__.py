@@ -152,7 +152,7 @@ class Agg:
         """Return the accumulators of groups from the result of `lift_sql` in Spark."""
         return self.kind.from_sql(rows)
 
-    def as_written(self, fingerprint: object) -> Agg:
+    def as_stored(self, fingerprint: object) -> Agg:
         """Return the aggregation in the form in which a state with this fingerprint holds it: today's form or the former
         one.
         """

@@ -99,14 +99,14 @@ def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> 
     for key in range(keys):
         begin, stop = intervals.heads[key], intervals.heads[key + 1]
         floor[key] = _floor(intervals, times, begin, stop)
-        upto = _open(intervals, begin, stop, floor[key], positions, used, verdict)
+        upto = _collect_open(intervals, begin, stop, floor[key], positions, used, verdict)
         upto = _judge(intervals, times, positions, used, upto, run, verdict)
-        new[key] = upto > used and not _has(intervals.kind, HELD, begin, stop)
+        new[key] = upto > used and not _contains(intervals.kind, HELD, begin, stop)
         if new[key] and shut[key]:
             for j in range(used, upto):
                 verdict[positions[j]] = REFUSED
             upto = used
-        _part(intervals, times, positions, used, upto, run, fragment)
+        _split_fragments(intervals, times, positions, used, upto, run, fragment)
         needs_placement = needs_placement or needs_late_placement(intervals, times, positions, used, upto, run)
         for j in range(used, upto):
             key_of[j] = key
@@ -129,7 +129,7 @@ def needed_intervals(intervals: SortedIntervals, times: SessionTimes) -> Bools:
 
 
 @inlined
-def _has(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
+def _contains(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
     present = False
     for i in range(begin, stop):
         present = present or kinds[i] == kind
@@ -149,7 +149,7 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 
 
 @inlined
-def _open(
+def _collect_open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
     """Append the key's open intervals and its rows above the floor to `positions`; return the new number of used
@@ -212,7 +212,7 @@ def _is_recent(times: SessionTimes, start: int, end: int) -> bool:
 
 
 @inlined
-def _part(
+def _split_fragments(
     intervals: SortedIntervals,
     times: SessionTimes,
     positions: Int64s,
@@ -335,13 +335,13 @@ def build_fragments(
         fragments.last[n], fragments.end[n], fragments.emitted[n] = last, end, as_it_stands
         n += 1
         if stop == len(positions) or run[stop]:
-            _settle(fragments, times, head, n)
+            _set_due_times(fragments, times, head, n)
             head = n
     return fragments
 
 
 @inlined
-def _settle(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
+def _set_due_times(fragments: SessionFragments, times: SessionTimes, head: int, stop: int) -> None:
     """Set the due times of the fragments of one run."""
     close = fragments.end[head] + 1
     for n in range(head, stop):
