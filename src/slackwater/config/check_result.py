@@ -1,4 +1,4 @@
-"""What a check of a config found, and what it could not check."""
+"""The result of checking a config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CheckResult:
-    """`problems`: lines `key: fact`; `unchecked`: lines `key: why it was not checked`."""
+    """Problems, as lines `key: fact`, and skipped checks (`unchecked`), as lines `key: reason`."""
 
     problems: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)

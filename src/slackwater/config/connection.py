@@ -1,4 +1,4 @@
-"""Connections: where systems are and how to reach them. Sources, lookups, targets and dead letters refer to them by name."""
+"""Specs of connections: the address and credentials of a system. Sources, lookups and targets refer to them by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" }
 
 
 class Connection(Spec):
-    """Base of all connections. `READS`: rows can be read from it; `WRITES`: results can go there."""
+    """Base class of connections. `READS`: rows can be read from it; `WRITES`: results can be written to it."""
 
     def __init__(self, **data: Any) -> None:
         _remember(data)
@@ -37,7 +37,10 @@ class Connection(Spec):
 
 
 class FilesConnection(Connection):
-    """Files on a local disk or any path that Spark reads. `options`: of targets in an object store, as obstore spells them."""
+    """Files on a local disk, or at any path that Spark reads.
+
+    `options`: how targets in an object store are reached, as obstore spells it.
+    """
 
     kind: Literal["files"] = "files"
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
@@ -45,7 +48,7 @@ class FilesConnection(Connection):
 
 
 class ConsoleConnection(Connection):
-    """Prints what it is given; a target only."""
+    """Prints results. A target only."""
 
     kind: Literal["console"] = "console"
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {"kind": choice_parser("console")}
@@ -107,8 +110,10 @@ class DeltaConnection(Connection):
 
 
 class IcebergConnection(Connection):
-    """Iceberg tables in a catalog. `catalog`: of which kind. `options`: its properties as PyIceberg spells them (`uri`,
-    `warehouse`, `credential`, `s3.endpoint`, …). `catalog_name`: what PyIceberg calls it; a SQL catalog keeps tables under it.
+    """Iceberg tables in a catalog.
+
+    `catalog`: the kind of the catalog. `options`: its properties as PyIceberg spells them (`uri`, `warehouse`,
+    `credential`, `s3.endpoint`, …). `catalog_name`: its name in PyIceberg; a SQL catalog stores its tables under it.
     """
 
     kind: Literal["iceberg"] = "iceberg"
@@ -228,7 +233,7 @@ _EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
 
 
 def _remember(keys: Mapping[str, Any]) -> None:
-    """What must not be shown of a connection, also of one that is wrong."""
+    """Register the secrets of a connection, so that messages do not show them. The connection may be invalid."""
     for value in keys.values():
         if isinstance(value, str):
             secrets.remember_url(value)
@@ -237,7 +242,10 @@ def _remember(keys: Mapping[str, Any]) -> None:
 
 
 def parse_connection(value: Any) -> Connection:
-    """A connection from a table or an object. Raises MismatchError, or NestedError (draft None) for its keys."""
+    """Parse a connection from a table or an object.
+
+    Raises InvalidValueError, or InvalidTableError (with the draft None) for problems of its keys.
+    """
     if isinstance(value, Connection):
         return value
     if not isinstance(value, Mapping):
@@ -260,7 +268,10 @@ def parse_connection(value: Any) -> Connection:
 
 @with_schema(of=Connection, named={})
 def parse_connections(value: Any) -> dict[str, Connection]:
-    """Connections by name. Raises NestedError, whose draft holds None for each that is wrong."""
+    """Parse connections by name.
+
+    Raises InvalidTableError. In its draft, the connections with problems are None.
+    """
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of connections ([connections.<name>])")
     connections: dict[str, Connection | None] = {}

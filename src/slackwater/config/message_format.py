@@ -1,6 +1,6 @@
-"""How a message spells what a user wrote: values, keys and durations in one line, and the known word that is nearest.
+"""Formats keys, values and durations for messages, and suggests similar words.
 
-A value that came from the environment is spelled as the config spells it, so that no message shows a secret.
+A value from the environment is shown as the config spells it, so that messages do not reveal secrets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slackwater.core.time import duration_text
 
 
 class EnvString(str):
-    """A string that came from the environment: `raw` is how the config spells it; its value is never shown."""
+    """A string from the environment. `raw` is its spelling in the config; the value itself is never shown."""
 
     raw: str
 
@@ -33,11 +33,11 @@ class EnvString(str):
 
 
 class MissingEnv(EnvString):
-    """A string whose environment variable is missing: reported once, where it was read, and not judged again."""
+    """A string whose environment variable is missing. The problem is reported once, where it was read."""
 
 
 class EnvDuration(int):
-    """Milliseconds whose text came from the environment; `raw` is how the config spells it."""
+    """Milliseconds whose text came from the environment. `raw` is its spelling in the config."""
 
     raw: str
 
@@ -52,16 +52,16 @@ class EnvDuration(int):
     def __repr__(self) -> str:
         return repr(self.raw)
 
-    def __str__(self) -> str:  # int would take the repr; SQL and messages of the engine need the number
+    def __str__(self) -> str:  # int would use the repr; SQL and messages need the number
         return int.__repr__(self)
 
 
 class BareMilliseconds(int):
-    """Milliseconds of less than a second that stand in a config without a unit: seconds or minutes may be meant."""
+    """A duration of less than a second without a unit. The user may have meant seconds or minutes."""
 
 
 def format_value(value: object) -> str:
-    """A value in one line, as the user wrote it; secrets as they are spelled in the config."""
+    """Return a value in one line, as the user wrote it. Values from the environment appear as the config spells them."""
     if isinstance(value, EnvString | EnvDuration):
         return quote_text(value.raw)
     if isinstance(value, bool):
@@ -80,28 +80,28 @@ def format_value(value: object) -> str:
 
 
 def quote_text(value: str) -> str:
-    """A text in quotes, cut where it is long."""
+    """Return a text in quotes, shortened if it is long."""
     return json.dumps(value if len(value) <= 80 else f"{value[:77]}...", ensure_ascii=False)
 
 
 def show_key(key: object) -> str:
-    """A key as TOML spells it: bare where it can be."""
+    """Return a key as TOML spells it: without quotes if possible."""
     return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else quote_text(str(key))
 
 
 def show_duration(ms: int) -> str:
-    """A duration in its shortest spelling, or as the config spells one that came from the environment."""
+    """Return a duration in its shortest spelling, or as the config spells one from the environment."""
     return format_value(ms) if isinstance(ms, EnvDuration) else duration_text(ms)
 
 
 def suggestion(word: str, candidates: Iterable[str]) -> str:
-    """`; did you mean "x"?` with the known word that is nearest, whatever its case; empty if none is near."""
+    """Return `; did you mean "x"?` with the most similar candidate, ignoring case; empty if none is similar."""
     words = {name.casefold(): name for name in reversed(list(candidates))}
     matches = difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean "{words[matches[0]]}"?' if matches else ""
 
 
 def suggestion_or_list(word: str, candidates: Iterable[str]) -> str:
-    """The same, or the known words if none is near."""
+    """Return the most similar candidate as `suggestion` does, or the list of candidates if none is similar."""
     words = sorted(candidates)
     return suggestion(word, words) or (f"; expected one of {', '.join(words)}" if words else "")

@@ -1,4 +1,4 @@
-"""Where relative paths begin: for a config from a file at the file's own folder, wherever a command is called from."""
+"""Resolution of relative paths: those of a config file begin at its own directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T", Transform, Stage)
 
 
 class ResolvedPath(str):
-    """An absolute path that a config writes relative to its own folder; `written` is how."""
+    """An absolute path. `written` is the relative path in the config."""
 
     written: str
 
@@ -33,17 +33,17 @@ class ResolvedPath(str):
 
 
 class InterpolatedPath(EnvString):
-    """The same for a path that came from the environment; `written` is its value there."""
+    """An absolute path from the environment. `written` is the relative path in the environment variable."""
 
     written: str
 
 
 def as_written(path: str) -> str:
-    """A path as the config has it."""
+    """Return a path as the config writes it."""
     return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
 
-SPARK_CONNECTORS = {  # what Spark needs for files in an object store, by the scheme of their address
+SPARK_CONNECTORS = {  # the Maven artifact that Spark needs for an object store, by scheme
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "com.google.cloud.bigdataoss:gcs-connector",
@@ -52,23 +52,23 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "g
 
 
 def spark_scheme(scheme: str) -> str:
-    """What Spark calls the scheme of an address as the log of a table has it."""
+    """Return Spark's name for the scheme of an address in a table's log."""
     return _AS_SPARK.get(scheme, scheme)
 
 
 def spark_address(address: str) -> str:
-    """The same of a whole address; a path without a scheme stays as it is."""
+    """Return an address with Spark's name of its scheme. A path without a scheme is unchanged."""
     scheme, colon, rest = address.partition("://")
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 
 
 def is_local(path: str) -> bool:
-    """Whether it names a place on this machine, not in an object store."""
+    """Return whether a path is on this machine, not in an object store."""
     return "://" not in path or path.startswith("file:")
 
 
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
-    """The pipeline with its relative paths made absolute: they begin at `folder`."""
+    """Return the pipeline with absolute paths. Relative ones begin at `folder`."""
 
     def at(spec: _S, *keys: str) -> _S:
         absolute = {key: _at(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
@@ -111,7 +111,7 @@ def _at(folder: PurePath, path: str) -> str:
 
 
 def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """The directories that a run writes to, with the keys that name them; local ones only."""
+    """Yield the local directories that a run writes to, each with the key that names it."""
     paths: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
     paths += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
     if not pipeline.targets:

@@ -1,4 +1,4 @@
-"""A whole pipeline: sources, transform, target, state; and the checks that need more than one of them."""
+"""The pipeline spec: sources, transform or stages, targets and state, and the checks across them."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from slackwater.errors import ConfigError, StartError
 
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
-TRANSFORM = "transform"  # what the stage of a pipeline without `stages` is called
-LONGEST_NAME = 200  # a file system takes 255, and a state that is put aside gets a time behind its name
+TRANSFORM = "transform"  # name of the only stage of a pipeline without `stages`
+LONGEST_NAME = 200  # a file system allows 255, and a set-aside state gets a time appended to its name
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """A pipeline as described, checked and frozen. See `slackwater.run_streaming_pipeline` for running one.
+    """A validated, frozen description of a pipeline. `slackwater.run_streaming_pipeline` runs it.
 
     `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).
     """
@@ -69,7 +69,7 @@ class Pipeline(Spec, NotebookRepr):
     idle_pause_ms: int = 500
     preset_input_paths: Any = Field(
         default=(), exclude=True, repr=False
-    )  # of `InputPath`, of one stage by itself: see `stage_pipelines`
+    )  # tuple of `InputPath`, set in `stage_pipelines`
 
     if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
 
@@ -113,12 +113,12 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def running_stages(self) -> list[Stage]:
-        """The stages that run, see `config.lineage`; none where there is one [transform]."""
+        """The stages that run (see `config.lineage`). Empty for a pipeline with one [transform]."""
         return executed_stages(self.stages, self.published_stages)
 
     @property
     def published_stages(self) -> tuple[str, ...]:
-        """The stages whose results a target gets."""
+        """The stages whose results go to a target."""
         if not self.stages:
             return (TRANSFORM,)
         last = self.stages[-1].name
@@ -126,7 +126,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def stage_pipelines(self) -> dict[str, Pipeline]:
-        """Each stage that runs by itself, in order, by name: a pipeline of this step, whose sources are where its rows come from."""
+        """Each running stage as a pipeline of its own, by name, in order. Its sources are the origins of its rows."""
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
@@ -145,33 +145,34 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def former_names(self) -> dict[str, str | None]:
-        """The stages that run, in order, each with what its `formerly` says that it was called."""
+        """The running stages in order, each with its former name (`formerly`) or None."""
         return {name: stage_pipeline.transform.formerly for name, stage_pipeline in self.stage_pipelines.items()}
 
     @property
     def input_paths(self) -> tuple[InputPath, ...]:
-        """How rows come to the only step that this is: see `stage_pipelines`."""
+        """The paths on which rows reach the only step of this pipeline (see `stage_pipelines`)."""
         return self.preset_input_paths or tuple(InputPath(s.name, s.name) for s in self.sources)
 
     def input_paths_from(self, origin: str) -> tuple[InputPath, ...]:
-        """Those on which the rows of one source come, or what one stage emits."""
+        """Return the input paths that begin at one source or stage."""
         return tuple(w for w in self.input_paths if w.origin == origin)
 
     def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """The SQL that rows on a way go through, in order: where a config has it, and the text."""
+        """Return the SQL that rows on a path pass through, in order: the key in the config, and the text."""
         return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
     def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
-        """The same, each with what it may put rows together by."""
+        """Return the SQL on a path as `sql_chain` does, each text with the columns that it may group by."""
         upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
         transform = self.transform
         every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
         return [(key, sql, bounds) for key, sql, bounds in every if sql is not None]
 
     def groupable_columns(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
-        """By what the SQL of a stage on a way may put rows together; of the step itself where none is named.
+        """Return the columns by which the SQL of a stage on a path may group rows.
 
-        By nothing where it has several inputs: it runs over each of them by itself, and a group may have rows of all.
+        `reader`: the stage; None for the step itself. A stage with several inputs may not group at all: it runs over
+        each input separately, and a group may contain rows of all of them.
         """
         name = None if reader is None else reader.name
         paths = (
@@ -185,12 +186,12 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """The lookups of all stages: what has one name is one lookup."""
+        """The lookups of all stages by name. Lookups of equal name are equal."""
         return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
     def target_stage(self) -> Pipeline:
-        """The stage whose results the target gets (the first of several), by itself."""
+        """The stage whose results go to the (first) target, as a pipeline of its own."""
         return self.stage_pipelines[self.target.from_ or self._final]
 
     @property
@@ -199,7 +200,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """Each target by itself, in order, by name: this pipeline as if it had no other. `target_stage` is then the stage it is from."""
+        """The pipeline once per target, by name, in order, as if it had no other target. See `target_stage` for its stage."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
@@ -212,7 +213,7 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines
 
     def one_target(self, name: str | None = None) -> Pipeline:
-        """This pipeline with that target alone; without a name its only one. Raises StartError."""
+        """Return the pipeline with only this target; without a name, with its only one. Raises StartError."""
         pipelines = self.per_target
         if name is None and len(pipelines) == 1:
             return next(iter(pipelines.values()))
@@ -227,27 +228,27 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """The name of the marker that a target keeps: of the only one in [target] the pipeline's, of several one for each."""
+        """Return the writer name in a target's marker: the pipeline's name for [target], else one name per target."""
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hashed(target)
-        marker_name = f"{self.name}~{name}"  # no pipeline is called so
+        marker_name = f"{self.name}~{name}"  # not a valid name of a pipeline
         return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(marker_name)}"
 
     @property
     def writer(self) -> str:
-        """The name of the marker that the target keeps (the first of several)."""
+        """The writer name in the marker of the (first) target."""
         return self.writer_of(next(iter(self.per_target)))
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """The writers whose results the target may hold: this one, and the one from before the pipeline was renamed."""
+        """The writers whose rows the target may contain: the current name, and the one before the pipeline was renamed."""
         former = () if self.formerly is None else (self.model_copy(update={"name": self.formerly}).writer,)
         return (self.writer, *former)
 
     @property
     def watermark_delay_ms(self) -> int:
-        """How far before its watermark the results of this stage may lie: so far behind is the stage that reads them."""
+        """How far behind its watermark this stage may emit results (ms). The watermark of a reading stage is delayed by it."""
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def derived(self) -> Values:
@@ -262,7 +263,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def tracks_origin(self) -> bool:
-        """Whether rows that come out of the SQL may still become dead letters."""
+        """Whether rows may still become dead letters after the SQL, so that it must keep their origin."""
         brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
         return self.keeps_late_rows or (brings_gap and self.transform.on_error == "dlq")
 
@@ -322,7 +323,7 @@ class Pipeline(Spec, NotebookRepr):
                 *check_append_only(stage_values, path),
             ]
             problems += check_target_identifiers(stage_values, values.get("connections", {}), path)
-        yield from dict.fromkeys(problems)  # what several targets mind about a stage is said once
+        yield from dict.fromkeys(problems)  # report a problem of a stage once, not once per target
         letters = {**values, "target": values.get("dead_letter"), "transform": None}
         yield from check_target_identifiers(letters, values.get("connections", {}), "dead_letter")
         yield from check_state_identifiers(values)
@@ -337,7 +338,7 @@ def check_run_flags(available_now: bool, flush: bool) -> None:
 
 
 def _name_connections(values: Values) -> None:
-    """Put names in the place of connection objects, so that Python and TOML describe the same thing."""
+    """Replace connection objects with names, so that Python and TOML describe equal pipelines."""
     connections: dict[str, Connection] = dict(values.get("connections", {}))
 
     def named(spec: _Connected) -> _Connected:
@@ -371,7 +372,7 @@ def _name_connections(values: Values) -> None:
 
 
 def _with_format(target: Target, connections: Mapping[str, Connection]) -> Target:
-    """Files are Parquet unless told otherwise."""
+    """Set the default format of a files target: Parquet."""
     connection = resolve_connection(target.connection, connections)
     if connection is None or connection.kind != "files" or target.format is not None:
         return target

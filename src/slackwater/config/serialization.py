@@ -1,4 +1,4 @@
-"""A spec as plain data that JSON can hold, and that `build` reads back: how a state describes what it was written for."""
+"""Specs as plain data for JSON, which `Spec.parse` reads back. A state describes its config in this form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ S = TypeVar("S", bound=Spec)
 
 
 def as_data(spec: Spec) -> dict[str, Any] | None:
-    """The keys of a spec that are not at their default, as strings, numbers, lists and tables; None if it holds what no text can name."""
+    """Return the keys of a spec that are not at their default, as plain data.
+
+    None if it contains something that has no name, such as a class defined in a function.
+    """
     try:
         return {key: _value(value) for key, value in spec.non_defaults().items()}
     except _UnnamedError:
@@ -21,7 +24,7 @@ def as_data(spec: Spec) -> dict[str, Any] | None:
 
 
 class _UnnamedError(Exception):
-    """Something that exists in Python only."""
+    """The value exists in Python only."""
 
 
 def _value(value: Any) -> Any:
@@ -38,14 +41,14 @@ def _value(value: Any) -> Any:
         return value
     if isinstance(value, type) and issubclass(value, Aggregator) and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
-    for plain in (str, int, float):  # without what says how the config spelled it
+    for plain in (str, int, float):  # a plain value, without the spelling of the config
         if isinstance(value, plain):
             return plain.__str__(value) if plain is str else plain(value)
     raise _UnnamedError
 
 
 def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
-    """The spec that `as_data` wrote. Raises ConfigError."""
+    """Return the spec that `as_data` wrote. Raises ConfigError."""
     problems: list[str] = []
     spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:

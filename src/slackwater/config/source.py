@@ -1,4 +1,4 @@
-"""Sources and lookups."""
+"""Specs of sources and lookups."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from slackwater.config.value_parsers import (
 
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "json_schema", "protobuf", "raw")
-FRAMED = ("avro", "json_schema", "protobuf")  # a registry has their schemas
+FRAMED = ("avro", "json_schema", "protobuf")  # their schemas may come from a registry
 SCHEMA_FILES = {"avro": "avro_schema_file", "protobuf": "protobuf_schema_file"}  # instead of a registry
 OF_PAYLOADS = {**{key: payload for payload, key in SCHEMA_FILES.items()}, "protobuf_message": "protobuf"}
-_PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # its modules, and the packages that bring them
+_PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # module -> package
 
 
 @with_schema(
@@ -53,7 +53,7 @@ _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # its modules, and
     },
 )
 def parse_offsets(value: Any) -> Any:
-    """ "earliest", "latest", or offsets by topic and partition."""
+    """Parse "earliest", "latest", or offsets by topic and partition."""
     if value in ("earliest", "latest"):
         return value
     if not isinstance(value, Mapping) or not value:
@@ -83,7 +83,7 @@ _QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
 
 
 def declared_columns(ddl: str) -> list[str]:
-    """The column names of a DDL string, split lightly: `a STRING, b MAP<STRING, INT>` -> [a, b]."""
+    """Return the column names of a DDL string without parsing its types: `a STRING, b MAP<STRING, INT>` -> [a, b]."""
     depth, fields = 0, [""]
     for token in _QUOTED.findall(ddl):
         depth += (token in ("<", "(")) - (token in (">", ")"))
@@ -97,17 +97,20 @@ def declared_columns(ddl: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StageOutputRef:
-    """In the place of a DataFrame: the source is what a stage emits, whose rows may be put together by `bounds`."""
+    """Stands in for a DataFrame where a source is the output of a stage.
+
+    `groupable_columns`: the columns by which the SQL may group these rows.
+    """
 
     groupable_columns: GroupableColumns
 
 
 class Source(Spec):
-    """A stream of rows, or any streaming DataFrame (`dataframe=`, Python only).
+    """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only).
 
-    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the directory
-    of a Delta table, the name of an Iceberg table.
-    `name` defaults to the query. `lateness` overrides the window's for this source.
+    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the
+    directory of a Delta table, the name of an Iceberg table. `name` defaults to the query. `lateness` overrides the
+    window's for this source.
     """
 
     name: str = ""
@@ -202,12 +205,12 @@ class Source(Spec):
 
     @property
     def groupable_columns(self) -> GroupableColumns:
-        """By what its rows may be put together, though each epoch sees only its own."""
+        """The columns by which SQL may group the rows, although each epoch sees only its own rows."""
         return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
     def is_stage_output(self) -> bool:
-        """Whether it stands for what a stage emits."""
+        """Whether this source is the output of a stage."""
         return isinstance(self.dataframe, StageOutputRef)
 
     def derived(self) -> Values:
@@ -233,7 +236,7 @@ class Source(Spec):
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """What does not fit a connection of this kind."""
+        """Yield keys that do not fit a connection of this kind."""
         for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
                 named = " or ".join(format_value(k) for k in kinds)
@@ -297,7 +300,10 @@ def _check_schema(schema: str) -> Iterator[Problem]:
 
 
 class Lookup(Spec):
-    """A table that the SQL may join by name; re-read every `refresh_interval`. `format` defaults to the file's suffix."""
+    """A small table that the SQL may join by name. It is read again every `refresh_interval`.
+
+    `format` defaults to the suffix of the file.
+    """
 
     connection: str | Connection
     query: str
@@ -356,7 +362,7 @@ class Lookup(Spec):
 
 
 def guess_format(query: str) -> str | None:
-    """The format that a file's suffix stands for: `data/users.jsonl.gz` -> `json`; None if it stands for none."""
+    """Return the format of a file's suffix: `data/users.jsonl.gz` -> `json`; None for an unknown suffix."""
     spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
     formats = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
     return formats[-1] if formats else None

@@ -1,4 +1,4 @@
-"""The base of all specs: frozen values that check themselves, and say what is wrong in one line each.
+"""Base class of all specs: frozen values that validate themselves and report each mistake in one line.
 
 A line is `<file or class>: <key>: <fact>; <what to do>`. All problems of a config are collected before any is raised.
 """
@@ -30,20 +30,20 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 
 @cache
 def with_units(cls: type[Spec]) -> Mapping[str, str]:
-    """The keys that take a duration as text with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
+    """Return the keys that take a duration with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
     durations = (key for key, kind in cls.PARSERS.items() if "duration" in getattr(kind, "shape", {}))
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
     return {name: key for name, key in names.items() if name not in cls.PARSERS}
 
 
 def _below(line: str) -> str:
-    """A line of a nested table (its file is empty: `: key: fact`), to be put behind the table's key."""
+    """Return a line of a nested table (without a file: `: key: fact`) so that it can follow the key of that table."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
 
 def _respelled(line: str, spelled: Mapping[str, str]) -> str:
-    """A line with the names of keys as the user spells them."""
+    """Replace the names of keys in a line with the user's spelling."""
     if not spelled:
         return line
     return re.sub(rf"\b({'|'.join(spelled)})\b", lambda match: spelled[match[1]], line)
@@ -54,15 +54,15 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {}  # key as written -> kind of its value
-    ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key as written -> attribute, where they differ
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {}  # key -> parser of its value
+    ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key -> attribute, if they differ
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
-    SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # other word for a key, of another system -> key, for the hint
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, may be empty
-    PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that no table can hold -> advice
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # word of another system -> key, for "did you mean"
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, possibly empty
+    PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that TOML cannot express -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
 
-    _wrong: frozenset[str] = PrivateAttr(default=frozenset())  # of a draft: keys already reported; else empty
+    _wrong: frozenset[str] = PrivateAttr(default=frozenset())  # keys with reported problems, in a partially parsed spec
 
     def __init__(self, **data: Any) -> None:
         problems: list[str] = []
@@ -74,19 +74,19 @@ class Spec(BaseModel):
 
     @classmethod
     def label(cls, data: Values) -> str:
-        """What stands in an error where a config from a file has the file's name."""
+        """Return the subject of error lines for a spec made in Python, where a config from a file has the file's name."""
         return cls.__name__
 
     @classmethod
     def parse(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
-        """A spec from a table of a config; None (and lines in `problems`) if anything is wrong."""
+        """Parse a table of a config. Returns None and appends lines to `problems` if anything is wrong."""
         count = len(problems)
         draft = cls.parse_partial(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """As `build`, but returns what could be read of a wrong table too: absent attributes are None."""
+        """Parse a table like `parse`, but also return what could be read of a wrong one. Missing attributes are None."""
         if isinstance(data, cls):
             return data
         blank = {name: None for name, field in cls.model_fields.items() if field.is_required()}
@@ -107,10 +107,10 @@ class Spec(BaseModel):
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
-        """Keys and values checked one by one, then together; returns attribute values and the keys reported."""
+        """Check keys and values one by one, then together. Returns attribute values and the keys with reported problems."""
         prefix = f"{file}: {path}." if path else f"{file}: "
         data = {k: v for k, v in data.items() if v is not None}
-        written: dict[str, str] = {}  # key -> the older spelling that the user chose
+        written: dict[str, str] = {}  # key -> the spelling that the user chose
         for old, new in cls.ALIASES.items():
             if old in data and new in data:
                 del data[old]
@@ -129,7 +129,7 @@ class Spec(BaseModel):
                 data[key] = data.pop(name)
                 written[key] = name
             elif key not in data and not in_ms:
-                written[key] = name  # as messages call a key that is missing
+                written[key] = name  # the name of a missing key in messages
         for key, value in data.items():
             if key in cls.PARSERS:
                 at_key = f"{prefix}{written.get(key, key)}"
@@ -178,11 +178,11 @@ class Spec(BaseModel):
         return values, wrong | {key for key, _ in conflicts}
 
     def derived(self) -> Values:
-        """Attribute values that follow from the others where the config does not give them; `to_toml` leaves them out."""
+        """Return attribute values that follow from other keys if the config does not set them. `to_toml` omits them."""
         return {}
 
     def non_defaults(self) -> Values:
-        """The keys that are not at their default, or are spelled in a way of their own, with their values."""
+        """Return the keys whose value is not the default, or comes from the environment, with their values."""
         cls, implied = type(self), self.derived()
         changed: Values = {}
         for key in cls.PARSERS:
@@ -196,22 +196,25 @@ class Spec(BaseModel):
 
     @classmethod
     def missing_hint(cls, key: str) -> str:
-        """What to write for a missing key."""
+        """Return what to write for a missing key."""
         return "it must be given"
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
-        """The line for a value that other issues of this field know and this version does not; None for a plain mistake."""
+        """Return the problem of a value that this version does not support; None for a plain mistake."""
         return None
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        """What is wrong between the keys; `wrong` holds keys that were already reported, whose values may be drafts."""
+        """Yield problems between keys.
+
+        `wrong`: keys whose problems were reported already. Their values may be incomplete.
+        """
         yield from ()
 
 
 def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
-    """The kind of a nested table."""
+    """Return the parser of a nested table."""
 
     @with_schema(of=cls)
     def build(value: Any) -> Any:
@@ -227,7 +230,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
 
 
 def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
-    """The kind of a list of tables."""
+    """Return the parser of a list of tables."""
 
     @with_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:

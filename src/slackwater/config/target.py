@@ -1,4 +1,4 @@
-"""Where results go, and where state is kept."""
+"""Specs of targets and of the state store."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from slackwater.config.value_parsers import (
 from slackwater.config.window import Window
 from slackwater.secrets import remember_settings, remember_url
 
-OBJECTS = ("s3", "gs", "abfss")  # schemes of URLs of object stores
+OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 
 
 class Target(Spec):
     """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console.
 
-    `from_`: the stage whose results it gets, by default the last one. `name`: what it is called, by default as that stage.
+    `from_`: the stage whose results it gets; the last one by default. `name`: defaults to the name of that stage.
     """
 
     name: str | None = None
@@ -85,7 +85,7 @@ class Target(Spec):
         "partitions": integer_parser(1, 100_000),
     }
     ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> the kinds of connection it belongs to
+    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> kinds of connection that it belongs to
         "path": ("files", "delta"),
         "format": ("files",),
         "table": ("postgres", "iceberg"),
@@ -99,7 +99,7 @@ class Target(Spec):
     }
     REQUIRED_BY_KIND: ClassVar[
         Mapping[str, tuple[str, str]]
-    ] = {  # kind of connection -> the key it needs, and what to write
+    ] = {  # kind of connection -> its required key, and what to write
         "files": ("path", 'a files target needs a directory, as in "out/sessions"'),
         "delta": ("path", 'a delta target needs a directory, as in "lake/sessions"'),
         "postgres": ("table", 'a postgres target needs a table, as in "public.sessions"'),
@@ -116,24 +116,27 @@ class Target(Spec):
         return "name one of the [connections]"
 
     def upserts(self, kind: str, step: StepSpec | None) -> bool:
-        """Whether a target on a connection of this kind replaces the rows of a window, or only ever adds rows (as of a join)."""
+        """Return whether a target on a connection of this kind replaces rows of a window.
+
+        Others only add rows, as for a join.
+        """
         if not isinstance(step, Window):
             return False
         if kind != "kafka" or self.key_columns is None:
             return kind in ("postgres", "kafka") or (kind in ("delta", "iceberg") and self.mode != "append")
-        keys, key_columns = set(step.group_by), set(self.key_columns)  # beside the keys what tells their windows apart
+        keys, key_columns = set(step.group_by), set(self.key_columns)
         window_identity = {step.window_start_column, *(["session_id"] if step.kind == "session" else [])}
         return keys < key_columns <= keys | window_identity
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """What does not fit a connection of this kind."""
+        """Yield keys that do not fit a connection of this kind."""
         needed, target_text = cls.REQUIRED_BY_KIND.get(kind, ("", ""))
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
-                if missing and key in ("path", "table", "topic"):  # one mistake, one line
+                if missing and key in ("path", "table", "topic"):  # report one mistake in one line
                     missing, advice = False, f"write {needed} instead: {target_text}"
                 yield key, f"belongs to connections of kind {named}, this one is {format_value(kind)}; {advice}"
         if missing:
@@ -146,13 +149,13 @@ class Target(Spec):
 
 
 class StateStore(Spec):
-    """Where state lives: `files` (a directory, or a URL of an object store), `postgres` (a database), or `in_memory` (gone with
-    the process).
+    """Where the state is stored: `files` (a directory, or a URL of an object store), `postgres` (a database), or
+    `in_memory`.
 
-    `shards`: how many parts the state is spread over, by default one per core; may be changed between runs.
-    `schema` (postgres): the schema of its tables. `path` (postgres): where Spark's checkpoints are kept, which only sources
-    that cannot seek need; by default a temporary directory. `options` (a URL): how the object store is reached, as obstore
-    spells it (`region`, `endpoint`, …); what is not there comes from the environment, or the role of the machine.
+    `shards`: how many parts the state is spread over; one per core by default. It may change between runs. `schema`
+    (postgres): the schema of its tables. `path` (postgres): where Spark's checkpoints go, which only sources that
+    cannot seek need; a temporary directory by default. `options` (a URL): how the object store is reached, as obstore
+    spells it (`region`, `endpoint`, …). Missing options come from the environment or the role of the machine.
     """
 
     kind: str
@@ -216,7 +219,7 @@ class StateStore(Spec):
 
 
 def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """What does not fit a path that is a URL, and what is only for one."""
+    """Yield problems of a path that is a URL, and of options that only a URL may have."""
     kind, path, options = values.get("kind"), values.get("path"), values.get("options")
     if isinstance(options, Mapping):
         remember_settings(options)
@@ -230,7 +233,7 @@ def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def url_problems(path: str, content: str) -> Iterator[Problem]:
-    """What does not fit a path of files, if it is a URL."""
+    """Yield the problems of a files path that is a URL."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":
         return

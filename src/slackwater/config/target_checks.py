@@ -1,4 +1,4 @@
-"""Checks of targets against each other and against the stages: each gets the results of one, and no results are lost."""
+"""Checks of targets against each other and against the stages. Each target gets the results of one stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """One target or several; each is called by a name of its own, gets what a stage emits, and writes where no other does."""
+    """Yield problems of the targets: names, stages, and locations that two of them share."""
     targets: Sequence[Target] = values.get("targets", ())
     if "targets" in values and "target" in values:
         yield (
@@ -61,8 +61,8 @@ def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 
 def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """What a target is from is there; that each stage is read, `stage_checks` knows."""
-    stages: Sequence[Any] = values.get("stages", ())  # of `config.pipeline.Stage`, which is not known here
+    """Yield targets whose stage does not exist. `stage_checks` checks that each stage is read."""
+    stages: Sequence[Any] = values.get("stages", ())  # of `config.transform.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
     names = [s.name for s in stages] or ["transform"]
@@ -75,7 +75,7 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
 
 
 def published_stages(values: Values) -> tuple[str, ...]:
-    """The stages of a draft whose results a target gets; all of them where one of these is not there."""
+    """Return the stages of a draft whose results go to a target; all of them if a target names an unknown stage."""
     names = [s.name for s in values["stages"]]
     targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
     published = dict.fromkeys(t.from_ or names[-1] for t in targets) or (names[-1],)
@@ -83,7 +83,7 @@ def published_stages(values: Values) -> tuple[str, ...]:
 
 
 def _places(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Two targets in one place would take the rows of each other for their own."""
+    """Yield targets that write to the location of another one. Each would treat the other's rows as its own."""
     seen: dict[object, str] = {}
     for path, target in placed:
         connection = resolve_connection(target.connection, connections) if target.connection is not None else None
@@ -100,7 +100,7 @@ def _places(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]
 
 
 def each_target(values: Values) -> Iterator[tuple[str, Values]]:
-    """A draft for each of its targets, as if there were no other: `transform` is the stage whose results it gets."""
+    """Yield the draft once per target, as if there were no other. `transform` is the stage whose results it gets."""
     stages = {s.name: s for s in values.get("stages") or ()}
     for path, target in targets_with_keys(values):
         named_stage = stages.get(target.from_) if target.from_ is not None else None

@@ -1,6 +1,6 @@
-"""The kinds of values that a key may have: each takes what a user wrote and returns what is meant, or says what was expected.
+"""Parsers for the values of keys. Each returns the parsed value or raises InvalidValueError with what was expected.
 
-A kind carries beside it what a JSON Schema says of it (`shaped`).
+A parser carries its JSON Schema in the attribute `shape` (see `with_schema`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from slackwater.config.message_format import (
 from slackwater.core.time import duration_ms
 from slackwater.errors import ConfigError
 
-Duration = int | str  # milliseconds, or as people write them: "30s"
+Duration = int | str  # milliseconds, or a text such as "30s"
 
 
 class InvalidValueError(Exception):
-    """A value is not of its kind; the text says what was expected."""
+    """A value is invalid. The text says what was expected."""
 
 
 class InvalidTableError(ConfigError):
-    """Something is wrong inside a nested table; `draft` is what could be read, for the checks that need the rest of it."""
+    """A nested table is invalid. `draft` is what could be read of it, for checks that need the rest."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
         super().__init__(problems)
@@ -40,7 +40,7 @@ _K = TypeVar("_K", bound=ValueParser)
 
 
 def with_schema(**keywords: Any) -> Callable[[_K], _K]:
-    """What a JSON Schema says of a kind, beside the kind; of tables `of`: the spec they are (see `json_schema`)."""
+    """Attach a JSON Schema to a parser. `of`: the spec of the tables that it parses (see `json_schema`)."""
 
     def mark(kind: _K) -> _K:
         vars(kind)["shape"] = keywords
@@ -50,8 +50,8 @@ def with_schema(**keywords: Any) -> Callable[[_K], _K]:
 
 
 _MOST = 2**63 - 1
-HIDDEN = "__"  # how the names of columns begin that frames have beside those of the user
-_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it still fits 64 bits
+HIDDEN = "__"  # prefix of Slackwater's own columns in frames of rows
+_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it fits 64 bits
 
 
 @with_schema(type="string", minLength=1)
@@ -62,7 +62,7 @@ def parse_text(value: Any) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Why no column may have this name; None if one may."""
+    """Return why a column may not have this name; None if it may."""
     if "\0" in name:
         return f"found {format_value(name)}; U+0000 is in no name of a column: rename it in the SQL"
     if (
@@ -102,7 +102,10 @@ def choice_parser(*options: str) -> ValueParser:
 
 
 def duration_parser(minimum: int | None = None) -> ValueParser:
-    """`minimum` 1: greater than 0; 0: 0 or more; None: any."""
+    """Return a parser of durations, in milliseconds.
+
+    `minimum` 1: greater than 0; 0: 0 or more; None: any.
+    """
 
     expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
 
@@ -134,7 +137,7 @@ def parse_texts(value: Any) -> tuple[str, ...]:
 
 @with_schema(anyOf=[{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}])
 def parse_names(value: Any) -> tuple[str, ...]:
-    """One name, or several."""
+    """Parse one name or a list of names."""
     if isinstance(value, str) and value:
         return (value,)
     if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
@@ -143,7 +146,7 @@ def parse_names(value: Any) -> tuple[str, ...]:
 
 
 def settings_parser(expected: str) -> ValueParser:
-    """The kind of a table whose keys belong to somebody else: Spark, a client, a reader."""
+    """Return the parser of a table whose keys belong to another system: Spark, a client or a reader."""
 
     @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:
@@ -170,7 +173,7 @@ def settings_parser(expected: str) -> ValueParser:
 
 
 def _dotted(key: str, value: Any) -> str:
-    """The key that was meant where TOML read dots as tables, down to the first value."""
+    """Return the key that was meant where TOML parsed dots as nested tables, down to the first value."""
     while isinstance(value, Mapping) and value:
         inner, value = next(iter(value.items()))
         key = f"{key}.{inner}"
