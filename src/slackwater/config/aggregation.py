@@ -1,4 +1,4 @@
-"""Aggregations, as the user describes them: which there are, and which keys belong to which."""
+"""The spec of an aggregation: built-in functions, user-defined ones, and the keys of each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ROWS_ONLY = (
     "approx_quantile",
     "top_k",
     "collect_list",
-)  # no SQL makes them smaller than the rows they come from
-QUANTILE_K = 200  # a rank error of 1.33 %
+)  # SQL cannot pre-aggregate these to less than their rows
+QUANTILE_K = 200  # rank error 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
-_MEANT = {  # what other systems call them
+_MEANT = {  # names in other systems
     **dict.fromkeys(("median", "p50"), '"approx_quantile" with quantile = 0.5'),
     **dict.fromkeys(
         ("quantile", "percentile", "approx_percentile", "percentile_approx", "p90", "p95", "p99"),
@@ -84,7 +84,7 @@ _NEEDS = {
 
 @with_schema(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
 def _agg(value: Any) -> Any:
-    """A built-in's name, an import path, or in Python an `Aggregator`, as a class or made already."""
+    """Parse a built-in's name or an import path; in Python also an `Aggregator` class or instance."""
     if value == "count_col" or isinstance(value, Aggregator):
         return value
     if isinstance(value, type) and issubclass(value, Aggregator):
@@ -124,11 +124,11 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    agg: a built-in (docs/aggregations.md; `count` without a column counts rows); the import path of an `Aggregator`, as in
-    "mypackage.mymodule:WeightedAverage"; or, in Python, such a class or an object of it, with `columns` (its inputs ->
-    columns) and `options` (arguments of the class).
-    mode (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
-    on_overflow (sum, avg): "fail" stops the pipeline where the result does not fit its type, "null" gives NULL.
+    - `agg`: a built-in (docs/aggregations.md; `count` without a column counts rows), or the import path of an `Aggregator`,
+      as in "mypackage.mymodule:WeightedAverage". In Python also such a class or an instance of it.
+    - `columns`, `options` (user-defined ones): its inputs with their columns, and arguments of the class.
+    - `mode` (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
+    - `on_overflow` (sum, avg): "fail" stops the pipeline if the result does not fit its type, "null" returns NULL.
     """
 
     agg: Any
@@ -215,7 +215,7 @@ class Aggregation(Spec):
 
     @property
     def call(self) -> str:
-        """The aggregation for people: `sum(amount)`."""
+        """The aggregation as people write it: `sum(amount)`."""
         if not self.builtin:
             name = self.agg.rpartition(":")[2] if isinstance(self.agg, str) else _class(self.agg).__name__
             return f"{name}({', '.join(self.columns.values())})"
@@ -225,11 +225,14 @@ class Aggregation(Spec):
         return f"{self.agg}({', '.join(details)})"
 
     def aggregator(self) -> Aggregator:
-        """The user-defined aggregation that `agg` names. Raises `aggregator.UnfitError`, which constructing this did not."""
+        """Load the user-defined aggregation that `agg` names.
+
+        Raises `aggregator.UnfitError`: the class may have changed since this spec was validated.
+        """
         return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
-        """The columns it reads besides `column`; of a user-defined one in the order of its inputs."""
+        """Return the columns that it reads besides `column`; for a user-defined one, in the order of its inputs."""
         if self.builtin:
             return (self.by,) if self.by else ()
         return tuple(self.columns[name] for name in self.aggregator().inputs)

@@ -1,9 +1,9 @@
-"""The base of user-defined aggregations: initializer, aggregator and merger of KIP-94 as expressions over columns.
+"""Base class of user-defined aggregations: initializer, aggregator and merger of KIP-94 as expressions over columns.
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
 
-Loading one by its import path, and trying it on rows of NULLs, happens here, so that `slackwater check` finds what does
-not fit. Polars is imported for that only.
+This module also loads aggregators by import path and tries them on rows of NULLs, so that `slackwater check` reports
+what does not fit. Polars is imported for that only.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 class Aggregator:
-    """A user-defined aggregation. Derive from it, declare the columns, and give three functions over Polars expressions.
+    """A user-defined aggregation.
 
-    inputs: what it reads, as name -> Spark type; a column of another number type that fits is cast.
-    accumulators: what is kept of a group, as name -> Spark type: scalars and arrays of scalars.
-    output: the Spark type of the result; may be `array<…>` and `struct<…>`.
-    wants_keys: whether `merge` takes the group's keys as its first argument (a mapping of name to expression).
+    Derive from it, declare the columns, and implement three functions over Polars expressions.
 
-    `lift` gets one expression per input (by name), each row on its own, and returns one per accumulator. `merge` gets one
-    per accumulator, over all rows of a group, and returns one value each; it must be associative and commutative, so that
-    neither order nor batching matters. `finish` gets the accumulators and returns the result.
+    - `inputs`: its input columns, as name -> Spark type. A column of another number type is cast if it fits.
+    - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
+    - `output`: the Spark type of the result; may be `array<…>` and `struct<…>`.
+    - `wants_keys`: whether `merge` takes the group's keys as its first argument (a mapping of name to expression).
 
-        class Mean(Aggregator):
-            inputs = {"value": "double"}
-            accumulators = {"n": "bigint", "total": "double"}
-            output = "double"
+    `lift` gets one expression per input (by name), evaluated per row, and returns one per accumulator. `merge` gets one
+    per accumulator, over all rows of a group, and returns one value each. It must be associative and commutative, so
+    that neither order nor batching matters. `finish` gets the accumulators and returns the result.
 
-            def lift(self, value):
-                return {"n": value.is_not_null().cast(int), "total": value.fill_null(0)}
+            class Mean(Aggregator):
+                inputs = {"value": "double"}
+                accumulators = {"n": "bigint", "total": "double"}
+                output = "double"
 
-            def merge(self, n, total):
-                return {"n": n.sum(), "total": total.sum()}
+                def lift(self, value):
+                    return {"n": value.is_not_null().cast(int), "total": value.fill_null(0)}
 
-            def finish(self, n, total):
-                return total / n
+                def merge(self, n, total):
+                    return {"n": n.sum(), "total": total.sum()}
+
+                def finish(self, n, total):
+                    return total / n
     """
 
     inputs: Mapping[str, str] = {}
@@ -68,7 +70,7 @@ class Aggregator:
 
 
 class UnfitError(Exception):
-    """An aggregator cannot be used; `key` is the key of the config to look at, the text says what is wrong with it."""
+    """An aggregator cannot be used. `key` is the config key to correct, and the text describes the problem."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -77,7 +79,7 @@ class UnfitError(Exception):
 
 @contextmanager
 def without_imports() -> Iterator[None]:
-    """Within the block only classes of modules that this process has loaded are found: what a state names is not trusted."""
+    """Within the block, load only classes of modules that are already imported, since a state is not trusted."""
     before = _MAY_IMPORT.set(False)
     try:
         yield
@@ -86,7 +88,7 @@ def without_imports() -> Iterator[None]:
 
 
 def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
-    """The aggregator of an import path, a class or an instance. Raises UnfitError."""
+    """Return the aggregator of an import path, a class or an instance. Raises UnfitError."""
     if isinstance(reference, Aggregator):
         if options:
             raise UnfitError("options", "given with an aggregator that is made already; give the class, or remove them")
@@ -108,7 +110,7 @@ def _named(reference: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
@@ -133,7 +135,7 @@ def _imported(path: str) -> Any:
 
 
 class _AnyKey(dict[str, Any]):
-    """Stands for the keys where they are not known yet: each is NULL."""
+    """A stand-in for keys that are not known yet. Every key is NULL."""
 
     def __missing__(self, name: str) -> Any:
         import polars as pl
@@ -142,7 +144,7 @@ class _AnyKey(dict[str, Any]):
 
 
 def check_aggregator(aggregator: Aggregator) -> None:
-    """Try an aggregator on two rows of NULLs. Raises UnfitError for declarations and functions that do not fit each other."""
+    """Try an aggregator on two rows of NULLs. Raises UnfitError if its declarations and functions do not fit each other."""
     import polars as pl
 
     from slackwater.core.schema import Field
@@ -193,7 +195,16 @@ def check_aggregator(aggregator: Aggregator) -> None:
 def expressions(
     aggregator: Aggregator, step: str, columns: Mapping[str, pl.Expr], *leading_arguments: Any
 ) -> list[pl.Expr]:
-    """What `lift` or `merge` makes of these columns: one expression per accumulator, named like it. Raises UnfitError."""
+    """Call `lift` or `merge` and return one expression per accumulator, with its name.
+
+    Args:
+        aggregator: the aggregator.
+        step: "lift" or "merge".
+        columns: the arguments by name.
+        leading_arguments: the keys of the group, if `merge` wants them.
+
+    Raises UnfitError if the result is not a mapping of the accumulators.
+    """
     expression_by_name = getattr(aggregator, step)(*leading_arguments, **columns)
     if not isinstance(expression_by_name, Mapping) or set(expression_by_name) != set(aggregator.accumulators):
         returned = (

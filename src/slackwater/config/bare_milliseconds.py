@@ -1,4 +1,4 @@
-"""Durations of less than a second without a unit: `gap_ms = 30` is rarely what somebody means."""
+"""Finds durations of less than a second without a unit: `gap_ms = 30` is probably a mistake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slackwater.config.spec import Spec, with_units
 
 
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
-    """Durations of steps and sources below a second that have no unit: where, the key that takes one, the milliseconds."""
+    """Yield such durations of steps and sources: the key, the key that takes a unit, and the milliseconds."""
     specs: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         step = stage_pipeline.transform.step

@@ -1,6 +1,6 @@
-"""Checks over a whole pipeline. They also see drafts: what could be read of a part that is wrong itself.
+"""Checks across a whole pipeline. They also handle drafts, which contain only what could be read of wrong parts.
 
-Each yields (key, what is wrong). A key that was reported where it was read (`_wrong` of a draft) is not judged again.
+Each check yields (key, what is wrong). A key that was already reported (`_wrong` of a draft) is not checked again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def step_of(values: Values) -> Window | Join | StatelessStep | None:
-    """The step of a draft; None if it has none that could be read."""
+    """Return the step of a draft; None if none could be read."""
     transform = values.get("transform")
     if transform is None:
         return None
@@ -33,14 +33,14 @@ def step_of(values: Values) -> Window | Join | StatelessStep | None:
 
 
 def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
-    """The connection that a name or an object stands for; None for an unknown name."""
+    """Return the connection that a name or an object refers to; None for an unknown name."""
     if isinstance(reference, Connection):
         return reference
     return connections.get(str(reference))
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
-    """Sources are told apart by name: in the state, in watermarks, in metrics."""
+    """Yield sources of equal name. Names identify sources in the state, in watermarks and in metrics."""
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
     for name, times in Counter(names).items():
         if times > 1:
@@ -49,7 +49,7 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
 
 
 def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
-    """The targets of a draft with the keys that hold them."""
+    """Return the targets of a draft, each with its key in the config."""
     several: Sequence[Target] = values.get("targets") or ()
     if several:
         return [(f"targets[{i}]", t) for i, t in enumerate(several)]
@@ -57,8 +57,8 @@ def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
 
 
 def check_connections(values: Values) -> Iterator[Problem]:
-    """Every reference names a connection that is there and can do what is asked of it."""
-    connections: Mapping[str, Any] = values.get("connections", {})  # None: there, but wrong itself
+    """Yield references to connections that do not exist or do not support their use."""
+    connections: Mapping[str, Any] = values.get("connections", {})  # None: exists, but is wrong itself
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
     stages = values.get("stages") or ()
     transforms = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
@@ -122,7 +122,7 @@ def _unknown(key: str, reference: object, connections: Mapping[str, Any]) -> Ite
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
-    """Every source has an event time, and `_event_ts` means one thing only."""
+    """Yield sources without an event time, and columns that conflict with `_event_ts`."""
     step = step_of(values)
     if step is None:
         return
@@ -130,7 +130,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     named = step.event_time_column != "_event_ts"
     undecided = bool({"event_time_column", "time_mode"} & step._wrong)
     connections: Mapping[str, Any] = values.get("connections", {})
-    stage_inputs = values.get("read")  # of one stage among several: the sources that it reads
+    stage_inputs = values.get("read")  # the sources of this stage, if there are several stages
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong or (stage_inputs is not None and source.name not in stage_inputs):
             continue
@@ -146,7 +146,9 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
             yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
-        files_keys = source.format is not None or "format" in source._wrong  # of an unknown connection its keys tell
+        files_keys = (
+            source.format is not None or "format" in source._wrong
+        )  # for an unknown connection, its keys decide
         of_files = files_keys if connection is None else CONNECTORS[connection.kind].exposes_files
         table = connection is not None and CONNECTORS[connection.kind].is_table
         needed = step is not ROWS and not (processing or named)
@@ -171,7 +173,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
 
 
 def check_corrections(values: Values) -> Iterator[Problem]:
-    """Where rows are only added, a corrected window must say that it is one."""
+    """Yield windows that are emitted again to a target that only adds rows, without emit_metadata."""
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
@@ -194,7 +196,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
 
 
 def check_standalone(values: Values) -> Iterator[Problem]:
-    """Late rows as results of their own share the identity of the window they missed: only added rows can do that."""
+    """Yield late_data = "standalone" with a target that replaces rows: late rows share the identity of their window."""
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or window.late_data != "standalone":
@@ -211,7 +213,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
 
 
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """A session and a join need a store; `persisted` needs one that outlives the process."""
+    """Yield a missing state store (sessions and joins need one), and guarantees that need a durable one."""
     step = step_of(values)
     if step is None or "state_store" in wrong:
         return
@@ -240,7 +242,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Rows that are to be kept need a place, and a place needs rows."""
+    """Yield a missing [dead_letter], and one to which nothing would go."""
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:
         return
@@ -253,7 +255,7 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     policy_by_key = (("on_error", on_error), ("late_data", late_data))
     keys_to_letters = [key for key, value in policy_by_key if value == "dlq"]
     has_target = values.get("dead_letter") is not None
-    # under "reopen" what is late for good goes there, if there is a place
+    # with "reopen", rows that are late for good go to [dead_letter] if it exists
     if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",

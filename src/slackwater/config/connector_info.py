@@ -1,7 +1,7 @@
-"""A record per kind of system: all that a config tells of it without reaching it. What a run does with it: `runner.systems`.
+"""Static metadata of each kind of connection: everything that is known without connecting. `runner.connectors` connects.
 
-kind ─┬─ rows from it     columns that come with each, whether they can be read again, where reading begins, how it is named
-      └─ results to it    how the place is named, how results are written, what is delivered
+kind ─┬─ as a source      columns of each row, whether rows can be read again, where reading begins, descriptions
+      └─ as a target      descriptions of the location and of writing, delivery guarantee
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartPosition:
-    """Where reading begins that was never read. `default`: unless the config says; None: nobody can say.
+    """Where a source begins that was never read.
 
-    "earliest" or "latest" may be asked for then; `offsets`: or an offset for each partition. `from_first`: there is nothing
-    before. `at`, `otherwise`: in words, where nobody can say; `without`: why no offsets may be asked for.
+    `default`: the default position; None if the connector decides. `offsets`: offsets by partition are allowed besides
+    "earliest" and "latest". `from_first`: the source always begins with its first row. `position_text`, `default_text`:
+    descriptions for sources without a default. `no_offsets_reason`: why offsets are not allowed.
     """
 
     default: str | None = None
@@ -35,7 +36,7 @@ class StartPosition:
 
 
 def absolute_path(path: str | None) -> str:
-    """A directory as seen from anywhere."""
+    """Return a local directory as an absolute path, and a URL unchanged."""
     is_local = path and "://" not in path and not path.startswith("file:")
     return str(Path(str(path)).absolute()) if is_local else str(path)
 
@@ -54,29 +55,33 @@ def _console(t: Target) -> str:
 
 @dataclass(frozen=True)
 class ConnectorInfo:
-    """One kind. `written`: how results are, given whether rows are only ever added, and whether that is part of the commit."""
+    """Metadata of one kind.
 
-    # -- rows from it ----------------------------------------------------------------------------------------------
-    metadata_columns: tuple[str, ...] = ()  # columns that every row has beside its payload
-    has_timestamp: bool = False  # and `_event_ts`, the time of the record
-    uses_ingest_time: bool = False  # where a record brings no time, it is the epoch's clock
-    keeps_history: bool = False  # what was read can be read once more
-    exposes_files: bool = False  # Spark reads files for it, and knows which one a row is of
-    is_table: bool = False  # its columns are its own, and not known before the start
-    by_path: bool = False  # its query is a path
-    keys: tuple[str, ...] = ()  # of a source, beside those that every source has
-    offsets: type[Offsets] | None = (
-        None  # how far it was read, as a commit keeps it; None: only Spark's checkpoint knows
-    )
+    `write_text(target, adds, within)` describes how results are written. `adds`: rows are only added; `within`: writing
+    is part of the commit.
+    """
+
+    # -- as a source -----------------------------------------------------------------------------------------------
+    metadata_columns: tuple[str, ...] = ()  # columns that the connector adds to each row
+    has_timestamp: bool = False  # each row has `_event_ts`, the time of the record
+    uses_ingest_time: bool = False  # for a record without a time, `_event_ts` is the epoch's clock
+    keeps_history: bool = False  # rows can be read again
+    exposes_files: bool = False  # Spark reads files and knows the file of each row
+    is_table: bool = False  # a table has a schema of its own, which is unknown before the start
+    by_path: bool = False  # the query is a path
+    keys: tuple[str, ...] = ()  # keys of a source besides those that every source has
+    offsets: type[Offsets] | None = None  # class of its offsets in a commit; None: only Spark's checkpoint has them
     start: StartPosition = StartPosition()  # frozen
-    short_name: Callable[[Source], str] = _named  # in short
-    plan_text: Callable[[Source], str] = _named  # as a plan has it
+    short_name: Callable[[Source], str] = _named  # short description of a source
+    plan_text: Callable[[Source], str] = _named  # description of a source in a plan
     batch_limit: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
-    # -- results to it ---------------------------------------------------------------------------------------------
+    # -- as a target -----------------------------------------------------------------------------------------------
     location_text: Callable[[Target], str] = _console
     write_text: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
-    append_only_text: str = ""  # which targets of this kind do, in words; else all
-    at_least_once_reason: Callable[[Target], str | None] = _nothing  # why delivery is at least once; None: it is not
+    append_only_text: str = ""  # describes the targets of this kind that only add rows; "" for all
+    at_least_once_reason: Callable[[Target], str | None] = (
+        _nothing  # why delivery is at least once; None: it is exactly once
+    )
     exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
 
 
@@ -203,11 +208,11 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
 
 
 def metadata_columns(kind: str | None) -> tuple[str, ...]:
-    """The columns that a connection of this kind adds to a row's own, beside `_event_ts`; none for a DataFrame."""
+    """Return the columns that a connector adds to rows, besides `_event_ts`; none for a DataFrame (None)."""
     return () if kind is None else CONNECTORS[kind].metadata_columns
 
 
 def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:
-    """The kinds of connection that keys of a source belong to; without those that it has of any kind."""
+    """Return the kinds of connection that keys of a source belong to. Keys that fit any kind are left out."""
     kinds_by_key = {key: tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys) for key in keys}
     return {key: kinds for key, kinds in kinds_by_key.items() if kinds}

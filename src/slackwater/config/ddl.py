@@ -1,6 +1,6 @@
-"""Schemas as Spark spells them: `name TYPE [NOT NULL] [COMMENT '…'], …`, read exactly as its parser reads them.
+"""Parser of Spark's schemas: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts exactly what Spark's parser accepts.
 
-Types come out as Spark prints them (`decimal(10,2)`, `array<int>`), so that they are the types a run would see.
+Types are returned as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal those of a run.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _TOKEN = re.compile(
 
 
 class DdlError(Exception):
-    """What is wrong with a schema, as the end of a line: `"STRNG" is no type; did you mean "STRING"?`."""
+    """A schema is invalid. The text is the end of a message: `"STRNG" is no type; did you mean "STRING"?`."""
 
 
 def parse_columns(ddl: str) -> dict[str, str]:
-    """The columns of a schema and their types, in order. Raises DdlError for what Spark does not read as one."""
+    """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark does not read."""
     reader = DdlParser(_tokens(ddl))
     if reader.at_end():
         return {}
@@ -64,7 +64,7 @@ def parse_columns(ddl: str) -> dict[str, str]:
 
 
 def type_of(text: str) -> str | None:
-    """The name of a type as Spark prints it; None where this is none."""
+    """Return the name of a type as Spark prints it; None if the text is not a type."""
     try:
         reader = DdlParser(_tokens(text))
         type_name = reader.type("")
@@ -103,7 +103,7 @@ def _tokens(ddl: str) -> list[_Token]:
 
 @dataclass
 class DdlParser:
-    """Recursive descent over the tokens of a schema."""
+    """Recursive-descent parser over the tokens of a schema."""
 
     tokens: list[_Token]
     position: int = 0
@@ -123,7 +123,7 @@ class DdlParser:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
-        """Whether the next token is one of these, which is then passed."""
+        """Consume the next token if it is one of these. Returns whether it was."""
         token = self.peek()
         if token.kind in ("word", "mark") and token.text.lower() in texts:
             self.position += 1
@@ -142,7 +142,7 @@ class DdlParser:
         return int(token.text)
 
     def members(self, closing: str | None) -> list[tuple[str, str]]:
-        """Columns, or the fields of a struct, up to the end or to `closing`."""
+        """Parse columns, or the fields of a struct, up to the end or to `closing`."""
         columns: list[tuple[str, str]] = []
         while True:
             name = self.name()

@@ -1,10 +1,11 @@
-"""By which columns the rows that a SQL text reads may be put together, though each epoch sees only its own rows.
+"""Columns by which SQL may group the rows that it reads, although each epoch sees only its own rows.
 
-    results of a window ─▶ one epoch has all of the same bounds ─▶ GROUP BY window_start is exact
-    rows of a source    ─▶ an epoch has those that were read     ─▶ GROUP BY is refused
+    results of a window ─▶ one epoch has all results with equal bounds ─▶ GROUP BY window_start is exact
+    rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is refused
 
-All tumbling and hopping windows with the same bounds close by one watermark, so they come out in one epoch, of all keys.
-Sessions do not: one that is cut at `max_session_duration_ms` closes before one of another key that ends there by its gap.
+All tumbling and hopping windows with the same bounds are closed by one watermark. They are emitted in one epoch, for
+all keys. Sessions are not: one that is cut at `max_session_duration_ms` closes before one of another key that ends at
+the same time by its gap.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ WINDOW = "a window function (OVER)"
 
 @dataclass(frozen=True)
 class GroupableColumns:
-    """`names`: columns by any of which rows may be grouped; none of them: rows are taken one by one, `why` says why."""
+    """Columns by which rows may be grouped (`names`). If there are none, SQL must be row-wise, and `reason` may say why."""
 
     names: frozenset[str] = frozenset()
     reason: str = ""
 
     def advice_for(self, non_row_wise: set[str]) -> str:
-        """What is to be said behind what was found to look beyond the row; nothing where that is all."""
+        """Return what a message says after listing the non-row-wise constructs of a SQL text; empty if nothing."""
         if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
         if self.names:
@@ -46,7 +47,7 @@ SEVERAL = GroupableColumns(
 
 
 def groupable_columns_of(step: StepSpec) -> GroupableColumns:
-    """By what the results of a step may be put together in the epoch that brings them."""
+    """Return the columns by which the results of a step may be grouped in the epoch that emits them."""
     if isinstance(step, Join):
         return GroupableColumns(
             reason="joined rows come out with the epoch that completes them, so no epoch has all of a group"

@@ -1,4 +1,4 @@
-"""Names that a target or a store cannot hold, found in a config alone: each system has rules of its own."""
+"""Checks of names that a target or a store cannot hold. They need only the config; each system has its own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
-POSTGRES_BYTES = 63  # longer identifiers are cut, and two could become one
+POSTGRES_BYTES = 63  # Postgres truncates longer identifiers, and two could become equal
 _RESERVED = re.compile(r"slackwater_(state|staged|windows)_.*|slackwater_(pipelines|offsets|outputs|lists|targets)")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -22,7 +22,7 @@ _DELTA = set(" ,;{}()\n\t=")
 
 
 def check_state_identifiers(values: Values) -> Iterator[Problem]:
-    """One line for each name that the state store cannot hold."""
+    """Yield one problem for each name that the state store cannot hold."""
     stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
@@ -34,7 +34,7 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
 
 
 def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
-    """One line for each name that the target refuses, cuts, or has a use of its own for; `path`: the key that holds it."""
+    """Yield one problem for each name that the target refuses, truncates or reserves. `path`: the target's key."""
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")
     if target is None or target.connection is None:
@@ -92,7 +92,7 @@ def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
 
 
 def _names(window: Window) -> Iterator[tuple[str, str]]:
-    """The names that become columns, and where they are written."""
+    """Yield the names that become columns, each with its key in the config."""
     if not {"group_by", "kind"} & window._wrong:
         yield from ((f"{window.CONFIG_PATH}.group_by", k) for k in window.group_by)
     for n, agg in enumerate(window.aggregations if "aggregations" not in window._wrong else ()):
@@ -102,7 +102,7 @@ def _names(window: Window) -> Iterator[tuple[str, str]]:
 
 def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
     for key, name in _names(window):
-        most = POSTGRES_BYTES - (2 if state and key.endswith(".as") else 0)  # its parts have a name behind a dot
+        most = POSTGRES_BYTES - (2 if state and key.endswith(".as") else 0)  # accumulators append a dot and a letter
         size = len(name.encode("utf-8", "surrogatepass"))
         if size > most:
             yield (

@@ -1,4 +1,4 @@
-"""Stream-stream joins, as the user describes them.
+"""The spec of a stream-stream join.
 
 left    ──●─────────────────────────▶ event time      lower_ms <= right.ts - left.ts <= upper_ms
 right      ├──────────────┤  its partners             both inclusive; either may be negative
@@ -30,7 +30,7 @@ from slackwater.errors import StartError
 
 EVENT_TIME = "_event_ts"
 SIDES = ("left", "right")
-JOIN_TYPES = {  # as written -> as meant
+JOIN_TYPES = {  # spelling -> join type
     "stream_stream_join": "inner",
     "inner": "inner",
     "left": "left",
@@ -52,8 +52,8 @@ def _prefix(value: Any) -> str:
 class Join(StepSpec):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Rows match if their keys are equal and their times lie within the bounds: `time_window` either way, or
-    `lower <= right.ts - left.ts <= upper`. docs/joins.md tells the rest. Raises ConfigError with one line per mistake.
+    Rows match if their keys are equal and their times lie within the bounds: `time_window` either way, or `lower` and
+    `upper` of `right.ts - left.ts`, both inclusive. See docs/joins.md. Raises ConfigError with one line per mistake.
     """
 
     left_source: str
@@ -162,18 +162,18 @@ class Join(StepSpec):
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """Whether rows of the left, of the right side come out when they found no partner."""
+        """For the left and the right side, whether rows without a partner are emitted."""
         return self.join_type in ("left", "full"), self.join_type in ("right", "full")
 
     @property
     def retention_ms(self) -> tuple[int, int]:
-        """How far the watermark has to pass a left, a right row's time before the row leaves the state."""
+        """For the left and the right side, how far the watermark must pass a row's time before the row leaves the state."""
         (lower, upper), allowed = self.bounds_ms, int(allowed_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
     @property
     def watermark_delay_ms(self) -> int:
-        """How far behind the watermark, at the most, the event time of a row may lie that comes out."""
+        """The maximum distance (ms) of a joined row's event time behind the watermark."""
         (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
@@ -260,11 +260,15 @@ def output_names(
     right_columns: Sequence[str],
     injected: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Per side: its own columns that come out -> their names in the output, in order; `_event_ts` follows them.
+    """Return, per side, the emitted columns and their names in the output, in order. `_event_ts` follows them.
 
-    `left_columns`, `right_columns`: the columns that come out of the side's SQL, or of its source. Without a list all of
-    them come out but `_event_ts`, and where no SQL selects them those that the connector adds (`injected`). Raises
-    StartError, one line per column that is not there or whose name is taken.
+    Args:
+        join: the join.
+        left_columns: the columns of the left side's SQL, or of its source.
+        right_columns: the columns of the right side's SQL, or of its source.
+        injected: per side, the columns that the connector adds. They are not emitted unless SQL or a list selects them.
+
+    Raises StartError with one line per column that does not exist or whose name is taken.
     """
     problems: list[str] = []
     chosen: list[list[str]] = []
@@ -289,7 +293,7 @@ def output_names(
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
-    """Columns whose name in the output another one has already; names differ by more than case."""
+    """Yield columns whose output name is taken. Names that differ by case only are equal."""
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""Checks of a join against the rest of its pipeline: the sources it names, and where its rows go. See `checks`."""
+"""Checks of a join against its pipeline: the sources that it names, and its target. See also `checks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _join(values: Values) -> Join | None:
 
 
 def check_join(values: Values) -> Iterator[Problem]:
-    """A join reads two sources, by name, and no others."""
+    """Yield sources of a join that do not exist, and sources that it does not read."""
     join, sources = _join(values), values.get("sources", ())
     if join is None or not sources:
         return
@@ -48,7 +48,7 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
-    """Joined rows are pairs, equal ones too, and so are those of SQL alone: nothing tells them apart, so they replace nothing."""
+    """Yield mode = "merge" for joined rows or rows of SQL alone. They have no identity, so they cannot replace rows."""
     target: Target | None = values.get("target")
     transform = values.get("transform")
     if transform is None or transform.window is not None or target is None or target.mode != "merge":
@@ -60,7 +60,7 @@ def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]
     if step is not None and step.table != "join":
         row_text, stage_text = f"rows of a {step.table}", "them"
     connection = resolve_connection(target.connection, values.get("connections", {}))
-    if connection is not None and connection.kind in ("delta", "iceberg"):  # of another kind it has no mode at all
+    if connection is not None and connection.kind in ("delta", "iceberg"):  # other kinds have no mode
         yield (
             f"{path}.mode",
             f'"merge" replaces rows of equal identity, which {row_text} do not have; use "append" (the default for {stage_text})',

@@ -1,10 +1,10 @@
-"""The JSON Schema of a pipeline's TOML, made from the specs: editors complete keys and flag mistakes with it.
+"""JSON Schema of a pipeline's TOML, generated from the specs. Editors use it to complete keys and to mark mistakes.
 
-    KINDS, REQUIRED, OLD, MEANT, defaults of a spec ──▶ one table of `$defs`      sentences and places: `documented`
-    which keys go together                          ──▶ its `allOf`               (`_rules`)
+    PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `key_docs`)
+    rules between keys (`_rules`)                               ──▶ its `allOf`
 
-It refuses nothing that `check` accepts. What needs more than the shape of the file (names that refer to each other, SQL,
-durations that are compared) only `check` finds.
+It accepts everything that `check` accepts. Only `check` finds mistakes that the shape of the file does not show: names
+that refer to each other, SQL, and comparisons of durations.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FILE = "slackwater.schema.json"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MOST_MS = 315_576_000_000_000  # 10000 years
 _ENV: Schema = {"$ref": "#/$defs/env"}
-_NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the least one
+_NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the minimum
 
 
 def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
-    """The whole schema, draft 2020-12, of the file that a spec describes."""
+    """Return the schema (draft 2020-12) of the file that a spec describes."""
     defs: dict[str, Schema] = {
         "env": {
             "type": "string",
@@ -60,7 +60,7 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
 
 
 def schema_text(schema: Schema | None = None) -> str:
-    """The schema as a file."""
+    """Return the schema as the content of a file."""
     return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -80,7 +80,7 @@ def _duration_text(least: int | None) -> Schema:
 
 
 def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
-    """The keys of a table; of a connection those of all kinds, which its rules tell apart."""
+    """Return the parsers of a table's keys; for a connection those of all kinds, which its rules tell apart."""
     if spec is not Connection:
         return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
     parsers: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _described(spec: type[Spec], key: str) -> str:
 
 
 def _with_unit(shape: Schema) -> Schema:
-    """The values of a key that takes a duration with its unit."""
+    """Return the schema of a key that takes a duration with its unit."""
     name = {None: "duration_text", 0: "duration_text_from_0", 1: "duration_text_above_0"}[shape["duration"]]
     one = {"$ref": f"#/$defs/{name}"}
     return {"anyOf": [one, shape["otherwise"]]} if "otherwise" in shape else one
@@ -142,12 +142,12 @@ def _default(spec: type[Spec], key: str) -> Schema:
 
 
 def _value(shape: Schema, defs: dict[str, Schema]) -> Schema:
-    """The values of a key. Any string may come from the environment; numbers, flags and tables cannot."""
+    """Return the schema of a key's values. Strings may come from the environment; numbers, flags and tables may not."""
     if "of" in shape:
         spec: type[Spec] = shape["of"]
         name = spec.__name__.lower()
         if name not in defs:
-            defs[name] = {}  # a table may hold itself, as a stage does not
+            defs[name] = {}  # set before the recursion, in case a table contains itself
             defs[name] = {"title": name, "description": _first_line(spec)} | _table(spec, defs)
         one: Schema = {"$ref": f"#/$defs/{name}"}
         if "named" in shape:
@@ -172,19 +172,19 @@ def _first_line(spec: type[Spec]) -> str:
 
 
 def _spellings(spec: type[Spec], *keys: str) -> list[str]:
-    """The keys with all their spellings."""
+    """Return the keys and all their aliases."""
     further = {**with_units(spec), **spec.ALIASES}
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 
 def _given(spec: type[Spec], key: str) -> Schema:
-    """A key that must be there, in any of its spellings."""
+    """Require a key in any of its spellings."""
     spelled = _spellings(spec, key)
     return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
 
 
 def _where(value: Schema, then: Schema, *keys: str) -> Schema:
-    """`then`, where one of the keys (spellings of one) has such a value."""
+    """Apply `then` if one of the keys (spellings of one key) has such a value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 
@@ -194,7 +194,7 @@ def _without(keys: Iterable[str]) -> Schema:
 
 
 def _only(key: str, *values: str) -> Schema:
-    """A key that is given and has one of these values, or one that only a run knows."""
+    """Require a key with one of these values, or with one from the environment."""
     return {"required": [key], "properties": {key: {"anyOf": [{"enum": list(values)}, _ENV]}}}
 
 

@@ -1,6 +1,6 @@
-"""What each key of a config means, in one sentence, and the page and heading that tell the rest.
+"""Documentation of each config key: one sentence, and the page and heading with the details.
 
-The JSON Schema (`json_schema`) takes the sentences, `slackwater check` the places.
+The JSON Schema (`json_schema`) uses the sentences, `slackwater check` the links.
 """
 
 from __future__ import annotations
@@ -205,26 +205,26 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
 
 
 def key_sentence(spec: type[Spec], key: str) -> str:
-    """The sentence of a key; of a stage those of a transform, too. Specs of other files bring their own."""
+    """Return the sentence of a key. A stage inherits those of a transform; specs of other modules have their own."""
     for cls in spec.__mro__:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
         if key in sentences:
             return sentences[key]
     if issubclass(spec, StepSpec) and key in _TIMES:
         return _TIMES[key]
-    step = getattr(spec, "STEPS", {}).get(key)  # without a sentence here it is what its class says first
+    step = getattr(spec, "STEPS", {}).get(key)  # else the first line of the step's docstring
     return "" if step is None else (step.__doc__ or "").partition("\n")[0]
 
 
 def doc_link(spec: type[Spec]) -> DocLink:
-    """Where the keys of a table are documented."""
+    """Return where the keys of a table are documented."""
     return getattr(spec, "DOC_LINK", None) or next(_DOC_LINKS[c] for c in spec.__mro__ if c in _DOC_LINKS)
 
 
 def find_doc_link(key: str) -> DocLink:
-    """Where a key of a config is documented, as errors name it: `transform.window.aggregations[0].as`.
+    """Return where a key is documented. The key is spelled as in errors: `transform.window.aggregations[0].as`.
 
-    Of a key that does not exist: where those of its table are.
+    For an unknown key, this is the link of its table.
     """
     spec: type[Spec] = Pipeline
     steps = re.findall(r'"(?:[^"\\]|\\.)*"|[^.\[\]"]+|\[\d+\]', key)
@@ -237,5 +237,5 @@ def find_doc_link(key: str) -> DocLink:
             break
         spec = shape["of"]
         if shape.get("type") == "array" or "named" in shape:
-            table += 1  # the number, or the name
+            table += 1  # skip the index or the name
     return doc_link(spec)

@@ -1,4 +1,4 @@
-"""What steps that see whole rows by key have in common: the columns of the key, event time. Each is a class of its own."""
+"""Base class of steps that process whole rows by key: the key columns and the event time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.config.value_parsers import ValueParser, parse_texts
 
 
 class KeyedStep(StepSpec):
-    """A step by key. A subclass says its `kind`, which is its table in a config, `AT`, its own keys, and `told`."""
+    """A step by key. A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`."""
 
     key: tuple[str, ...]
 
@@ -23,7 +23,7 @@ class KeyedStep(StepSpec):
 
     @property
     def added(self) -> Mapping[str, str]:
-        """Columns that come out beside those of the rows, with their types."""
+        """Columns that the step adds to rows, with their types."""
         return {}
 
     @classmethod

@@ -1,10 +1,11 @@
-"""How rows come to the steps of a pipeline: which source or stage each one reads, and through which stages of SQL.
+"""The paths of rows to the steps of a pipeline: which source or stage each reads, through which stages of SQL.
 
     clicks ──▶ paid (SQL) ──▶ per_minute ──▶ top (SQL) ──▶ target
-               part of what    a step with     a step of its own,
-               reads it        state           since a target gets what it makes
+               part of its    a step with    a step, because a
+               reader         state          target gets its rows
 
-A stage of SQL that is only read never runs by itself: its SQL is the beginning of the SQL of every step that reads it.
+A stage of SQL that only other stages read does not run by itself. Its SQL runs at the beginning of each step that reads
+it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from slackwater.config.transform import Stage
 
 @dataclass(frozen=True)
 class InputPath:
-    """A way on which rows come to a step.
+    """A path on which rows reach a step.
 
-    `name`: what the step calls its input; `origin`: the source, or the stage with state, that the rows come from; `through`: the
-    stages of SQL between the two, in the order in which rows pass them.
+    `name`: the step's name for this input. `origin`: the source, or the stage with state, that the rows come from.
+    `through`: the stages of SQL in between, in the order in which rows pass them.
     """
 
     name: str
@@ -28,22 +29,22 @@ class InputPath:
     through: tuple[Stage, ...] = ()
 
     def passes(self, stage: str | None) -> bool:
-        """Whether a stage of SQL lies on it; None: the step itself."""
+        """Return whether a stage of SQL lies on this path. None stands for the step itself."""
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:
-        """What rows have behind them when they come to a stage that lies on it."""
+        """Return the names that rows have passed when they reach a stage on this path."""
         names = [s.name for s in self.through]
         return (self.origin, *(names if stage is None else names[: names.index(stage)]))
 
     @property
     def key(self) -> str:
-        """Tells the ways of one step apart."""
+        """A text that identifies the path among those of one step."""
         return " > ".join((self.origin, *(s.name for s in self.through)))
 
 
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What each stage reads, by name: what it says, else the sources (the first one) or the stage above it."""
+    """Return what each stage reads, by name. The default is the stage above it; for the first stage, all sources."""
     inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)
     for stage in stages:
@@ -55,13 +56,13 @@ def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, t
 
 
 def executed_stages(stages: Sequence[Stage], shown: Iterable[str]) -> list[Stage]:
-    """The stages that run: those with state, and of SQL those whose rows a target gets (`shown`)."""
+    """Return the stages that run: those with state, and those of SQL whose rows go to a target (`shown`)."""
     needed = set(shown)
     return [s for s in stages if not s.is_stateless or s.name in needed]
 
 
 def input_paths(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]]) -> tuple[InputPath, ...]:
-    """All ways on which rows come to a stage."""
+    """Return all paths on which rows reach a stage."""
     stages_by_name = {s.name: s for s in stages}
     paths: list[InputPath] = []
     for name in read[stage.name]:

@@ -1,4 +1,4 @@
-"""Whether letters of late rows can be replayed, as far as a config tells: they correct windows that the target holds."""
+"""Checks whether dead letters of late rows can be replayed: they correct windows in the target."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from slackwater.config.connector_info import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 
-READABLE = ("postgres", "delta", "iceberg")  # targets that windows can be read back from
+READABLE = ("postgres", "delta", "iceberg")  # targets from which windows can be read back
 EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "merge"'
 
 
 def late_refusal(pipeline: Pipeline) -> str | None:
-    """Why `dlq replay` cannot apply late rows of this pipeline, and what would let it; None if it can."""
+    """Return why `dlq replay` cannot apply late rows of this pipeline, and what would allow it; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
         return "the stages read each other's results, which are not taken back; expected a pipeline of one stage"
     step = pipeline.transform.step
@@ -24,7 +24,7 @@ def late_refusal(pipeline: Pipeline) -> str | None:
     targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.per_target.values()]
     adds = [one for one in targets if not one[0].upserts(one[1], step)]
     readable = [one for one in targets if one not in adds and one[1] in READABLE]
-    is_marked = step.emit_metadata and len(targets) > 1  # what is written again says so where rows are only added
+    is_marked = step.emit_metadata and len(targets) > 1  # an append-only target marks rows that are written again
     if readable and (is_marked or not adds):
         return None
     target, kind = next(iter(adds or targets))
@@ -33,7 +33,7 @@ def late_refusal(pipeline: Pipeline) -> str | None:
 
 
 def late_notes(pipeline: Pipeline) -> Iterator[str]:
-    """What to know of `late_data = "dlq"` before the first late row."""
+    """Yield notes about `late_data = "dlq"` that are useful before the first late row."""
     if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
         why = late_refusal(pipeline)
         if why is not None:

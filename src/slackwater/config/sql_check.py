@@ -1,8 +1,9 @@
-"""What a config's SQL, keys and columns say against its schemas, found without Spark and without files.
+"""Checks SQL, keys and columns of a config against its schemas, without Spark and without reading data.
 
-declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, columns of the aggregations, sides of a join ──▶ next stage
+    declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, aggregations, sides of a join ──▶ next stage
 
-It is on the safe side: what it reports, a start refuses as well; what it cannot know it lists as not checked, with the reason.
+It is conservative: every problem that it reports would also stop a start. What it cannot decide, it lists as not
+checked, with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _OTHER_SQL = (
 
 
 def check_sql(pipeline: Pipeline) -> CheckResult:
-    """Everything that is decidable about a pipeline whose config is valid otherwise."""
+    """Check everything that is decidable about a pipeline whose config is otherwise valid."""
     checked = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
     if changed:
@@ -56,12 +57,12 @@ def check_sql(pipeline: Pipeline) -> CheckResult:
 
 
 def stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
-    """The columns that each stage emits; `source_types`: those of sources that the config does not tell."""
+    """Return the columns that each stage emits. `source_types`: columns of sources that the config does not declare."""
     return _judge(pipeline, {name: KnownColumns(types, True) for name, types in source_types.items()}, CheckResult())
 
 
 def _judge(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
-    """What each stage emits, by name; what is wrong is added to `checked`."""
+    """Return the columns that each stage emits, by name, and add problems to `checked`."""
     columns = {s.name: sources.get(s.name) or _columns(pipeline, i, s, checked) for i, s in enumerate(pipeline.sources)}
     stage_keys = {s.name: f"{Stage.CONFIG_PATH}[{n}]" for n, s in enumerate(pipeline.stages)}
     for name, stage_pipeline in pipeline.stage_pipelines.items():
@@ -71,11 +72,11 @@ def _judge(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: Che
 
 
 def check_draft(pipeline: Pipeline) -> CheckResult:
-    """The same of a draft: what could be read of a config that is wrong itself. Parts that were reported are left out."""
+    """Check a draft: what could be read of a wrong config. Parts with reported problems are left out."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
-        return CheckResult()  # the SQL of joins and of several stages when their parts are right
+        return CheckResult()  # joins and several stages are checked only when their parts are valid
     window = transform.window
     if window is None:
         sound = transform.is_stateless and not any(s._wrong for s in pipeline.sources)
@@ -96,11 +97,11 @@ def check_draft(pipeline: Pipeline) -> CheckResult:
     return check_sql(pipeline.model_copy(update={"transform": step, "sources": sources}))
 
 
-# -- what a source's rows have ---------------------------------------------------------------------------------------
+# -- columns of a source ----------------------------------------------------------------------------------------------
 
 
 def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResult) -> KnownColumns:
-    """The columns of a source's rows, as far as the config tells; those that its connector adds included."""
+    """Return the columns of a source's rows as far as the config declares them, including those of the connector."""
     connection = resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
@@ -141,7 +142,7 @@ def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
 
 
 def _settled(type_: str) -> str | None:
-    """A type as a DataFrame's schema has it; None where that may differ."""
+    """Return a type as the schema of a DataFrame has it; None if that may differ."""
     return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
 
 
@@ -150,7 +151,7 @@ def _settled(type_: str) -> str | None:
 
 @dataclass
 class _StepCheck:
-    """A window or a join with the SQL before it, as `pipeline` describes it; `at` is where the config does."""
+    """Checks one step with the SQL before it. `path`: where the config describes the step."""
 
     pipeline: Pipeline
     path: str
@@ -159,7 +160,7 @@ class _StepCheck:
     lookups: Mapping[str, Lookup]
 
     def check(self, inputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        """Check all of it against the columns of sources and stages, by name; the columns that it emits."""
+        """Check the step against the columns of sources and stages, by name. Returns the columns that it emits."""
         step = self.pipeline.transform.step
         tables = {}
         for name, lookup in self.lookups.items():
@@ -202,7 +203,7 @@ class _StepCheck:
         return self.pipeline.transform.step.table
 
     def _of(self, source: str) -> str:
-        """Return the words that name a source where there are several."""
+        """Return the words that name a source if there are several."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
     # -- event time ----------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class _StepCheck:
         key: str,
         bounds: GroupableColumns,
     ) -> KnownColumns:
-        """What comes out of one text, over rows that have these columns; `source`: where the rows come from."""
+        """Return the columns that one SQL text emits for rows with these columns. `source`: the origin of the rows."""
         carried = self.pipeline.tracks_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_stateless and EVENT_TIME not in columns.types
@@ -305,7 +306,7 @@ class _StepCheck:
         return f"{self.path}.join.{'left' if source == join.left_source else 'right'}_sql"
 
     def _keyed(self, step: KeyedStep, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        """The keys are among the columns that come out, which go on as they are."""
+        """Check that the key columns exist. The step emits all columns unchanged."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
             for name in step.key if out.is_complete else ():
@@ -326,7 +327,7 @@ class _StepCheck:
         return KnownColumns({**rows.types, **step.added}, rows.is_complete)
 
     def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        """What several sources select must be one table."""
+        """Check that all sources select the same columns."""
         (first, expected), *others = outputs.items()
         for name, out in others:
             if not (expected.is_complete and out.is_complete):

@@ -1,4 +1,4 @@
-"""Checks of stages against each other: what each one reads, and that only results which nobody reads on may change."""
+"""Checks of stages against each other: what each one reads, and that only unread results may change later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.config.transform import Stage
 
 
 def each_step(values: Values) -> Iterator[Values]:
-    """The draft as each step that runs sees it: `transform` is its stage, `read` are the sources that it reads."""
+    """Yield the draft once per running stage. `transform` is the stage, `read` the sources that it reads."""
     stages = values.get("stages")
     if not stages:
         yield values
@@ -24,13 +24,13 @@ def each_step(values: Values) -> Iterator[Values]:
     for stage in executed_stages(stages, published_stages(values)):
         try:
             origins = {w.origin for w in input_paths(stage, stages, read)}
-        except (KeyError, RecursionError):  # what it reads is not there, and that was said
+        except (KeyError, RecursionError):  # an input does not exist, which was already reported
             origins = set()
         yield {**values, "transform": stage, "read": origins & set(sources)}
 
 
 def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Each stage reads sources and stages above it; what is described is read, by a stage or by a target."""
+    """Yield problems of the stages: inputs that do not exist, and sources or stages that nothing reads."""
     stages: tuple[Stage, ...] = values["stages"]
     if "transform" in values:
         yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
@@ -76,7 +76,10 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """A former name is that of one stage, and no stage bears it today: else who goes on with what depends on the order of starts."""
+    """Yield former names that several stages claim or that a stage still has.
+
+    The result would depend on the order of starts.
+    """
     names = [s.name for s in stages]
     for name, times in Counter(s.formerly for s in stages if s.formerly is not None).items():
         if times > 1:
@@ -105,7 +108,7 @@ def _reads(values: Values) -> dict[str, tuple[str, ...]]:
 
 
 def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
-    """What a stage reads is a source, or a stage above it."""
+    """Yield inputs of stages that are neither a source nor a stage above."""
     every = [s.name for s in stages]
     for number, stage in enumerate(stages):
         above = [*sources, *every[:number]]
@@ -138,7 +141,7 @@ def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem
 def _unread(
     stages: Sequence[Stage], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
 ) -> Iterator[Problem]:
-    """What nobody reads does nothing."""
+    """Yield sources and stages that nothing reads."""
     readers = {name for inputs in read.values() for name in inputs}
     for number, name in enumerate(sources):
         if name not in readers:
@@ -155,7 +158,7 @@ def _unread(
 
 
 def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """A lookup is one view of the whole pipeline: two of one name would be one another."""
+    """Yield different lookups of one name: a lookup is one view of the whole pipeline."""
     lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
@@ -165,7 +168,7 @@ def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
 
 
 def _settled(stage: Stage, number: int) -> Iterator[Problem]:
-    """What another stage reads is said once: it has no way to take a result back."""
+    """Yield settings that would change emitted results of a stage that another stage reads. It cannot take a result back."""
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data
     if late == "reopen" and not (window is not None and window.emit == "final"):

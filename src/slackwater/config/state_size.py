@@ -1,4 +1,4 @@
-"""How large a state may grow by the bounds of its config."""
+"""Estimates how large a state may grow within the limits of its config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSIONS = 2  # segments keep old versions until they are merged
 
 
 def projected_bytes(window: Window) -> int:
-    """What the state may grow to at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
+    """Return the size (bytes) of the state at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
     accumulators = sum(map(_accumulator_bytes, window.aggregations))
     row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
     panes = 1
@@ -35,7 +35,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
     if a.agg == "count_distinct" and a.mode != "exact":
         return SKETCH_BYTES
     if a.agg == "approx_quantile":
-        return 8 * (a.k or QUANTILE_K)  # the buffer; a sketch is about three times as large
+        return 8 * (a.k or QUANTILE_K)  # size of the buffer; a sketch is about three times as large
     values = a.max_values_per_group or a.max_distinct_values_per_group
     if values is not None:
         return values * (EXACT_BYTES + (8 if a.agg in ("collect_list", "top_k") else 0))
@@ -43,7 +43,10 @@ def _accumulator_bytes(a: Aggregation) -> int:
 
 
 def size_warnings(step: StepSpec) -> tuple[str, ...]:
-    """A warning if the projected state of a window is above 1 GiB; at the default bound, which is there for safety, if it is far above."""
+    """Return a warning if the projected state of a window is above 1 GiB.
+
+    The default of max_groups_per_window is a safety limit, so with it the threshold is DEFAULT_GIB.
+    """
     if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()
     nobody_chose_it = step.max_groups_per_window == step.derived().get("max_groups_per_window")

@@ -1,4 +1,4 @@
-"""A stage without state: what its SQL makes of each row goes on. It has no table of its own in a config, only `sql`."""
+"""The stage without state: it emits what its SQL makes of each row. In a config it has no table, only `sql`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from slackwater.config.step_spec import StepSpec, StepSummary
 
-_FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than from any time to any other that a row may have
+_FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any two times of rows
 
 
 class StatelessStep(StepSpec):
-    """Rows as the SQL lets them out, one by one. Nothing waits for a time, so no time of a row is too far ahead.
+    """Rows as the SQL emits them, one by one. Nothing waits for a time, so no time is too far in the future.
 
-    Event time is `_event_ts` where the source brings it, else the epoch's clock; it moves the watermark and nothing else.
+    Event time is `_event_ts` if the source provides it, else the epoch's clock. It only advances the watermark.
     """
 
     kind: str = "rows"

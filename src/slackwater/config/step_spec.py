@@ -1,4 +1,4 @@
-"""What all steps have in common: event time, watermarks, how long late rows are waited for."""
+"""The keys that all steps have in common: event time, watermarks, late rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from slackwater.config.value_parsers import (
     with_schema,
 )
 
-MOST_STAGES = 16  # of a pipeline
+MOST_STAGES = 16  # per pipeline
 
 
 @with_schema(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
 def parse_time_zone(value: Any) -> str:
-    """The name of a time zone, as the IANA database has it."""
+    """Parse the IANA name of a time zone."""
     from zoneinfo import available_timezones
 
     name = parse_text(value)
     zones = available_timezones()
     if zones and name not in zones:
-        # of hundreds of names the nearest one helps, a list of all does not
+        # suggest the most similar name; a list of hundreds does not help
         close = next((k for k in zones if k.casefold() == name.casefold()), None) or next(
             iter(difflib.get_close_matches(name, zones, n=1)), None
         )
@@ -52,15 +52,15 @@ RECOVERY = choice_parser("at_least_once", "persisted", "kafka_eos")
 
 
 class StepSummary(NamedTuple):
-    """A step in a few words, for people, which stand in sentences."""
+    """Short phrases that describe a step, for use inside sentences."""
 
-    title: str  # it is: "every 3rd row of 1 key"
-    behaviour: str  # with a row: "each 3rd row of a key, in the epoch that reads it"
-    state: str  # in the state: "one number per key, for ever"
+    title: str  # "every 3rd row of 1 key"
+    behaviour: str  # what it emits: "each 3rd row of a key, in the epoch that reads it"
+    state: str  # what it stores: "one number per key, for ever"
 
 
 class StepSpec(Spec):
-    """The stateful step of a pipeline: a `Window`, a `Join`, a step by key (`config.keyed`)."""
+    """Base class of the step of a stage: a `Window`, a `Join`, or a step by key (`config.keyed_step`)."""
 
     kind: str
     event_time_column: str = "_event_ts"
@@ -77,16 +77,16 @@ class StepSpec(Spec):
     on_state_cap: str = "fail"
     crash_recovery: str | None = None
 
-    CONFIG_PATH: ClassVar[str]  # where a config describes it
-    STATE_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that what is kept depends on: with others a state cannot go on
+    CONFIG_PATH: ClassVar[str]  # its path in a config
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ()  # keys that a stored state depends on; if they change, it cannot be used
 
     def summary(self) -> StepSummary:
-        """What `check` and `explain` say of it."""
+        """Describe the step for `check` and `explain`."""
         raise NotImplementedError
 
     @property
     def table(self) -> str:
-        """The table of a transform or stage that is it: "window", "join"."""
+        """The table of a transform or stage that describes it: "window", "join"."""
         return self.CONFIG_PATH.rpartition(".")[2]
 
     @classmethod
@@ -111,7 +111,7 @@ class StepSpec(Spec):
 
 
 def allowed_ms(step: StepSpec) -> int:
-    """How long after its close a window may still be corrected, and how far behind the watermark a row may still be joined."""
+    """Return how long (ms) after its close a window may be corrected, or how far behind the watermark a row may be joined."""
     if step.late_data != "reopen":
         return 0
     return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms

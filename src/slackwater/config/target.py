@@ -149,13 +149,16 @@ class Target(Spec):
 
 
 class StateStore(Spec):
-    """Where the state is stored: `files` (a directory, or a URL of an object store), `postgres` (a database), or
-    `in_memory`.
+    """Where the state is stored: `files`, `postgres` or `in_memory`.
 
-    `shards`: how many parts the state is spread over; one per core by default. It may change between runs. `schema`
-    (postgres): the schema of its tables. `path` (postgres): where Spark's checkpoints go, which only sources that
-    cannot seek need; a temporary directory by default. `options` (a URL): how the object store is reached, as obstore
-    spells it (`region`, `endpoint`, …). Missing options come from the environment or the role of the machine.
+    - `kind`: `files` (a directory, or a URL of an object store), `postgres` (a database) or `in_memory` (lost when the
+      process ends).
+    - `shards`: how many parts the state is spread over; one per core by default. It may change between runs.
+    - `schema` (postgres): the schema of its tables.
+    - `path` (postgres): where Spark's checkpoints go, which only sources that cannot seek need; a temporary directory by
+      default.
+    - `options` (a URL): how the object store is reached, as obstore spells it (`region`, `endpoint`, …). Missing options
+      come from the environment or the role of the machine.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Pipelines as TOML: reading, with `${ENV}` interpolation, and writing back."""
+"""Reads pipelines from TOML, with `${ENV}` interpolation, and writes them back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
 
-DEPTH = 32  # levels of tables and lists; a pipeline needs six
+DEPTH = 32  # maximum depth of tables and lists; a pipeline needs six
 # "$${" stands for "${" itself; ${NAME:-default}
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-_NAMES = frozenset(  # keys of names that tables, directories and answers show: they are no secrets
+_NAMES = frozenset(  # keys whose values appear in tables, directories and answers; they are not secrets
     [
         "name",
         "kind",
@@ -38,7 +38,7 @@ _NAMES = frozenset(  # keys of names that tables, directories and answers show: 
         "left_keys",
         "right_keys",
         "key_columns",
-        "path",  # where something lies must be readable
+        "path",  # locations must be readable
         "table",
         "bootstrap_servers",
     ]
@@ -46,7 +46,7 @@ _NAMES = frozenset(  # keys of names that tables, directories and answers show: 
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
-    """Read a pipeline from a TOML file, whose relative paths begin at the file's own folder.
+    """Read a pipeline from a TOML file. Relative paths begin at the directory of the file.
 
     Raises ConfigError with every mistake, one line each.
     """
@@ -57,7 +57,10 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
 
 def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
-    """The same, with its mistakes; what could be read of a wrong file, for the checks that need it. Raises ConfigError."""
+    """Read a TOML file as `load` does, but return what could be read of a wrong one, and the problems.
+
+    Raises ConfigError if the file cannot be read at all.
+    """
     file = str(path)
     try:
         content = Path(path).read_text(encoding="utf-8-sig")
@@ -70,7 +73,10 @@ def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[
 
 
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
-    """The same from text, whose relative paths begin at the working directory; `file` is the name that errors show."""
+    """Read a pipeline from a text. Relative paths begin at the working directory.
+
+    `file`: the file name in errors. Raises ConfigError with every mistake, one line each.
+    """
     pipeline, problems = _draft(content, file, env)
     if problems:
         raise ConfigError(problems)
@@ -82,7 +88,7 @@ def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipe
         data = tomllib.loads(content)
     except RecursionError:
         raise ConfigError([f"{file}: is nested too deeply to be read; expected at most {DEPTH} levels"]) from None
-    except ValueError as error:  # TOMLDecodeError, and what Python says of a number of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or Python's error for a number with thousands of digits
         text = str(error).partition(";")[0]
         raise ConfigError([f"{file}: is not valid TOML: {text}"]) from None
     if (key := _too_deep(data)) is not None:
@@ -95,7 +101,7 @@ def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipe
 
 
 def _too_large(value: Any, path: str = "") -> str | None:
-    """The key with a whole number that TOML itself does not allow, and Python may not be able to print; None for none."""
+    """Return the key of an integer beyond 64 bits, which TOML does not allow; None if there is none."""
     if isinstance(value, dict):
         items = [(f"{path}.{show_key(k)}" if path else show_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
@@ -106,7 +112,7 @@ def _too_large(value: Any, path: str = "") -> str | None:
 
 
 def _too_deep(data: Mapping[str, Any]) -> str | None:
-    """The key below which tables and lists are nested deeper than any config is; None where none is."""
+    """Return the key below which tables and lists are nested too deeply; None if there is none."""
     for key, value in data.items():
         level = [value]
         for _ in range(DEPTH):
@@ -135,7 +141,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
         text = env.get(match[1], "")
         if not text and match[2] is not None:
             defaults.append(match[1])
-            remember_url(match[2])  # the text itself stands in the file
+            remember_url(match[2])  # a default is part of the file
             return match[2]
         used.append(match[1])
         if re.sub(r"\[\d+\]$", "", path.rpartition(".")[2]) not in _NAMES:
@@ -182,7 +188,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
 
 def _plain(spec: Spec) -> dict[str, Any]:
-    """The keys of a spec that are not at their default, as TOML values."""
+    """Return the keys of a spec that are not at their default, as TOML values."""
     units = {key: name for name, key in with_units(type(spec)).items()}
     return {
         units.get(key, key): _duration(value)
@@ -193,7 +199,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 
 def _duration(value: Any) -> Any:
-    """A duration as text with its unit; of a gap also the SQL that gives it."""
+    """Return a duration as text with its unit. A gap may also be SQL."""
     is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
     return duration_text(value) if is_number else _value(value)
 
@@ -202,7 +208,7 @@ def _value(value: Any, inline: bool = False) -> Any:
     import tomlkit
 
     if isinstance(value, Spec):
-        # a kind is what a connection is: written though it is the default of its class
+        # write the kind of a connection, although it is the default of its class
         return ({"kind": value.kind} if isinstance(value, Connection) else {}) | _plain(value)
     if isinstance(value, Mapping):
         table = {k: _value(v) for k, v in value.items()}
@@ -221,7 +227,7 @@ def _value(value: Any, inline: bool = False) -> Any:
 
 
 def _text(value: str) -> Any:
-    """A string item; SQL of several lines is written as such where TOML would give the same text back."""
+    """Return a string item. SQL of several lines becomes a multi-line string if TOML reads the same text back."""
     import tomlkit
 
     if "\n" not in value:

@@ -1,4 +1,4 @@
-"""What becomes of rows: the SQL before a window or join, lookups, and the window or join itself; of a stage also what it reads."""
+"""The specs of a transform and of a stage: lookups, SQL, and the window or join. A stage also names its inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slackwater.config.value_parsers import (
 )
 from slackwater.config.window import Window
 
-STEPS: Mapping[str, type[StepSpec]] = {"window": Window, "join": Join}  # the tables of which at most one is given
+STEPS: Mapping[str, type[StepSpec]] = {"window": Window, "join": Join}  # a config has at most one of these tables
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
@@ -53,10 +53,10 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL pre-stage (row-wise, over the view `source`), what to do with bad rows, and the window or the join.
+    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the window or the join.
 
-    With SQL alone what it selects is what comes out: a stage without state. `formerly`: what it was called in the state, if
-    that was another name.
+    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: its name in the state, if that
+    was another one.
     """
 
     sql: str | None = None
@@ -87,32 +87,32 @@ class Transform(Spec):
         "formerly": parse_text,
     }
 
-    CONFIG_PATH: ClassVar[str] = "transform"  # where a config describes it
+    CONFIG_PATH: ClassVar[str] = "transform"  # its path in a config
     STEPS: ClassVar[Mapping[str, type[StepSpec]]] = STEPS
 
     @property
     def stateful(self) -> StepSpec | None:
-        """The window, the join or another; None where neither is given, or could be read."""
+        """The window, join or keyed step; None if there is none, or if it could not be read."""
         return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
     def step(self) -> StepSpec:
-        """The window, the join or another, of which at most one is given; else the SQL is all there is."""
+        """The window, join or keyed step; else the stateless step of the SQL."""
         return self.stateful or ROWS
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the SQL is all there is, also of a draft: a stage without state."""
+        """Whether there is only SQL. Also valid for a draft."""
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
-        """The SQL pre-stage of a source's rows: one for all sources of a window, one per side of a join."""
+        """Return the SQL for the rows of a source: one text for all sources of a window, one per side of a join."""
         if self.join is None:
             return self.sql
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql
 
     def sql_key(self, source: str) -> str:
-        """The key of a config that holds it."""
+        """Return the config key of that SQL."""
         if self.join is None:
             return "transform.sql"
         return f"{Join.CONFIG_PATH}.{'left' if source == self.join.left_source else 'right'}_sql"
@@ -137,8 +137,8 @@ class Transform(Spec):
 class Stage(Transform):
     """One of several steps: a window, a join, or SQL alone.
 
-    `name` is what the rows that it emits are called where other stages read them. `from_`: what it reads, sources or stages
-    above it; without it the sides of a join, else the stage above it, the first one all sources.
+    `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
+    above. The default is both sides for a join, else the stage above; for the first stage, all sources.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Windows, as the user describes them; their aggregations are in `aggregation`."""
+"""The spec of a window. Its aggregations are in `aggregation`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
 METADATA = ("_revision", "_final_at", "_emit_reason")
-MOST_GROUPS = 1_000_000  # of a window, where the config does not say
+MOST_GROUPS = 1_000_000  # default of max_groups_per_window
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
 _KEYS_OF = {
     "duration_ms": ("tumbling", "hopping"),
@@ -42,21 +42,21 @@ _fixed_gap = duration_parser(1)
 
 @with_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
-    """A duration, or a SQL expression over the row: text that does not begin as a number does."""
+    """Parse a duration, or a SQL expression over the row: any text that does not begin like a number."""
     if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
         return value
     gap_ms: int = _fixed_gap(value)
     return gap_ms
 
 
-MOST_WINDOWS = 100_000  # that one row is in: a single row of so many takes about a second to come out
+MOST_WINDOWS = 100_000  # per row; emitting the windows of a single such row takes about a second
 
 
 class Window(StepSpec):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
-    Durations are text with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`; `gap_ms` takes milliseconds too. Which keys belong to which kind, and what they
-    mean, is in docs/semantics.md. Raises ConfigError with one line per mistake.
+    Durations are texts with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`. `gap_ms` also takes milliseconds. The keys
+    of each kind and their meaning are in docs/semantics.md. Raises ConfigError with one line per mistake.
     """
 
     duration_ms: int | None = None

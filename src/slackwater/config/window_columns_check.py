@@ -1,4 +1,4 @@
-"""What a window names, against the columns that come out of the SQL before it."""
+"""Checks the columns that a window names against the output of the SQL before it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
 
 @dataclass
 class WindowColumns:
-    """`at`: where the config describes the window."""
+    """Checks of one window. `path`: where the config describes its stage."""
 
     window: Window
     path: str
     result: CheckResult
 
     def gap(self, out: KnownColumns) -> None:
+        """Check a gap that is a SQL expression."""
         if not isinstance(self.window.gap_ms, str):
             return
         key, findings = f"{self.path}.window.gap_ms", Findings()
@@ -48,7 +49,7 @@ class WindowColumns:
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def _find(self, name: str, out: KnownColumns, key: str) -> str | None:
-        """The type of a column that keys and aggregations name; reported if it is not there or no scalar."""
+        """Return the type of a column that a key or an aggregation names. Reports a missing or non-scalar column."""
         if name not in out.types:
             if out.is_complete:
                 self.result.add(
@@ -65,6 +66,7 @@ class WindowColumns:
         return type_
 
     def columns(self, out: KnownColumns) -> None:
+        """Check the key columns and the inputs of the aggregations."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
             named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
@@ -91,7 +93,7 @@ class WindowColumns:
                     )
 
     def same(self, outputs: Mapping[str, KnownColumns]) -> None:
-        """With several sources, the columns that the window uses must have one type everywhere."""
+        """Check that the columns of the window have the same type in every source."""
         (first, expected), *others = outputs.items()
         needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
         for source, columns in others:
@@ -107,7 +109,7 @@ class WindowColumns:
                     )
 
     def results(self, out: KnownColumns) -> KnownColumns:
-        """The columns of a window's results as rows of the next stage; types of aggregations are known at the start."""
+        """Return the columns of the results for the next stage. Most aggregation types are known at the start only."""
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
             (self.window.window_start_column, self.window.window_end_column, EVENT_TIME), "timestamp"
@@ -121,7 +123,7 @@ class WindowColumns:
 
 
 def _read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """The columns that an aggregation reads, with the keys that name them."""
+    """Yield the columns that an aggregation reads, each after the key that names it."""
     if aggregation.column:
         yield "column", aggregation.column
     try:

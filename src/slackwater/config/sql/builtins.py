@@ -1,4 +1,4 @@
-"""The words of Spark SQL that queries are judged by; the names of functions are those of `SHOW FUNCTIONS` in Spark 4.3."""
+"""Functions and keywords of Spark SQL. The names of functions are those of `SHOW FUNCTIONS` in Spark 4.3."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ FUNCTIONS = frozenset(
     """.split()
 )
 
-# by the name that the parser gives a function, or as it is written where the parser does not know it
+# class names of the parser, or the SQL name of a function that the parser does not know
 AGGREGATES = frozenset(
     """
     Count CountIf Sum Avg Min Max First Last FirstValue LastValue AnyValue ArrayAgg ArrayUniqueAgg ApproxDistinct
@@ -81,7 +81,7 @@ AGGREGATES = frozenset(
     percentile_approx regr_avgx regr_avgy regr_count skewness some std stddev string_agg try_avg try_sum var_pop
     """.split()
 )
-CHANGING = {  # what another look at the same row would answer otherwise, as users know it
+CHANGING = {  # functions whose result for the same row may change, as users spell them
     "Rand": "rand()",
     "Randn": "randn()",
     "Uuid": "uuid()",
@@ -111,7 +111,7 @@ WITHOUT_PARENTHESES = frozenset(
     current_database current_schema current_path grouping__id
     """.split()
 )
-GENERATORS = frozenset(  # they make columns of names of their own
+GENERATORS = frozenset(  # they name their output columns themselves
     """
     Explode ExplodeOuter Posexplode PosexplodeOuter Inline InlineOuter Stack JSONTuple Unnest Generator GenerateSeries
     explode explode_outer posexplode posexplode_outer inline inline_outer stack json_tuple variant_explode

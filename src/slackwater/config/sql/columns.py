@@ -1,4 +1,4 @@
-"""Columns by name and type, the tables of one SELECT, and what is found while they are looked for."""
+"""Columns by name and type, the tables of one SELECT, and the findings of a check."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Columns by name, with their types as Spark prints them (None: unknown). `closed`: there are no others.
+    """Columns by name, with their types as Spark prints them (None: unknown). `is_complete`: there are no other columns.
 
-    `bounds`: those, case-folded, by which rows may be put together (see `config.bounds`), as far as they are followed here.
+    `groupable`: the case-folded names by which rows may be grouped (see `config.groupable_columns`), as far as this
+    check follows them.
     """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
@@ -29,24 +30,24 @@ UNKNOWN = KnownColumns()
 
 @dataclass
 class Findings:
-    """What was found in one text: mistakes, what looks beyond the row, and what could not be judged."""
+    """Findings in one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
 
     problems: list[str] = field(default_factory=list)
     non_row_wise: set[str] = field(default_factory=set)
     undecided: list[str] = field(default_factory=list)
-    catalog_tables: list[str] = field(default_factory=list)  # names of tables that may be in a catalog
+    catalog_tables: list[str] = field(default_factory=list)  # names of tables that a catalog may contain
 
 
 @dataclass
 class Scope:
-    """The tables of one SELECT by alias, and the aliases of its list that further items may use."""
+    """The tables of one SELECT by alias, and the aliases of its list that later items may use."""
 
     tables: list[tuple[str, KnownColumns]]
     aliases: dict[str, str | None] = field(default_factory=dict)
-    merged: set[str] = field(default_factory=set)  # columns of USING: both tables have them
+    merged: set[str] = field(default_factory=set)  # columns of USING, which both tables have
     natural: bool = False
-    may_group: bool = False  # some of the rows may be put together by a bound
-    is_grouped: bool = False  # they are: an aggregate is at home here
+    may_group: bool = False  # some of the rows may be grouped by a window bound
+    is_grouped: bool = False  # they are grouped by one, so aggregates are allowed
 
     @property
     def is_complete(self) -> bool:
@@ -57,12 +58,12 @@ class Scope:
 
 
 def function_columns(names: Sequence[str]) -> KnownColumns:
-    """The columns that a table function makes, where they are named."""
+    """Return the columns of a table function, if the SQL names them."""
     return KnownColumns(dict.fromkeys(names), bool(names))
 
 
 def rename_columns(columns: KnownColumns, names: Sequence[str]) -> KnownColumns:
-    """The same columns by the names of an alias, `AS t(a, b)`."""
+    """Return columns with the names of an alias, `AS t(a, b)`."""
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.is_complete:

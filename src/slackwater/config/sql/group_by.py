@@ -1,4 +1,4 @@
-"""Whether a SELECT puts rows together by a bound of their window, as far as it is followed here: a start judges the rest."""
+"""Decides whether a SELECT groups rows by a bound of their window. What it cannot decide, the start of a run decides."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def groups_by_bound(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
-    """Whether rows are put together by a bound, or may be."""
+    """Return whether a GROUP BY or PARTITION BY names a window bound, or may name one."""
     from sqlglot import exp
 
     if not scope.may_group:
         return False
-    if not expressions or not scope.is_complete:  # GROUP BY ALL, and the like
+    if not expressions or not scope.is_complete:  # GROUP BY ALL and similar
         return True
     named = [aliases[e.name.casefold()] for e in expressions if e.name.casefold() in aliases]
     return any(isinstance(e, exp.Literal) or _is_bound(e, scope) for e in (*expressions, *named))
 
 
 def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
-    """Under which names bounds come out of a SELECT."""
+    """Return the output names of window bounds in a SELECT, case-folded."""
     from sqlglot import exp
 
     names: set[str] = set()
@@ -37,7 +37,7 @@ def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
 
 
 def item_aliases(node: exp.Select) -> dict[str, exp.Expr]:
-    """What the names of a SELECT's items stand for, where GROUP BY may use them."""
+    """Return the aliases of a SELECT's items and their expressions. GROUP BY may use them."""
     from sqlglot import exp
 
     return {item.alias.casefold(): item.this for item in node.expressions if isinstance(item, exp.Alias)}

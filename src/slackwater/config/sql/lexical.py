@@ -1,4 +1,4 @@
-"""The words, texts, quoted names and signs of a SQL text, as Spark's lexer splits it; comments are none of them.
+"""Splits a SQL text into words, texts, quoted names and signs like Spark's lexer. Comments are skipped.
 
 SELECT n, `a b` -- note          word SELECT · word n · sign , · name `a b`
 DATE 'today'                     word DATE · text 'today'
@@ -22,7 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|
 
 
 class UnreadableError(Exception):
-    """A text that cannot be split here; `open_quote`: because a quote is not closed, which Spark refuses."""
+    """The lexer cannot split a text. `open_quote`: a quote is not closed, which Spark refuses too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
         super().__init__(line)
@@ -31,7 +31,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A part of a SQL text. `kind`: word, text, name, sign or hint; `start` and `end`: where, in characters."""
+    """A token of a SQL text. `kind`: word, text, name, sign or hint; `start` and `end`: its position in characters."""
 
     kind: str
     text: str
@@ -39,12 +39,12 @@ class Token:
     end: int
 
     def is_word(self, *words: str) -> bool:
-        """Whether it is one of these words (in capitals), unquoted."""
+        """Return whether this is one of these words (in capitals), unquoted."""
         return self.kind == "word" and self.text.upper() in words
 
 
 def tokens(sql: str) -> list[Token]:
-    """The parts of a SQL text. Raises UnreadableError."""
+    """Return the tokens of a SQL text. Raises UnreadableError."""
     parts, position = list[Token](), 0
     while position < len(sql):
         space = _SPACE.match(sql, position)
@@ -66,7 +66,7 @@ def tokens(sql: str) -> list[Token]:
 
 
 def strip_semicolon(sql: str) -> str:
-    """A query without the `;` behind it and the comments there; as it is where it cannot be split."""
+    """Return a query without the `;` and the comments at its end; unchanged if it cannot be split."""
     try:
         parts = tokens(sql)
     except UnreadableError:
@@ -77,7 +77,7 @@ def strip_semicolon(sql: str) -> str:
 
 
 def clock_times(sql: str) -> list[str]:
-    """Times that are written down and depend on the clock (`DATE 'today'`); none where the text cannot be split."""
+    """Return time literals that depend on the clock (`DATE 'today'`); none if the text cannot be split."""
     try:
         parts = tokens(sql)
     except UnreadableError:
@@ -87,12 +87,12 @@ def clock_times(sql: str) -> list[str]:
 
 
 def depends_on_clock(text: str) -> bool:
-    """Whether Spark takes a text for a time that depends on the clock."""
+    """Return whether Spark reads a text as a time that depends on the clock."""
     return bool(_CLOCK.match(text))
 
 
 def _value(text: str) -> str:
-    """What a text stands for."""
+    """Return the value of a text literal."""
     if text[0] in "rR":
         return text[2:-1]
 
@@ -105,7 +105,7 @@ def _value(text: str) -> str:
 
 
 def _comment(sql: str, position: int) -> int:
-    """Where a comment in `/* */` ends, which may hold others."""
+    """Return the end of a `/* */` comment, which may contain nested ones."""
     depth = 0
     for match in re.compile(r"/\*|\*/").finditer(sql, position):
         depth += 1 if match[0] == "/*" else -1

@@ -1,4 +1,4 @@
-"""A SQL text as a tree, or why it is none: what Spark refuses for certain, and what cannot be read here."""
+"""Parses a SQL text, or says why not: Spark refuses it for certain, or this parser cannot read it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slackwater.config.sql.builtins import KEYWORDS
 if TYPE_CHECKING:
     from sqlglot import exp
 
-MOST_WORDS = 20_000  # words, signs and values: more would take seconds to read
+MOST_WORDS = 20_000  # tokens; more would take seconds to parse
 DEEP = "it is nested too deeply to be read here"
 _NO_QUERY = ", expected SELECT … FROM source"
 _QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
-_BEGINS = frozenset(  # words that begin what follows, and are names where nothing does
+_BEGINS = frozenset(  # words that begin a clause; they are names if nothing follows them
     """
     AND ANTI AS BETWEEN CASE CLUSTER CROSS DISTRIBUTE ELSE EXCEPT FULL GROUP HAVING IN INNER INTERSECT IS JOIN LATERAL LEFT LIKE
     LIMIT MINUS NATURAL NOT OFFSET ON OR ORDER OUTER OVER PARTITION PIVOT QUALIFY RIGHT SEMI SORT TABLESAMPLE THEN UNION UNPIVOT
@@ -33,15 +33,18 @@ STATEMENTS = frozenset(
 
 
 class SqlSyntaxError(Exception):
-    """A text that is no query of Spark's for certain; as the end of a line."""
+    """A text that Spark certainly refuses as a query. The text is the end of a message."""
 
 
 class UnsupportedSyntax(Exception):  # noqa: N818
-    """A text that cannot be read here, though Spark may."""
+    """A text that this parser cannot read, although Spark may."""
 
 
 def parse_query(sql: str) -> exp.Expr:
-    """The tree of a query. Raises SyntaxFault where it is none for certain, else NotUnderstood."""
+    """Return the syntax tree of a query.
+
+    Raises SqlSyntaxError if it is certainly not a query, else UnsupportedSyntax.
+    """
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError
 
@@ -57,13 +60,13 @@ def parse_query(sql: str) -> exp.Expr:
         meant = _misspelled(text, words)
         hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
         raise UnsupportedSyntax(f"it is not understood here{location}{hint}") from None
-    except Exception:  # the parser's own mistakes
+    except Exception:  # errors of the parser itself
         raise UnsupportedSyntax("it is not understood here") from None
     return tree
 
 
 def _words(sql: str) -> list[lexical.Token]:
-    """What a query is made of, without the `;` behind it. Raises SyntaxFault where it is no query for certain."""
+    """Return the tokens of a query, without the `;` at its end. Raises SqlSyntaxError if it is certainly not a query."""
     try:
         words = lexical.tokens(sql)
     except lexical.UnreadableError as error:
@@ -98,7 +101,7 @@ def _words(sql: str) -> list[lexical.Token]:
 
 
 def _misspelled(sql: str, words: Sequence[lexical.Token]) -> tuple[str, str] | None:
-    """A word that is nearly a keyword, and that keyword, if the text can be read with it."""
+    """Return a word that is nearly a keyword, and that keyword, if the text can be parsed with it."""
     import sqlglot
 
     for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:

@@ -1,4 +1,4 @@
-"""What an expression becomes: its type where that is plain to see, and the columns that an item of a SELECT list makes."""
+"""Types of expressions, where they are obvious, and the output columns of a SELECT list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def type_of(node: exp.Expr, scope: Scope) -> str | None:
-    """The type of an expression where it is plain to see."""
+    """Return the type of an expression; None if it is not obvious."""
     from sqlglot import exp
 
     if isinstance(node, exp.Paren):
@@ -39,7 +39,7 @@ def type_of(node: exp.Expr, scope: Scope) -> str | None:
 
 
 def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
-    """The columns that one item of a SELECT list becomes, and whether these are all."""
+    """Return the output columns of one SELECT item, and whether these are all."""
     from sqlglot import exp
 
     if isinstance(item, exp.Star):
@@ -56,15 +56,15 @@ def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], b
         return {part.name: None for part in item.expressions}, True
     if isinstance(item, exp.Column):
         return {item.parts[-1].name: type_of(item, scope)}, True
-    if isinstance(item, exp.Cast | exp.TryCast):  # is called as the column that it casts
+    if isinstance(item, exp.Cast | exp.TryCast):  # its name is that of the column
         inner, _ = item_columns(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
         return dict.fromkeys(inner, type_of(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
     own_name = isinstance(item, exp.Dot) or name in GENERATORS
-    return {}, not own_name  # else it is called as it is written, with its parentheses or operators
+    return {}, not own_name  # else its name is its text, with parentheses or operators
 
 
 def _without(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:
-    """What a `*` stands for."""
+    """Return the columns of a `*`."""
     except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
     return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}

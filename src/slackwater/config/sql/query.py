@@ -1,7 +1,7 @@
-"""What a SQL text does with the columns it is given, without Spark: names that are not there, rows looked beyond, what comes out.
+"""Resolves a SQL text against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
 
-Whatever is not understood for certain is not judged: an unknown table, type or construct makes columns unknown, never wrong.
-`Spark` resolves names as this does: without regard to case, lateral aliases included; what comes out keeps its spelling.
+It reports only what is certain. An unknown table, type or construct makes columns unknown, never wrong. Names are
+resolved as in Spark: case-insensitive, with lateral aliases; output columns keep their spelling.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 def resolve_query(
     sql: str, tables: Mapping[str, KnownColumns], findings: Findings, rows: Sequence[str] = ()
 ) -> KnownColumns:
-    """The columns that come out of a query over these tables. `rows`: names that people give `source` by mistake."""
+    """Return the output columns of a query over these tables, and add to `findings`.
+
+    `rows`: names that users write instead of `source` by mistake.
+    """
     try:
         tree = parse_query(sql)
     except SqlSyntaxError as fault:
@@ -46,7 +49,7 @@ def resolve_query(
 
 
 def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> str | None:
-    """The type of an expression over one row's columns, None where it is unknown."""
+    """Return the type of an expression over one row's columns, None if it is unknown, and add to `findings`."""
     from sqlglot import exp
 
     try:
@@ -75,18 +78,19 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
 
 @dataclass(frozen=True)
 class _Table:
-    """What may be read by a name: its columns, and what of it looks beyond the row."""
+    """A table of a query: its columns, and the non-row-wise constructs in its definition."""
 
     columns: KnownColumns
     non_row_wise: set[str]
 
 
 def _given(node: exp.Expr) -> dict[str, Any]:
+    """Return the arguments of a node that are set."""
     return {key: value for key, value in node.args.items() if value not in (None, False, [])}
 
 
 def _is_all(node: Any) -> bool:
-    """Whether a limit is none: LIMIT ALL."""
+    """Return whether a limit is LIMIT ALL, which does not limit anything."""
     from sqlglot import exp
 
     limit = node.args.get("expression") if isinstance(node, exp.Limit) else None
@@ -95,15 +99,18 @@ def _is_all(node: Any) -> bool:
 
 @dataclass
 class QueryResolver:
-    """Walks a query from its tables to what it selects. `tables`: their names; `rows`: names that people give `source`."""
+    """Walks a query from its tables to its SELECT list.
+
+    `tables`: their names. `rows`: names that users write instead of `source` by mistake.
+    """
 
     findings: Findings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
-    may_group: bool = False  # some of the rows may be put together by a bound
+    may_group: bool = False  # some of the rows may be grouped by a window bound
 
     def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
-        """The columns of a query; notes what is wrong in it."""
+        """Return the output columns of a query, and add its mistakes to the findings."""
         from sqlglot import exp
 
         with_: Any = node.args.get("with_")
@@ -264,5 +271,5 @@ class QueryResolver:
             scope.merged.add(name.name.casefold())
         if join.args.get("on"):
             NameResolver(scope, self.findings.problems, beyond).judge(join.args["on"])
-        if kind in ("SEMI", "ANTI"):  # only its condition sees the other table
+        if kind in ("SEMI", "ANTI"):  # only the condition of the join sees the other table
             del scope.tables[before:]

@@ -1,11 +1,11 @@
-"""Whether rows of `source` come out of each part of a query, once: by its syntax tree.
+"""Checks on the syntax tree that the rows of `source` pass through each part of a query, once.
 
-source                                   rows: each comes out with the epoch that reads it
+source                                   rows: each is emitted with the epoch that reads it
 users, range(3), VALUES (1)              fixed: the same in every epoch
 rows JOIN fixed                          rows
-rows JOIN rows                           refused: a row would meet those that its epoch happens to read
-fixed LEFT JOIN rows                     refused: a lookup's row comes out alone where its epoch has no match
-rows UNION ALL fixed, or fixed alone     refused: the fixed ones would come out in every epoch
+rows JOIN rows                           refused: a row would meet only the rows that its epoch happens to read
+fixed LEFT JOIN rows                     refused: a lookup's row is emitted alone if its epoch has no match
+rows UNION ALL fixed, or fixed alone     refused: the fixed rows would be emitted in every epoch
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SELF_JOIN = "source joined with itself (a join stage does that)"
 CONSTANT = "UNION ALL with rows that are not of source"
 NO_SOURCE = "no row of source (write SELECT … FROM source)"
-LOOKUP_JOINS = {  # a lookup before source, by the kind of the join
+LOOKUP_JOINS = {  # messages for a lookup on the left of source, by join type
     "LeftOuter": "a lookup LEFT JOIN source (write source LEFT JOIN lookup)",
     "LeftSemi": "a lookup LEFT SEMI JOIN source (write source LEFT SEMI JOIN lookup)",
     "LeftAnti": "a lookup LEFT ANTI JOIN source (write source LEFT ANTI JOIN lookup)",
@@ -27,7 +27,7 @@ LOOKUP_JOINS = {  # a lookup before source, by the kind of the join
 
 
 def refused_reads(tree: exp.Expr) -> set[str]:
-    """What of a query is refused by what it reads; nothing where that cannot be said for certain."""
+    """Return the reasons to refuse a query because of what it reads; empty if that cannot be decided."""
     refused = set[str]()
     if _Reader(refused).query(tree, {}) is False and not refused:
         refused.add(NO_SOURCE)
@@ -35,13 +35,13 @@ def refused_reads(tree: exp.Expr) -> set[str]:
 
 
 class _Reader:
-    """True: rows of `source`; False: fixed; None: one of both, and nobody here knows."""
+    """Classifies parts of a query. True: rows of `source`; False: fixed rows; None: unknown."""
 
     def __init__(self, refused: set[str]) -> None:
         self.refused = refused
 
     def query(self, node: exp.Expr, ctes: Mapping[str, bool | None]) -> bool | None:
-        """Whether rows of `source` come out of a query."""
+        """Return whether the result of a query consists of rows of `source`."""
         from sqlglot import exp
 
         with_: Any = node.args.get("with_")

@@ -1,4 +1,4 @@
-"""The names in expressions over the tables of one SELECT: columns and functions that are not there, and what looks beyond the row."""
+"""Resolves names in expressions over the tables of one SELECT: missing columns and functions, non-row-wise functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Reads expressions over one scope; `problems` gets what is wrong, `beyond` what looks beyond the row."""
+    """Checks expressions over one scope. Mistakes go to `problems`, non-row-wise constructs to `non_row_wise`."""
 
     scope: Scope
     problems: list[str]
     non_row_wise: set[str]
 
     def judge(self, node: exp.Expr) -> None:
-        """Note names that are not there, and functions that look beyond the row."""
+        """Report names that do not exist, and functions that are not row-wise."""
         from sqlglot import exp
 
         if isinstance(node, exp.Subquery | exp.Select | exp.SetOperation):
@@ -38,7 +38,7 @@ class NameResolver:
             self.non_row_wise.add("a subquery (IN)")
             self.judge(node.this)
             return
-        if isinstance(node, exp.DataType):  # its collation is no column
+        if isinstance(node, exp.DataType):  # its collation is not a column
             return
         if isinstance(node, exp.Collate):
             self.judge(node.this)
@@ -58,12 +58,12 @@ class NameResolver:
         self.judge_parts(node)
 
     def judge_parts(self, node: exp.Expr) -> None:
-        """The same of what a node is made of."""
+        """Check the children of a node as `judge` does."""
         for child in node.iter_expressions():
             self.judge(child)
 
     def _time(self, type_: str, text: str) -> None:
-        """Report a time that depends on the clock."""
+        """Report a time literal that depends on the clock."""
         if type_.startswith(("DATE", "TIMESTAMP")) and lexical.depends_on_clock(text):
             self.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
@@ -89,7 +89,7 @@ class NameResolver:
             self.non_row_wise.add(spelled)
 
     def _column(self, node: exp.Column) -> None:
-        """Report a column that none of the tables has, or that several have."""
+        """Report a column that no table has, or that several have."""
         from sqlglot import exp
 
         parts = [part.name for part in node.parts]
@@ -146,7 +146,7 @@ class NameResolver:
 
 
 def _variables(node: exp.Expr) -> Iterator[str]:
-    """The variables of the lambdas around a node."""
+    """Yield the variables of the lambdas around a node."""
     from sqlglot import exp
 
     parent = node.parent

@@ -1,4 +1,4 @@
-"""Spark's types by name, as far as a check asks which kind one is of."""
+"""Groups of Spark's types, by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double", "decimal")
 SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timestamp_ntz")
-NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are no scalars, for certain
+NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are certainly not scalars
 
 
 def base_type(type_: str) -> str:
-    """Without its parameters."""
+    """Return a type without its parameters."""
     return type_.partition("(")[0].partition("<")[0]
 
 
