@@ -157,10 +157,10 @@ class Publisher:
         outputs, hit = {n: self._output(commit, n) for n in joined}, self.hooks.faults.hit
 
         def publish(connection: object) -> None:
-            for name, (rows, gone) in outputs.items():
+            for name, (rows, superseded) in outputs.items():
                 hit("write.before", commit.epoch)
                 cast(TransactionalTarget, self.bindings[name].target).publish_within(
-                    connection, commit.epoch, rows, gone, commit.commit_id
+                    connection, commit.epoch, rows, superseded, commit.commit_id
                 )
                 hit("write.after", commit.epoch)
 

@@ -56,8 +56,8 @@ class RangeFilterTarget:
     def close(self) -> None:
         self.target.close()
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Publish the rows of the range. Superseded rows (`gone`) are chosen by their start, since they have no end."""
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
+        """Publish the rows of the range. Superseded rows (`superseded`) are chosen by their start, since they have no end."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span
@@ -75,9 +75,11 @@ class RangeFilterTarget:
         else:
             self.written.before += int(reaching.sum())
             self.written.unfinished += int((due & ~early & unfinished).sum())
-        if gone is not None:
-            gone = gone.filter(start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1))
+        if superseded is not None:
+            superseded = superseded.filter(
+                start.is_between(NEVER if self.partial else span.since_us, span.until_us - 1)
+            )
         range_rows = rows.filter(chosen)
-        if range_rows.height or (gone is not None and gone.height):
-            self.target.publish(epoch, range_rows, gone, commit)
+        if range_rows.height or (superseded is not None and superseded.height):
+            self.target.publish(epoch, range_rows, superseded, commit)
         self.written.windows += range_rows.height

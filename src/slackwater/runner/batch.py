@@ -30,7 +30,7 @@ from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streaming_plan import DataFrameSource, in_session
 from slackwater.spark import batch_operators, connect_session, session
-from slackwater.spark.batch_operators import UPTO, Fold
+from slackwater.spark.batch_operators import END_WATERMARK, ShardFunction
 from slackwater.spark.row_plan import RowPlan
 from slackwater.spark.shard_columns import lift_rows
 from slackwater.windows.aggregations import quote_column
@@ -106,10 +106,12 @@ def batch(
         newest = (
             planner.with_event_time(ROWS, df)
             .where("__bad IS NULL")
-            .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {UPTO}")
+            .selectExpr(f"max(unix_micros(_event_ts)) - {behind}L AS {END_WATERMARK}")
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
-    return _run_on_shards(rows, shards, planner.rows.logic, batch_operators.fold_windows(planner.rows.logic), df)
+    return _run_on_shards(
+        rows, shards, planner.rows.logic, batch_operators.make_window_function(planner.rows.logic), df
+    )
 
 
 @_hide_analysis_log
@@ -133,7 +135,9 @@ def batch_join(
     planner = _plan(name, frames, join, None, on_error, lookups)
     sides = [planner.columns(source, planner.usable_rows(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
-    return _run_on_shards(rows, shards, planner.rows.logic, batch_operators.fold_pairs(planner.rows.logic), left)
+    return _run_on_shards(
+        rows, shards, planner.rows.logic, batch_operators.make_join_function(planner.rows.logic), left
+    )
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -227,13 +231,13 @@ def _plan(
 
 
 def _run_on_shards(
-    rows: DataFrame, shards: int | None, logic: Operator, fold: Fold, caller_frame: DataFrame
+    rows: DataFrame, shards: int | None, logic: Operator, shard_function: ShardFunction, caller_frame: DataFrame
 ) -> DataFrame:
-    """Run `fold` over all rows of each shard. Return a DataFrame of the session of `caller_frame`."""
+    """Run `shard_function` over all rows of each shard. Return a DataFrame of the session of `caller_frame`."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
-    output = plain_names.mapInArrow(_task(names, list(logic.output), fold), _ddl(logic.output))
+    output = plain_names.mapInArrow(_task(names, list(logic.output), shard_function), _ddl(logic.output))
     return in_session(caller_frame.sparkSession, output)
 
 
@@ -244,7 +248,7 @@ def _ddl(fields: Sequence[Field]) -> str:
 # -- code that runs in Spark's workers ---------------------------------------------------------------------------------
 
 
-def _task(names: list[str], output: list[Field], fold: Fold) -> Any:
+def _task(names: list[str], output: list[Field], shard_function: ShardFunction) -> Any:
     def shard(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
         import polars as pl
@@ -256,7 +260,7 @@ def _task(names: list[str], output: list[Field], fold: Fold) -> Any:
         rows = pl.from_arrow(pa.Table.from_batches(record_batches).rename_columns(names))
         assert isinstance(rows, pl.DataFrame)
         del record_batches
-        results = fold(rows).select(f.name for f in output)
+        results = shard_function(rows).select(f.name for f in output)
         yield from results.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
 
     return shard

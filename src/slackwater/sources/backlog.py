@@ -70,12 +70,12 @@ def unread_files(source: Source) -> Answer:
 def _file_backlog(name: str, paths: list[str] | None, snapshot: Snapshot) -> Backlog:
     record = snapshot.commit.sources.get(name)
     read = FileOffsets.coerce(None if record is None else record.offsets)
-    rows, done = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
-    if paths is None or done > MAX_FILES:
+    rows, read_count = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
+    if paths is None or read_count > MAX_FILES:
         return Backlog(name, "files", None, None, f"more than {plural(MAX_FILES, 'file')}, which are not compared")
     names = {os.path.normpath(local_name(e.path)) for e in load_file_list(snapshot, read)}
     count = sum(1 for path in paths if os.path.normpath(path) not in names)
-    return Backlog(name, "files", count, round(rows / done * count) if done else (0 if not count else None))
+    return Backlog(name, "files", count, round(rows / read_count * count) if read_count else (0 if not count else None))
 
 
 def list_files(pattern: str) -> list[str] | None:

@@ -81,11 +81,11 @@ def _below(folder: str, parts: list[str]) -> Iterator[GlobRoot]:
     if not parts:
         yield GlobRoot(folder, True)
         return
-    part, rest = parts[0], parts[1:]
+    part, remaining_parts = parts[0], parts[1:]
     if not is_pattern(part):
         path = posixpath.join(folder, re.sub(r"\\(.)", r"\1", part))
-        if rest:
-            yield from _below(path, rest)
+        if remaining_parts:
+            yield from _below(path, remaining_parts)
         elif Path(path).exists():
             yield GlobRoot(path, Path(path).is_dir())
         return
@@ -93,10 +93,10 @@ def _below(folder: str, parts: list[str]) -> Iterator[GlobRoot]:
     for entry in sorted(scan_folder(folder), key=lambda e: e.name):
         if matcher.fullmatch(entry.name):
             is_folder = is_dir(entry)
-            if not rest:
+            if not remaining_parts:
                 yield GlobRoot(entry.path, is_folder)
             elif is_folder:
-                yield from _below(entry.path, rest)
+                yield from _below(entry.path, remaining_parts)
 
 
 def scan_folder(folder: str) -> list[os.DirEntry[str]]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # prefixes of the names of DataFrames that are sent with SQL
 _SECONDS = 3.0  # timeout of a connection attempt to the server
-_versions: dict[str, str] = {}  # by the id of a session of Connect
+_versions: dict[str, str] = {}  # by the id of a Connect session
 
 
 def is_connect(spark_object: Any) -> bool:

@@ -149,13 +149,13 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """A source of a pipeline that a streaming query plans: `planning.planners_of` has refused what cannot be planned so."""
+    """Return a source as one that Spark plans. `planning.planners_of` has refused all others."""
     assert isinstance(source, SparkPlannedSource)
     return source
 
 
 def _streaming_leaves(frame: DataFrame) -> int:
-    """How many of Spark's own sources a DataFrame reads."""
+    """Return how many of Spark's own sources a DataFrame reads."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 

@@ -31,7 +31,7 @@ _NAMED = 3  # the most files to name for one mark
 _FILE = "__file_read"
 _PLACE = "__place"  # hidden: the path of the file that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
-_GONE = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
+_MISSING_FILE_ERRORS = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException", "READ_CURRENT_FILE_NOT_FOUND")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class TableSource(Seekable):
             frame = self._with_values(session, rows, files)
             assert frame.schema is not None
         except Exception as error:
-            if any(sign in str(error) for sign in _GONE):
+            if any(sign in str(error) for sign in _MISSING_FILE_ERRORS):
                 raise self.version_gone(f"a file of it is gone ({spark_error_reason(error)})") from None
             raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
         return frame

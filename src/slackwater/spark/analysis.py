@@ -88,13 +88,17 @@ def _error_reason(error: Exception) -> str:
 
 
 def run_sql(
-    session: SparkSession, pipeline: Pipeline, way: InputPath, rows: DataFrame, texts: Sequence[str] | None = None
+    session: SparkSession,
+    pipeline: Pipeline,
+    input_path: InputPath,
+    rows: DataFrame,
+    texts: Sequence[str] | None = None,
 ) -> DataFrame:
     """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows themselves if there is none.
 
     `texts` replace the SQL of the config. They carry `_origin`.
     """
-    for sql in [sql for _, sql in pipeline.sql_chain(way)] if texts is None else texts:
+    for sql in [sql for _, sql in pipeline.sql_chain(input_path)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
     return rows
 
@@ -113,14 +117,14 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     return row_wise.statement(session, sql)
 
 
-def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> dict[str, Field]:
+def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
     """Analyse the SQL of an input path over the columns at its start, and return its output columns.
 
     Raises StartError if the SQL is not valid or not row-wise.
     """
-    view = rows = _source_view(session, pipeline, way, frame)
-    for location, sql, bounds in pipeline.sql_chain_with_groupable(way):
-        where = f'{pipeline.name}: source "{way.origin}": {location}'
+    view = rows = _source_view(session, pipeline, input_path, frame)
+    for location, sql, bounds in pipeline.sql_chain_with_groupable(input_path):
+        where = f'{pipeline.name}: source "{input_path.origin}": {location}'
         try:
             statement = _statement(session, rows, sql)
             if statement is not None:
@@ -142,9 +146,9 @@ def check_sql(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: 
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
                 + bounds.advice_for(forbidden)
             )
-        _check_columns(pipeline, way, out, where)
+        _check_columns(pipeline, input_path, out, where)
         rows = out
-    hidden_origin = _selected_origin(pipeline, way)
+    hidden_origin = _selected_origin(pipeline, input_path)
     return {name: field for name, field in fields_of(rows).items() if name != hidden_origin}
 
 
@@ -171,7 +175,7 @@ def _check_row_wise(
         raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}")
 
 
-def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: str) -> None:
+def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
     """Raise StartError if the output of a query lacks columns that the next step needs, or has duplicates."""
     if pipeline.transform.is_stateless:  # its columns are the output
         twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
@@ -182,7 +186,7 @@ def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: st
         return
     fields = fields_of(out)
     if "_event_ts" not in fields:
-        listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, way))
+        listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
             f'{where} does not select "_event_ts", the event time; add it to the SELECT; it selects: {listed}'
         )
@@ -192,40 +196,45 @@ def _check_columns(pipeline: Pipeline, way: InputPath, out: DataFrame, where: st
         )
 
 
-def end_expression(pipeline: Pipeline, session: SparkSession, way: InputPath, frame: DataFrame) -> str:
+def end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
     """Return SQL for the end of a row's gap in microseconds, where each row has its own gap. NULL for a bad gap.
 
     It applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a duration.
     """
     window = pipeline.transform.window
     assert window is not None
-    view = _source_view(session, pipeline, way, frame)
-    out = run_sql(session, pipeline, way, view)
-    where = f'{pipeline.name}: source "{way.origin}": gap "{window.gap_ms}"'
+    view = _source_view(session, pipeline, input_path, frame)
+    out = run_sql(session, pipeline, input_path, view)
+    where = f'{pipeline.name}: source "{input_path.origin}": gap "{window.gap_ms}"'
     try:
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
         raise StartError(
             f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); there are: {', '.join(out.columns)}"
         ) from None
-    bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(way)]
+    bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(input_path)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
     return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
-def check_origin(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> tuple[str, ...] | None:
+def check_origin(
+    session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame
+) -> tuple[str, ...] | None:
     """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
 
     It is for `late_data = "dlq"`, after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
     """
-    where = f'{pipeline.name}: source "{way.origin}"'
+    where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
         raise StartError(
             f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
         )
-    rows, plain = _empty_view(session, pipeline, frame, with_origin=True), _source_view(session, pipeline, way, frame)
+    rows, plain = (
+        _empty_view(session, pipeline, frame, with_origin=True),
+        _source_view(session, pipeline, input_path, frame),
+    )
     carrying = []
-    for location, sql in pipeline.sql_chain(way):
+    for location, sql in pipeline.sql_chain(input_path):
         plain = _run_query(session, plain, sql)
         carrying.append(_sql_with_origin(session, rows, sql, plain, f"{where}: {location}"))
         rows = _run_query(session, rows, carrying[-1])
@@ -266,18 +275,18 @@ def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
         return False  # such as a UNION in which only one branch has SELECT *, and now one more column
 
 
-def _selects_origin(pipeline: Pipeline, way: InputPath) -> bool:
-    return pipeline.tracks_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.sql_chain(way))
+def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
+    return pipeline.tracks_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path))
 
 
-def _selected_origin(pipeline: Pipeline, way: InputPath) -> str | None:
+def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:
     """Return the name of the origin column if the SQL of the config selects it; else None."""
-    return ORIGIN if _selects_origin(pipeline, way) else None
+    return ORIGIN if _selects_origin(pipeline, input_path) else None
 
 
-def _source_view(session: SparkSession, pipeline: Pipeline, way: InputPath, frame: DataFrame) -> DataFrame:
+def _source_view(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> DataFrame:
     """Return the empty view `source` as the SQL of the config expects it, with `_origin` if that selects it."""
-    return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, way))
+    return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, input_path))
 
 
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:

@@ -49,7 +49,7 @@ class ArrowBatchSizer:
         finally:
             conf.set(_KEY, before)
 
-    def observe(self, handed: Sequence[tuple[int, int]]) -> None:
+    def observe(self, sizes: Sequence[tuple[int, int]]) -> None:
         """Decide the limit of the next job from the last one: the rows and bytes that each of its partitions received."""
-        widest = max((size / rows for rows, size in handed if rows), default=0)
-        self._are_narrow = sum(rows for rows, _ in handed) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES
+        widest = max((size / rows for rows, size in sizes if rows), default=0)
+        self._are_narrow = sum(rows for rows, _ in sizes) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES

@@ -29,42 +29,42 @@ from slackwater.windows.state_rows import FAR
 if TYPE_CHECKING:
     import polars as pl
 
-Fold = Callable[["pl.DataFrame"], "pl.DataFrame"]
-UPTO = "__upto"  # hidden column: the final watermark, the same in every row
+ShardFunction = Callable[["pl.DataFrame"], "pl.DataFrame"]
+END_WATERMARK = "__upto"  # hidden column: the final watermark, the same in every row
 
 
-def fold_windows(operator: Operator) -> Fold:
+def make_window_function(operator: Operator) -> ShardFunction:
     """Return a function that computes the windows of a shard from all its rows."""
 
-    def fold(rows: pl.DataFrame) -> pl.DataFrame:
-        upto = rows[UPTO][0] if UPTO in rows.columns else FAR
-        return _folded(operator, rows.drop(UPTO, strict=False), upto)
+    def process(rows: pl.DataFrame) -> pl.DataFrame:
+        end_watermark = rows[END_WATERMARK][0] if END_WATERMARK in rows.columns else FAR
+        return _compute_windows(operator, rows.drop(END_WATERMARK, strict=False), end_watermark)
 
-    return fold
+    return process
 
 
 @singledispatch
-def _folded(operator: Operator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
-    """Compute the windows of a shard that close up to the watermark `upto`."""
-    unregistered(operator, "slackwater.spark.batch_operators.fold_windows")
+def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
+    """Compute the windows of a shard that close up to the watermark `end_watermark`."""
+    unregistered(operator, "slackwater.spark.batch_operators.make_window_function")
 
 
-@_folded.register(PaneOperator)
-def _(operator: PaneOperator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+@_compute_windows.register(PaneOperator)
+def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     import polars as pl
 
     rows = typed_rows(operator, rows)
     rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
     done = panes.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
-    return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, upto))
+    return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, end_watermark))
 
 
-@_folded.register(SessionOperator)
-def _(operator: SessionOperator, rows: pl.DataFrame, upto: int) -> pl.DataFrame:
+@_compute_windows.register(SessionOperator)
+def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
         _refuse(operator, rows.filter(rows["__end"].is_null()))
     done = sessions.ingest_sessions(operator, typed_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
-    return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, upto))
+    return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, end_watermark))
 
 
 def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
@@ -80,16 +80,16 @@ def _refuse(operator: SessionOperator, bad: pl.DataFrame) -> None:
 
 
 @singledispatch
-def fold_pairs(operator: Operator) -> Fold:
+def make_join_function(operator: Operator) -> ShardFunction:
     """Return a function that computes the join of a shard from the rows of both sides."""
-    unregistered(operator, "slackwater.spark.batch_operators.fold_pairs")
+    unregistered(operator, "slackwater.spark.batch_operators.make_join_function")
 
 
-@fold_pairs.register(IntervalJoinOperator)
-def _(operator: IntervalJoinOperator) -> Fold:
+@make_join_function.register(IntervalJoinOperator)
+def _(operator: IntervalJoinOperator) -> ShardFunction:
     logic = replace(operator, max_rows_per_key=None)
 
-    def fold(rows: pl.DataFrame) -> pl.DataFrame:
+    def process(rows: pl.DataFrame) -> pl.DataFrame:
         import polars as pl
 
         slots, output = SharedColumns.from_logic(logic), list[pl.DataFrame]()
@@ -106,4 +106,4 @@ def _(operator: IntervalJoinOperator) -> Fold:
             else pl.DataFrame(schema=schema)
         )
 
-    return fold
+    return process

@@ -154,11 +154,15 @@ class SparkEngine:
         for name, timed in read.timed.items():
             aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.hints.aggregates(name)]
             passing, pending[name] = self.statistics.attach(name, timed, aggregates, known_facts.get(name))
-            for way, tag, out in self.rows.outputs(read, name, timed, passing):
-                if (marked := self.rows.with_unfit_reason(way, out, tasks[0].capacity)) is not None:
+            for input_path, tag, out in self.rows.outputs(read, name, timed, passing):
+                if (marked := self.rows.with_unfit_reason(input_path, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
-                parts.append(self.rows.expressions.select(out, self.rows.columns(way, tag, before), schema_key=way.key))
+                parts.append(
+                    self.rows.expressions.select(
+                        out, self.rows.columns(input_path, tag, before), schema_key=input_path.key
+                    )
+                )
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
         lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
         owned = shard_columns.to_shards(operator, lifted, len(tasks))
@@ -240,11 +244,15 @@ class SparkEngine:
             rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
-            for way in self.pipeline.input_paths_from(name):
-                out = analysis.run_sql(self.session, self.pipeline, way, rows, self.rows.sql_with_origin(way, frame))
-                why = storability.unstorable_sql(self.logic, self.logic.input_index(way.name), capacity)
+            for input_path in self.pipeline.input_paths_from(name):
+                out = analysis.run_sql(
+                    self.session, self.pipeline, input_path, rows, self.rows.sql_with_origin(input_path, frame)
+                )
+                why = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
                 out = out if why is None else out.where(f"({why}) IS NULL")
-                parts.append(out.selectExpr(*self.rows.columns(way, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}"))
+                parts.append(
+                    out.selectExpr(*self.rows.columns(input_path, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}")
+                )
         try:
             rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
         except Exception as error:

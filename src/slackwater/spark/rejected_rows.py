@@ -85,8 +85,8 @@ class RejectedRowHandler:
         for source_rows in outcome.unfit:
             marked = [
                 m
-                for way, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
-                if (m := self.rows.with_unfit_reason(way, out, task.capacity)) is not None
+                for input_path, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
+                if (m := self.rows.with_unfit_reason(input_path, out, task.capacity)) is not None
             ]
             parts = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()

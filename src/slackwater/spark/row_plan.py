@@ -127,15 +127,15 @@ class RowPlan:
         path.
         """
         names = [s.name for s in self.pipeline.sources]
-        for number, way in enumerate(self.pipeline.input_paths_from(name)):
+        for number, input_path in enumerate(self.pipeline.input_paths_from(name)):
             rows = self._with_origin(timed if number or observed is None else observed, name)
             for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
-                if self.pipeline.sql_chain(way):
+                if self.pipeline.sql_chain(input_path):
                     some = some.drop("__bad", CORRUPT)
                 if self.pipeline.transform.is_stateless and self.times[name] == analysis.CLOCK:
                     some = some.drop("_event_ts")  # not a column of the source
-                out = analysis.run_sql(self.session, self.pipeline, way, some, self.sql.get(way.key))
-                yield way, tag if read.tagged else None, out
+                out = analysis.run_sql(self.session, self.pipeline, input_path, some, self.sql.get(input_path.key))
+                yield input_path, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
         """Return the usable rows, with their origin if the config needs it after the SQL."""
@@ -147,21 +147,21 @@ class RowPlan:
         file = FILE if FILE in rows.columns else "NULL"
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
-    def with_unfit_reason(self, way: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
+    def with_unfit_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
-        why = storability.unstorable_sql(self.logic, self.logic.input_index(way.name), capacity)
+        why = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
         return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
 
-    def columns(self, way: InputPath, tag: int | None, before: int | None) -> list[str]:
+    def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
         """Return the columns that rows bring to the shards, over the output of the SQL."""
-        return shard_columns.shard_columns(self.logic, way.name, tag, before, self.end)
+        return shard_columns.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
-    def sql_with_origin(self, way: InputPath, frame: DataFrame) -> Sequence[str] | None:
+    def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """Return the SQL of an input path that carries `_origin`, even if late rows are not kept. Raises StartError."""
-        if way.key in self.sql or not self.pipeline.sql_chain(way):
-            return self.sql.get(way.key)
+        if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
+            return self.sql.get(input_path.key)
         plain = frame.drop(FILE, MARK, LETTER_NUMBER)
-        return analysis.check_origin(self.session, self.pipeline, way, analysis.empty_frame(self.session, plain))
+        return analysis.check_origin(self.session, self.pipeline, input_path, analysis.empty_frame(self.session, plain))
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:

@@ -137,16 +137,16 @@ def forbidden_parts_of_text(
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
     findings = Findings()
     resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, findings, ())
-    sure = not findings.undecided and not findings.problems
+    is_sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
-    reader = _Reader(lambda node: bool(bounded) and sure)
+    reader = _Reader(lambda node: bool(bounded) and is_sure)
     reader.check(plan_nodes.of_text(plan))
     forbidden = (
         findings.non_row_wise
         | reader.forbidden
         | ({"DATE 'today' and the like"} if _CLOCK_CAST.search(plan) else set())
     )
-    if sure:
+    if is_sure:
         return forbidden
     subquery = {"a subquery"} if _SUBQUERY.search(plan) else set[str]()
     return forbidden | subquery | {f"{name.lower()}()" for name in _CALLED.findall(plan)}

@@ -173,7 +173,7 @@ class TransactionalTarget(Protocol):
     """A target that can write within the store's transaction if both are in the same database."""
 
     def publish_within(
-        self, connection: Any, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = ""
+        self, connection: Any, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = ""
     ) -> None: ...
 
 

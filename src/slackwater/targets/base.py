@@ -61,15 +61,15 @@ class TargetWriter(Protocol):
         """Connect, create the table if it does not exist, add new columns, and check the others. Raises StartError."""
         ...
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Write `rows`, delete the superseded rows, and write the marker of the epoch, in one atomic step.
 
         Args:
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
-            gone: The identities of superseded rows, maybe empty; for sessions it also has `session_id`. None of them
-                is in
-                `rows`. Only a target that upserts gets it.
+            superseded: The identities of superseded rows, maybe empty; for sessions it also has `session_id`. None of
+                them is
+                in `rows`. Only a target that upserts gets it.
             commit: The id of the epoch's commit, a part of the marker.
 
         Raises:

@@ -28,7 +28,7 @@ from slackwater.sources.delta_log import delta_error_reason
 from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
 
-_GONE = "__gone"
+_DELETE_FLAG = "__gone"
 _RECENT_COMMITS = 100  # commits that are searched for ours; a table may have other writers
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _DATAFUSION = {  # types for which the log has the least and greatest value of every file
@@ -172,7 +172,7 @@ class DeltaTarget:
         epoch = delta.transaction_version(self._app)
         return -1 if epoch is None else epoch
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             delta = self._current()
             if epoch <= self.last_epoch():
@@ -186,8 +186,8 @@ class DeltaTarget:
             if self._mode == "append":
                 write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
                 return
-            if gone is not None and not gone.is_empty():
-                self._merge(delta, rows, gone.select(self._table.identity or ()), marker)
+            if superseded is not None and not superseded.is_empty():
+                self._merge(delta, rows, superseded.select(self._table.identity or ()), marker)
             elif not rows.is_empty():
                 self._merge(delta, rows, None, marker)
             if rows.is_empty() and self.last_epoch() < epoch:  # a merge that changes nothing does not commit the marker
@@ -228,34 +228,34 @@ class DeltaTarget:
         return self._delta
 
     def _merge(
-        self, delta: DeltaTable, rows: pl.DataFrame, gone: pl.DataFrame | None, marker: CommitProperties
+        self, delta: DeltaTable, rows: pl.DataFrame, superseded: pl.DataFrame | None, marker: CommitProperties
     ) -> None:
-        """Upsert `rows` and delete `gone` in one commit. Both are in one source frame, in which a column marks the rows
-        to delete.
+        """Upsert `rows` and delete `superseded` in one commit. Both are in one source frame, with a column that marks
+        the latter.
         """
         columns = {_quoted(f.name): f"s.{_quoted(f.name)}" for f in self._table.fields}
-        both = rows if gone is None else pl.concat([rows, gone], how="diagonal")
+        both = rows if superseded is None else pl.concat([rows, superseded], how="diagonal")
         source = self._cast(both, delta)
-        if gone is not None:
-            flags = pa.array([False] * rows.height + [True] * gone.height, pa.bool_())
-            source = source.append_column(self._gone, flags)
+        if superseded is not None:
+            flags = pa.array([False] * rows.height + [True] * superseded.height, pa.bool_())
+            source = source.append_column(self._delete_flag, flags)
         merge = delta.merge(source, self._predicate(both), source_alias="s", target_alias="t", commit_properties=marker)
-        if gone is None:
+        if superseded is None:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
             return
-        is_gone = f"s.{_quoted(self._gone)}"
+        is_superseded = f"s.{_quoted(self._delete_flag)}"
         (
-            merge.when_matched_delete(is_gone)
+            merge.when_matched_delete(is_superseded)
             .when_matched_update(columns)
-            .when_not_matched_insert(columns, f"NOT {is_gone}")
+            .when_not_matched_insert(columns, f"NOT {is_superseded}")
             .execute()
         )
 
     @property
-    def _gone(self) -> str:
+    def _delete_flag(self) -> str:
         """The name of the column that marks rows to delete. It differs from all columns of the table."""
         names = {f.name for f in self._table.fields}
-        return next(name for n in range(len(names) + 1) if (name := f"{_GONE}{n or ''}") not in names)
+        return next(name for n in range(len(names) + 1) if (name := f"{_DELETE_FLAG}{n or ''}") not in names)
 
     def _predicate(self, rows: pl.DataFrame) -> str:
         identity = [_quoted(name) for name in self._table.identity or ()]

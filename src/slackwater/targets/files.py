@@ -159,25 +159,25 @@ class FilesTarget:
         if not files:
             return None
         to = self._aside_name("before")
-        aside = f"{self._shown}/{to}"
+        directory = f"{self._shown}/{to}"
         try:
             marked = [self._marker] if self._folder.read(self._marker) is not None else []
             self._folder.move([*files, *marked], to)
         except OSError as error:
-            raise self._not_moved(aside, error) from None
-        return f'"{aside}"'
+            raise self._not_moved(directory, error) from None
+        return f'"{directory}"'
 
     @staticmethod
     def _aside_name(reason: str) -> str:
         return f"{OUTPUT_FOLDER}/{reason}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
 
-    def _not_moved(self, aside: str, error: OSError) -> StartError:
+    def _not_moved(self, directory: str, error: OSError) -> StartError:
         return StartError(
-            f"target directory {self._shown}: files of the former state could not be put aside in {aside} ({error.strerror}); "
+            f"target directory {self._shown}: files of the former state could not be put aside in {directory} ({error.strerror}); "
             "what was moved is there; check the rights, then repeat this"
         )
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             if epoch <= self.last_epoch():
                 return

@@ -39,7 +39,7 @@ log = logging.getLogger("slackwater")
 
 _TRIES, _PAUSE_S = 6, 0.1  # the pause doubles with each attempt
 _BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are held in memory
-_DAYS = 32  # up to so many days are filtered one by one; more are filtered as one range
+_DAYS = 32  # the most days to filter one by one; more days are filtered as one range
 _DAY_US = 86_400_000_000
 _MAIN = "main"
 
@@ -149,7 +149,7 @@ class IcebergTarget:
             raise FileNotFoundError("the table is not there any more")
         return self._table
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Publish an epoch.
 
         The first attempt uses the loaded table. If that is outdated, the catalog refuses the commit and the table is
@@ -161,7 +161,7 @@ class IcebergTarget:
                 if self._marked_epoch(table := self._current()) >= epoch:
                     return
                 if tries < _TRIES:
-                    self._commit_once(table, epoch, rows, gone, commit)
+                    self._commit_once(table, epoch, rows, superseded, commit)
                     return
             except Exception as error:  # refused, or the answer was lost: the reloaded table shows which
                 failed, self._table = error, None
@@ -176,7 +176,7 @@ class IcebergTarget:
         ) from failed
 
     def _commit_once(
-        self, table: Table, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None, commit: str
+        self, table: Table, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None, commit: str
     ) -> None:
         """Send one commit, once.
 
@@ -191,7 +191,7 @@ class IcebergTarget:
         last = {self._last: f"{self._columns.state} {epoch}", self._commit: commit}
         transaction.set_properties({self._marker: str(epoch), **last})
         properties = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
-        merged = self._mode == "merge" and self._merge(transaction, table, rows, gone, properties)
+        merged = self._mode == "merge" and self._merge(transaction, table, rows, superseded, properties)
         if not merged and not rows.is_empty():
             transaction.append(iceberg.as_written(rows, self._columns.fields, table), properties)
         ref = table.metadata.refs.get(_MAIN)
@@ -208,7 +208,7 @@ class IcebergTarget:
         transaction: Transaction,
         table: Table,
         rows: pl.DataFrame,
-        gone: pl.DataFrame | None,
+        superseded: pl.DataFrame | None,
         properties: Mapping[str, str],
     ) -> bool:
         """Rewrite the files that contain rows with these identities, and add `rows`. Return False if no file does."""
@@ -216,8 +216,8 @@ class IcebergTarget:
 
         identity, fields = list(self._columns.identity or ()), self._columns.fields
         keys = rows.select(identity)
-        if gone is not None:
-            keys = pl.concat([keys, gone.select(identity)])
+        if superseded is not None:
+            keys = pl.concat([keys, superseded.select(identity)])
         if keys.is_empty():
             return False
         where, kinds = self._day_filter(keys), {f.name: f.polars for f in fields}

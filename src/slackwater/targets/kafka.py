@@ -158,7 +158,7 @@ class KafkaTarget:
         """Return the last epoch known to be published, -1 for none; with at_least_once only by this process."""
         return self._last
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         if self._fenced:
             raise self._fenced_error(epoch, "it was fenced before")
         if epoch <= self._last:
@@ -166,8 +166,8 @@ class KafkaTarget:
         if self._producer is None:
             raise self._publish_error(epoch, "the target is not open")
         messages = self._rows.messages(rows)
-        if gone is not None and not gone.is_empty():
-            messages = chain(self._rows.tombstones(gone), messages)
+        if superseded is not None and not superseded.is_empty():
+            messages = chain(self._rows.tombstones(superseded), messages)
         try:
             if self._exactly_once:
                 self._transaction(self._producer, epoch, messages, commit)

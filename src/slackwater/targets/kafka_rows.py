@@ -78,9 +78,9 @@ class KafkaRows:
             return ((None, value, []) for value in values)
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
-    def tombstones(self, gone: pl.DataFrame) -> Messages:
+    def tombstones(self, superseded: pl.DataFrame) -> Messages:
         """Return the key of every superseded row without a value, so that a compacted topic deletes the row."""
-        return ((key, None, []) for key in json_objects(gone.select(self._key_columns)))
+        return ((key, None, []) for key in json_objects(superseded.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
         try:

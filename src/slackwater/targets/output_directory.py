@@ -78,11 +78,11 @@ class LocalDirectory:
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
         (self.path / OUTPUT_FOLDER).mkdir(parents=True, exist_ok=True)
-        aside = self.path / OUTPUT_FOLDER / f".{name}"
-        with _removed_on_failure(aside):
-            fill(aside)
-            _flush(aside)
-            aside.replace(self.path / name)
+        temporary = self.path / OUTPUT_FOLDER / f".{name}"
+        with _removed_on_failure(temporary):
+            fill(temporary)
+            _flush(temporary)
+            temporary.replace(self.path / name)
 
     def read(self, name: str) -> bytes | None:
         path = self.path / name
@@ -91,17 +91,17 @@ class LocalDirectory:
     def write_marker(self, name: str, content: bytes) -> None:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(".tmp")
-        with _removed_on_failure(aside):
-            aside.write_bytes(content)
-            _flush(aside)
-            aside.replace(path)
+        temporary = path.with_suffix(".tmp")
+        with _removed_on_failure(temporary):
+            temporary.write_bytes(content)
+            _flush(temporary)
+            temporary.replace(path)
 
     def move(self, names: Sequence[str], to: str) -> None:
-        aside = self.path / to
-        aside.mkdir(parents=True)
+        directory = self.path / to
+        directory.mkdir(parents=True)
         for name in names:
-            (self.path / name).replace(aside / Path(name).name)
+            (self.path / name).replace(directory / Path(name).name)
 
     def local_copy(self) -> Path:
         return self.path

@@ -1,8 +1,8 @@
 """A Postgres table: an epoch's rows are copied to a temporary table and upserted, superseded ones are deleted.
 
-    gone ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
-    rows ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
-                                            slackwater_targets: (writer, table, last epoch)
+    superseded ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
+    rows       ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
+                                                  slackwater_targets: (writer, table, last epoch)
 
 This and the marker of the epoch are one transaction. If the state store is in the same database, it is part of the
 store's commit (`publish_within`).
@@ -219,12 +219,12 @@ class PostgresTarget:
         ).fetchall()
         return any(sorted(columns) == sorted(identity) and strict for columns, strict in rows)
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = client.open_connection(self.url, self.description)
             with self._connection.transaction():
-                self.publish_within(self._connection, epoch, rows, gone, commit)
+                self.publish_within(self._connection, epoch, rows, superseded, commit)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
                 f"{self.description} did not take epoch {epoch} ({client.error_reason(error)}); the epoch is committed, "
@@ -236,7 +236,7 @@ class PostgresTarget:
         connection: psycopg.Connection[Any],
         epoch: int,
         rows: pl.DataFrame,
-        gone: pl.DataFrame | None = None,
+        superseded: pl.DataFrame | None = None,
         commit: str = "",
     ) -> None:
         """Publish an epoch inside the caller's transaction. Does nothing if it was published before."""
@@ -259,8 +259,8 @@ class PostgresTarget:
         if taken.rowcount != 1:
             return
         identity = self._columns.identity
-        if identity is not None and gone is not None and not gone.is_empty():
-            self._delete(connection, identity, gone)
+        if identity is not None and superseded is not None and not superseded.is_empty():
+            self._delete(connection, identity, superseded)
         if rows.is_empty():
             return
         columns = [f.name for f in self._columns.fields]
@@ -317,11 +317,11 @@ class PostgresTarget:
         connection.execute(f"CREATE TEMPORARY TABLE {table} ({typed}) ON COMMIT DROP")
         client.copy_frame(connection, table, frame)
 
-    def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], gone: pl.DataFrame) -> None:
+    def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], superseded: pl.DataFrame) -> None:
         """Delete superseded rows, by one DELETE for every set of columns that are NULL together."""
-        self._stage(connection, "slackwater_gone", gone.select(identity))
+        self._stage(connection, "slackwater_gone", superseded.select(identity))
         connection.execute("ANALYZE slackwater_gone")  # otherwise the planner does not know the number of rows
-        for same in _match_conditions(gone.select(identity)):
+        for same in _match_conditions(superseded.select(identity)):
             connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
     def close(self) -> None:

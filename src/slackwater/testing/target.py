@@ -53,7 +53,7 @@ class MemoryTarget:
     def close(self) -> None:
         return
 
-    def publish(self, epoch: int, rows: pl.DataFrame, gone: pl.DataFrame | None = None, commit: str = "") -> None:
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         if self.down:
             raise PublishError(f"{self.description} is down: it did not take epoch {epoch}")
         if epoch <= self.last:
@@ -61,9 +61,9 @@ class MemoryTarget:
             return
         self.told(rows)
         self.rows += _plain(rows, epoch)
-        self.gone += [] if gone is None else _plain(gone, epoch)
+        self.gone += [] if superseded is None else _plain(superseded, epoch)
         self.last = epoch
-        self._changes.append((rows, gone))
+        self._changes.append((rows, superseded))
 
     @property
     def table(self) -> pl.DataFrame:
