@@ -4,7 +4,7 @@
              late? merge, cut   per source,  what is due,     one       from the
              stage state        minimum      staged           record    staged files
 
-A crash before COMMIT discards the epoch. After a crash behind it, `start` publishes the epoch from the record.
+A crash before COMMIT discards the epoch. A crash after COMMIT loses nothing: `start` publishes the epoch from the record.
 """
 
 from __future__ import annotations

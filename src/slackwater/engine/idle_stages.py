@@ -2,8 +2,8 @@
 stages.
 
     a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s for ever
-    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to where a is: its open windows close, and later rows of b
-    are late at s
+    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to where a is: its open windows close,
+                                              and later rows of b are late at s
 
 An idle source next to an active one is left out of the minimum. A stage cannot be left out, since its results would
 then be late for its reader. Therefore its own watermark moves, and late rows are late where they enter.

@@ -31,7 +31,7 @@ class IdleTick:
     def needs_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
         """Return whether the tick needs a commit.
 
-        It does immediately if sources moved a watermark, a source became idle, a stage is carried along, changed
+        A commit is needed immediately if sources moved a watermark, a source became idle, a stage is carried along, changed
         windows may be emitted by now, or windows become due. A watermark that only advances with the silence is
         committed once per checkpoint interval.
         """

@@ -1,8 +1,7 @@
 """Publish the staged output of a commit to the targets: within the commit if both use one database, else after it.
 
-COMMIT ─▶ write (target, its own marker) ─▶ note (store)        a crash between them repeats the write, which changes
-nothing
-       ─▶ write (the next one) ─▶ note                          an unavailable target does not delay the others
+COMMIT ─▶ write (target, with a marker) ─▶ note (store)     after a crash between them, the write is repeated without effect
+       ─▶ write (the next one) ─▶ note                      an unavailable target does not delay the others
 """
 
 from __future__ import annotations

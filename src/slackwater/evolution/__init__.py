@@ -1,1 +1,1 @@
-"""A config held against a state: what differs, and the state rewritten for it; knows no engine and no Spark."""
+"""Compare a config with a state, and rewrite the state for it. This package uses no engine and no Spark."""

@@ -1,10 +1,10 @@
 """Compare the mark that a target holds with the marks that a state expects there. Pure.
 
 state   … 5 ─ 6 ─ 7                      its commit names the mark of each target: here (state, 7, id of commit 7)
-target      … 6 ─ 7                      the same mark: go on
+target      … 6 ─ 7                      the same mark: continue
 target      … 6 ─ 7 ─ 8 ─ 9              AHEAD: the state is an older copy, and epochs 8 and 9 would be ignored
 target      … 6'─ 7'                     FOREIGN: another history of the state, or another state, wrote there
-target    … 5, or nothing                BEHIND: what the state wrote is gone
+target    … 5, or nothing                BEHIND: the output of the state was deleted
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 class ExpectedMarks:
     """The marks of one target that fit a commit.
 
-    `is_exact`: the target holds one of these, or nothing if it `may_be_empty`. Else the commit does not say: an earlier version
-    wrote it, or the target is another place now. `was_target`: the commit names this place.
+    `is_exact`: the target holds one of these, or nothing if it `may_be_empty`. Otherwise the commit does not name a
+    mark, because an earlier version wrote it or the target has moved. `was_target`: the commit names this location.
     """
 
     rollback: TargetMark  # what the target holds after the rollback of everything newer than the state and of its missing part
@@ -54,7 +54,7 @@ def expected_marks(
 
 
 def find_mismatch(commit: Commit, expected: ExpectedMarks, held: TargetMark | None) -> str | None:
-    """Return AHEAD, FOREIGN or BEHIND; None if the state can go on with this target."""
+    """Return AHEAD, FOREIGN or BEHIND; None if the state can continue with this target."""
     if held is None:
         return None if expected.may_be_empty else BEHIND
     if any(_is_same(held, mark) for mark in expected.marks):
@@ -78,9 +78,10 @@ def _is_same(one: TargetMark, other: TargetMark) -> bool:
 
 
 def branch_off(commit: Commit, branch: str, held: Mapping[str, TargetMark | None], missing: Collection[str]) -> Commit:
-    """Return the commit as the first of a branch, which targets take for another state. `held`: the mark of each target now.
+    """Return the commit as the first one of a branch, which is another state for the targets. `held`: the current mark of
+    each target.
 
-    What is `missing` is published by the branch.
+    The branch publishes the parts that are `missing`.
     """
     reached = {name for name in missing if held.get(name) == commit.mark}
     branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
@@ -94,7 +95,7 @@ def branch_off(commit: Commit, branch: str, held: Mapping[str, TargetMark | None
 
 
 def without_parts(commit: Commit, names: Collection[str]) -> Commit:
-    """Return the commit as one whose parts never reach these targets: they hold the mark from before it."""
+    """Return the commit for targets that never get their parts: they keep the mark from before it."""
     commit_marks = (commit.mark,)
 
     def marks(name: str, current: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:

@@ -3,13 +3,12 @@
     PaneOperator(PaneLogic, WindowOperator)                operators/panes.py           tumbling and hopping windows
     SessionOperator(SessionLogic, WindowOperator)          operators/sessions.py        session windows
     IntervalJoinOperator(JoinLogic, NonWindowOperator)     operators/interval_join.py   stream-stream joins
-    KeyedOperator(KeyedState, ImmediateOperator)           operators/keyed.py           base of operators that keep a
-    row per key
+    KeyedOperator(KeyedState, ImmediateOperator)           operators/keyed.py           base of operators with a row per key
     StatelessOperator(NoState, ImmediateOperator)          operators/stateless.py       SQL alone
 
 A window or a join combines pure logic of `windows` or `joins` with its use on a shard. A question that only one package
 asks, such as the columns of a store, is answered in that package by class (`functools.singledispatch`). An operator
-that is not registered there is an error.
+that is not registered in that package is an error.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ class StageCounts:
 
 
 class Operator(Protocol):
-    """An operator is frozen and can be pickled, since it is sent to workers in its tasks. Times are in µs. It has no clock
-    and opens nothing.
+    """The work of one stage on one shard. Times are in µs.
+
+    It is frozen and can be pickled, since it is sent to workers in its tasks. It has no clock and opens no files.
     """
 
     @property
@@ -99,8 +99,9 @@ class Operator(Protocol):
         ...
 
     def late_before(self, watermark: int) -> int:
-        """Return the time before which rows may be late at this watermark; with pre-aggregation, all of those rows are
-        late.
+        """Return the time before which rows may be late at this watermark.
+
+        With pre-aggregation, all rows before that time are late.
         """
         ...
 

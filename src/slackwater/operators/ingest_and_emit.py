@@ -2,8 +2,7 @@
 
 It is known if rows are results of other stages, or come from files whose footers have their newest time.
 
-    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver merges the clocks in between and sends a second
-    task
+    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver advances the clocks and sends a second task
 """
 
 from __future__ import annotations

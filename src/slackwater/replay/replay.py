@@ -1,7 +1,6 @@
 """Replay dead letters through the pipeline.
 
-    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch; letters that are bad again stay
-    out of it
+    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch without letters that are bad again
                                └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
                                                  target: stored windows ─┘
 
