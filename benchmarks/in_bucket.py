@@ -44,7 +44,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root,
         S3.started() as s3,
-        FaultyProxy.before(s3.port) as door,
+        FaultyProxy.in_front_of(s3.port) as door,
     ):
         data = generate(stream, Path(root) / "data")
         os.environ["SLACKWATER_CACHE_DIR"] = f"{root}/cache"

@@ -32,7 +32,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture
 def proxy(s3: S3) -> Iterator[FaultyProxy]:
-    with FaultyProxy.before(s3.port) as found:
+    with FaultyProxy.in_front_of(s3.port) as found:
         yield found
 
 

@@ -128,7 +128,7 @@ def test_a_start_refuses_what_somebody_else_changed(url: str, what: str, table: 
                 db.execute(f'DROP VIEW IF EXISTS "slackwater_windows_{table}"')
             assert db.execute(statement.replace(column, f'"{column}"')).rowcount
         with pytest.raises(StateError, match=rf'stage ".*": table .*slackwater_state_{table}.*{found}.*nothing was'):
-            test._begin()
+            test._start()
         report = verify_postgres(PostgresStore(url, "public", "law"))
         assert any(f"slackwater_state_{table}" in p.place for p in report.problems)
 
@@ -237,7 +237,7 @@ def test_a_damaged_output_is_named(url: str, cut: str) -> None:
         with pytest.raises(
             StateError, match=r"staged output \w+ in .*slackwater_outputs.* is damaged: it cannot be read"
         ):
-            test._begin()
+            test._start()
 
 
 @pytest.mark.parametrize("seed", some(range(SEEDS), keep=3))
@@ -256,7 +256,7 @@ def test_a_state_without_records_of_its_tables_takes_them_with_its_next_commit(u
                 "UPDATE slackwater_pipelines SET record = jsonb_set(record, '{stages}', (SELECT jsonb_agg(s - 'table') FROM"
                 " jsonb_array_elements(record -> 'stages') s))"
             )
-        test._begin()
+        test._start()
         assert all(s.table is None for s in test._driver.state.stages)
         test.pipe({s: [{"k": "x", "v": 1, "ts": 400_000}] for s in "ab"})
         assert all(s.table is not None and s.table.columns for s in test._driver.state.stages)

@@ -58,7 +58,7 @@ def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
             assert len(str(raised.value).splitlines()) == 1
             assert files(tmp_path) == before
             t._stop()
-            t._begin()
+            t._start()
             assert files(tmp_path) == before
         t.pipe(rows(6 * MINUTE))
         assert files(tmp_path) != before
@@ -76,7 +76,7 @@ def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> No
         ):
             (home / name).write_bytes(b"half of it")
         t._stop()
-        t._begin()
+        t._start()
         assert files(tmp_path) == before
 
 

@@ -72,7 +72,7 @@ def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCat
     seed = random.randrange(10**6)
     rng, lake, other = random.Random(seed), *(Lake("rest", rest_catalog.options()) for _ in range(2))
     count = len(KILL_POINTS) + 2
-    with FaultyProxy.before(rest_catalog.port) as door:
+    with FaultyProxy.in_front_of(rest_catalog.port) as door:
         door.judge = faulty(rng)
         pipeline = described(lake, other, door.port)
         store = lambda: FilesStore(str(tmp_path / "state"), "lakes")  # noqa: E731

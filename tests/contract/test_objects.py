@@ -37,7 +37,7 @@ def make(bucket: str) -> Make:
 
 @pytest.fixture
 def door(s3: S3) -> Iterator[FaultyProxy]:
-    with FaultyProxy.before(s3.port) as found:
+    with FaultyProxy.in_front_of(s3.port) as found:
         yield found
 
 

@@ -44,17 +44,17 @@ class Place:
     """A store that is made again and again, and how a user names it."""
 
     def __init__(self, where: str, make: Callable[[str], Any]) -> None:
-        self.where, self._make, self._made = where, make, list[Any]()
+        self.where, self._make, self._create = where, make, list[Any]()
 
     def store(self, name: str = "law") -> Any:
-        self._made.append(self._make(name))
-        return self._made[-1]
+        self._create.append(self._make(name))
+        return self._create[-1]
 
     def ran(self, script: Any, window: sw.Window = SESSION, name: str = "law", **given: Any) -> None:
         run_local(window, script, SCHEMA, flush=False, store=lambda: self.store(name), **given)
 
     def close(self) -> None:
-        for store in self._made:
+        for store in self._create:
             store.close()
 
 

@@ -307,7 +307,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
 
 @pytest.fixture
 def door(rest_catalog: RestCatalog) -> Iterator[FaultyProxy]:
-    with FaultyProxy.before(rest_catalog.port) as found:
+    with FaultyProxy.in_front_of(rest_catalog.port) as found:
         yield found
 
 

@@ -124,7 +124,7 @@ def test_what_a_former_state_left_in_a_bucket_is_told_and_put_aside(bucket: str)
 
 @pytest.mark.parametrize("fault", ["503", "dropped", "lost", "slow"])
 def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault: Fault) -> None:
-    with FaultyProxy.before(s3.port) as door:
+    with FaultyProxy.in_front_of(s3.port) as door:
         count = [0]
 
         def judge(method: str, path: str) -> Fault:

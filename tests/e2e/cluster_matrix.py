@@ -84,7 +84,7 @@ class Storage:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Storage]:
-        with S3.started() as s3, FaultyProxy.before(s3.port) as door:
+        with S3.started() as s3, FaultyProxy.in_front_of(s3.port) as door:
             yield cls(s3, door)
 
     @contextmanager

@@ -109,7 +109,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
     seed = random.randrange(10**6)
     rng, expired = random.Random(seed), 0
     fast = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
-    with FaultyProxy.before(rest_catalog.port) as door:
+    with FaultyProxy.in_front_of(rest_catalog.port) as door:
         door.judge = unreliable(seed)
         config = tmp_path / "killed.toml"
         config.write_text(CONFIG.format(port=door.port, gap=GAP_S, table=lake.name))

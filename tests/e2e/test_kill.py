@@ -100,7 +100,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield str(tmp_path / "state")
         return
     url = request.getfixturevalue("bucket")
-    with FaultyProxy.before(request.getfixturevalue("s3").port) as door:
+    with FaultyProxy.in_front_of(request.getfixturevalue("s3").port) as door:
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{door.port}")
         door.judge = faulty(random.randrange(10**6))
         yield url

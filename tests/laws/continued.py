@@ -59,7 +59,7 @@ class Start(LocalPipeline):
         self._choice, self._rebuild = choice, rebuild
         super().__init__(pipeline, {"user": "string"}, shards=shards, state_dir="unused", listen=False)
 
-    def _begun(self) -> None:
+    def _start_driver(self) -> None:
         pipeline, choice = self.pipeline, self._choice
         store = store_of(pipeline)
         try:
@@ -108,7 +108,7 @@ class Start(LocalPipeline):
             raise
         self._open = True
 
-    def _pipe(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
+    def _run_epoch(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
         """With offsets, as of a source that seeks."""
         self._batches += 1
         offsets = {"events": KafkaOffsets({"events": {"0": self._batches}})}

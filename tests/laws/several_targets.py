@@ -114,14 +114,14 @@ class Story:
         if rng.random() < 0.3:
             with pytest.raises(PublishError, match=f'target "{down}"'):
                 test.restart(pipeline(self.seed, present))
-        for (name, _), target in test._places.items():
+        for (name, _), target in test._all_targets.items():
             target.down = target.down and name != down
         if rng.random() < 0.5 or not test._open:
             test.restart(pipeline(self.seed, present), shards=rng.choice([1, 2, 4]))
         return present
 
     def compare(self, made: sw.Pipeline, test: LocalPipeline) -> None:
-        places = {name: target for (name, _), target in test._places.items()}
+        places = {name: target for (name, _), target in test._all_targets.items()}
         for number, name in enumerate(FIXED):
             held = places[name].held
             times = held.with_columns(held[c].dt.timestamp("us") for c in ("window_start", "window_end"))

@@ -49,24 +49,24 @@ class RestartedPipeline(LocalPipeline):
         self.url, self.options, self.errors = url, options, list[SlackwaterError]()
         super().__init__(WINDOW, {"u": "string", "id": "bigint"}, store=lambda: FilesStore(url, "law", options))
 
-    def _put(self, place: str) -> None:
-        super()._put(place)
+    def _set_targets(self, target_name: str) -> None:
+        super()._set_targets(target_name)
         for name, own in self.pipeline.per_target.items():
             columns = tuple(self._steps[str(own.target.from_)].output)
             table = TargetTable("law", columns, None, self._state_id)
             self._targets[name] = FilesTarget(f"{self.url}/out", "parquet", table, self.options)  # type: ignore[assignment]
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         for _ in range(4):
             try:
-                self._put("")
-                self._begun()
+                self._set_targets("")
+                self._start_driver()
                 return
             except SlackwaterError as error:
                 self.errors.append(error)
         raise AssertionError(self.errors)
 
-    def _survive(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
+    def _run_with_restart(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
         for _ in range(4):
             try:
                 work()
@@ -74,7 +74,7 @@ class RestartedPipeline(LocalPipeline):
             except SlackwaterError as error:
                 self.errors.append(error)
                 self._stop()
-                self._begin()
+                self._start()
                 if not again:
                     return
         raise AssertionError(self.errors)
@@ -112,7 +112,7 @@ def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
-    with FaultyProxy.before(s3.port) as found:
+    with FaultyProxy.in_front_of(s3.port) as found:
         yield found
 
 

@@ -83,7 +83,7 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server:
     torn.append(Quiet(10_000))
     whole = run_local(window(kind), [*epochs, Quiet(10_000)], SCHEMA)
     bucket = server.bucket(f"b{uuid.uuid4().hex}")
-    with FaultyProxy.before(server.port) as door:
+    with FaultyProxy.in_front_of(server.port) as door:
         door.pause_s = 0.01
         door.judge = faulty(rng, 0.1)
         options = server.options(door.port)

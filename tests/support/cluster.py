@@ -92,7 +92,7 @@ class Cluster:
         process.start()
         until = time.monotonic() + SECONDS
         while ready not in log.read_text(errors="replace"):
-            process.must_live(f"the {name}")
+            process.check_running(f"the {name}")
             assert time.monotonic() < until, f"the {name} does not say {ready!r}: {process.tail()}"
             time.sleep(0.1)
         return process

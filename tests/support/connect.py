@@ -54,7 +54,7 @@ class Server:
         self.process.start()
         until = time.monotonic() + SECONDS
         while "Spark Connect server started" not in log.read_text(errors="replace"):
-            self.process.must_live("the Connect server")
+            self.process.check_running("the Connect server")
             assert time.monotonic() < until, f"the Connect server does not start: {self.process.tail()}"
             time.sleep(0.1)
 

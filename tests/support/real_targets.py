@@ -9,14 +9,14 @@ from slackwater.testing.pipeline import LocalPipeline
 class Real(LocalPipeline):
     """With the targets that the config names, opened at each start."""
 
-    def _put(self, place: str) -> None:
-        self._place = place
+    def _set_targets(self, target_name: str) -> None:
+        self._target_name = target_name
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._targets = targets_of(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
         for target in self._targets.values():
             target.open()
-        super()._begin()
+        super()._start()
 
     def _stop(self) -> None:
         super()._stop()

@@ -137,13 +137,13 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
         with pytest.raises(StartError, match=waits):
             test.restart(other)
     test.target().down = False
-    for held in test._places.values():
+    for held in test._all_targets.values():
         held.down = False
     elsewhere = described(target("elsewhere"), MINUTES)
     assert compare.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
         "hours has its part: it may go elsewhere"
     )
-    hours = next(t for (name, _), t in test._places.items() if name == "hours")
+    hours = next(t for (name, _), t in test._all_targets.items() if name == "hours")
     before = len(hours.rows)
     test.restart(elsewhere)
     assert test.target("minutes").held.height == 3 and len(hours.rows) == before

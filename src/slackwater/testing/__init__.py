@@ -1,4 +1,4 @@
-"""For tests, ours and those of users: a pipeline in one process with a virtual clock, an oracle, real services."""
+"""Test support: a pipeline in one process with a virtual clock, a naive oracle, and real services on loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """What costs time to import is imported when it is asked for."""
+    """Import slow modules when they are used."""
     if name in ("LocalPipeline", "LocalResult"):
         from slackwater.testing import pipeline
 

@@ -1,4 +1,4 @@
-"""A pipeline as a test runs it: what it would drop is heard, what its target cannot hold is refused."""
+"""Changes a pipeline for a test: rows that it would drop become dead letters, and the results of its stages can be read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slackwater.config.transform import Stage, Transform
 from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits, value_limits_of
 from slackwater.operators.base import Operator
 
-WATCHED = "~"  # begins the names of targets that only a test has
+WATCHED = "~"  # prefix of the names of targets that only a test has
 
 
 def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
-    """What each target, with the state store that a config names, can hold of a row's values; `operators`: by stage."""
+    """Return the limits of values that each target and the configured state store can hold. `operators`: by stage."""
     from slackwater.runner.components import targets_of
 
     store = pipeline.state_store
@@ -28,8 +28,8 @@ def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[
 _T = TypeVar("_T", Transform, Stage)
 
 
-def _listening(stage: _T) -> _T:
-    """What reads sources: no row of it is dropped unheard."""
+def _keep_losses(stage: _T) -> _T:
+    """Turn the late and bad rows of a stage that reads sources into dead letters instead of dropping them."""
     update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
     if not stage.is_stateless and stage.step.late_data == "drop":
         step = stage.step.model_copy(update={"late_data": "dlq"})
@@ -38,15 +38,15 @@ def _listening(stage: _T) -> _T:
 
 
 def with_captured_losses(pipeline: Pipeline) -> Pipeline:
-    """The same pipeline, of which late and bad rows become letters, whatever it does with them."""
+    """Return the pipeline with late and bad rows as dead letters, whatever the config says about them."""
     first = [
         name
         for name, stage_pipeline in pipeline.stage_pipelines.items()
         if not any(s.is_stage_output for s in stage_pipeline.sources)
     ]
-    stages = tuple(_listening(s) if s.name in first else s for s in pipeline.stages)
+    stages = tuple(_keep_losses(s) if s.name in first else s for s in pipeline.stages)
     reader = next((s for s in stages if s.name == getattr(pipeline.transform, "name", None)), None)
-    transform = reader or _listening(pipeline.transform)
+    transform = reader or _keep_losses(pipeline.transform)
     changed = transform != pipeline.transform or stages != pipeline.stages
     if pipeline.dead_letter is not None and not changed:
         return pipeline
@@ -55,7 +55,7 @@ def with_captured_losses(pipeline: Pipeline) -> Pipeline:
 
 
 def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
-    """The same pipeline with a target for each of these stages that has none, so that what it emits can be read back."""
+    """Return the pipeline with a target for each of these stages that has none, so that a test can read its results."""
     unwatched = [
         n
         for n in dict.fromkeys(stages)

@@ -1,6 +1,6 @@
-"""A test of a pipeline as TOML: what is given, step by step, and what is expected at the end.
+"""A pipeline test as TOML: the input, step by step, and the expected results.
 
-pipeline = "../clicks.toml"       # without it: the TOML beside the folder whose name this file has
+pipeline = "../clicks.toml"       # by default, the TOML above this folder that has the name of this file
 
 [[steps]]                         # one epoch: rows of the only source, or rows.SOURCE = [...]
 rows = [{ user_id = "u1", ts = 2024-03-01T09:00:00Z }, "a broken line"]
@@ -40,12 +40,12 @@ _PAGE = "docs/testing.md#a-test-as-a-file"
 _ROW = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
 _NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or flush"
-ONLY = ""  # stands for the only source, or target
+ONLY = ""  # stands for the only source or target
 
 
 @with_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
-def _given(value: Any) -> dict[str, tuple[Any, ...]]:
-    """Rows of the only source, or per source."""
+def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
+    """Parse rows of the only source, or by source."""
     return _per_source(
         value, (dict, str), 'a list of rows ([{ user_id = "u1" }]), or one per source (rows.SOURCE = [...])'
     )
@@ -57,7 +57,7 @@ def _given(value: Any) -> dict[str, tuple[Any, ...]]:
         {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
     ]
 )
-def _files(value: Any) -> dict[str, tuple[Any, ...]]:
+def _parse_files(value: Any) -> dict[str, tuple[Any, ...]]:
     return _per_source(value, (str,), 'a list of files (["noon.jsonl"]), or one per source (files.SOURCE = [...])')
 
 
@@ -84,7 +84,7 @@ _EXPECTED: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
 
 
 @with_schema(**_EXPECTED)
-def _expected(value: Any) -> tuple[dict[str, Any], ...]:
+def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise InvalidValueError('a list of rows ([{ user_id = "u1" }])')
     if wrong := [
@@ -97,25 +97,25 @@ def _expected(value: Any) -> tuple[dict[str, Any], ...]:
 
 
 @with_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
-def _by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Rows of the only target, or per target."""
+def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Parse rows of the only target, or by target."""
     if isinstance(value, Mapping):
-        return _by_name(value)
-    return {ONLY: _expected(value)}
+        return _parse_by_name(value)
+    return {ONLY: _parse_expected(value)}
 
 
 @with_schema(type="object", additionalProperties=_EXPECTED)
-def _by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
+def _parse_by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
     if not isinstance(value, Mapping):
         raise InvalidValueError("a list of rows per stage (stages.STAGE = [...])")
-    return _by_name(value)
+    return _parse_by_name(value)
 
 
-def _by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
+def _parse_by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
     rows_by_name, problems = dict[str, tuple[dict[str, Any], ...]](), list[str]()
     for name, rows in value.items():
         try:
-            rows_by_name[name] = _expected(rows)
+            rows_by_name[name] = _parse_expected(rows)
         except InvalidValueError:
             problems.append(f": {show_key(name)}: found {format_value(rows)}, expected a list of rows")
         except InvalidTableError as error:
@@ -126,14 +126,14 @@ def _by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], ...]]:
 
 
 @with_schema(type="string", format="date-time")
-def _moment(value: Any) -> dt.datetime:
+def _parse_time(value: Any) -> dt.datetime:
     if not isinstance(value, dt.datetime):
         raise InvalidValueError("a moment (2024-03-01T09:00:00Z, without quotes)")
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
 
 
 class CaseRestart(Spec):
-    """The process stops and starts again over the same state, with other shards or another config."""
+    """A restart over the same state, with another number of shards or another config."""
 
     shards: int | None = None
     pipeline: str | None = None
@@ -147,7 +147,7 @@ class CaseRestart(Spec):
 
 
 class CaseStep(Spec):
-    """One thing that happens: rows arrive, time passes, the process dies."""
+    """One step of a test: rows arrive, time passes, or the process dies."""
 
     rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -159,8 +159,8 @@ class CaseStep(Spec):
     flush: bool = False
 
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "rows": _given,
-        "files": _files,
+        "rows": _parse_rows,
+        "files": _parse_files,
         "took": duration_parser(0),
         "quiet": duration_parser(0),
         "crash": choice_parser(*KILL_POINTS),
@@ -187,25 +187,25 @@ class CaseStep(Spec):
     }
 
     @property
-    def arrives(self) -> bool:
+    def has_input(self) -> bool:
         return bool(self.rows or self.files)
 
     @classmethod
     def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
         before = len(problems)
         values, wrong = super().read(data, file, at, problems)
-        if set(data) - set(cls.PARSERS):  # what was meant is told of the key that is none
+        if set(data) - set(cls.PARSERS):  # the problem of the unknown key is enough
             problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
         return values, wrong
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         alone = [k for k in ("quiet", "crash", "restart", "replay", "flush") if values.get(k) not in (None, False)]
-        arrives = [k for k in ("rows", "files") if k in values]
-        if not alone and not arrives and not wrong:
+        has_input = [k for k in ("rows", "files") if k in values]
+        if not alone and not has_input and not wrong:
             yield "rows", _NOTHING
-        if len(alone) + bool(arrives) > 1:
-            both = [*arrives, *alone]
+        if len(alone) + bool(has_input) > 1:
+            both = [*has_input, *alone]
             yield (
                 both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
                 (f"given beside {both[0]}; one thing happens per step: write another [[steps]]"),
@@ -213,7 +213,10 @@ class CaseStep(Spec):
 
 
 class Expectation(Spec):
-    """What is there at the end. Columns that no expected row names are not compared; a row without one of those named has NULL."""
+    """The expected state at the end.
+
+    Columns that no expected row names are not compared. A column that a row omits, but another row names, is NULL.
+    """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
     stages: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
@@ -222,10 +225,10 @@ class Expectation(Spec):
     fails: str | None = None
 
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {
-        "rows": _by_target,
-        "stages": _by_stage,
-        "late": _expected,
-        "bad": _expected,
+        "rows": _parse_by_target,
+        "stages": _parse_by_stage,
+        "late": _parse_expected,
+        "bad": _parse_expected,
         "fails": parse_text,
     }
     TEXTS: ClassVar[Mapping[str, str]] = {
@@ -245,7 +248,7 @@ class Expectation(Spec):
 
 
 class TestCase(Spec):
-    """A test of a pipeline: what happens, step by step, and what is expected at the end."""
+    """A pipeline test: its steps, and the expected results at the end."""
 
     pipeline: str | None = None
     shards: int = 2
@@ -257,7 +260,7 @@ class TestCase(Spec):
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {
         "pipeline": parse_text,
         "shards": integer_parser(1),
-        "clock": _moment,
+        "clock": _parse_time,
         "flush": parse_flag,
         "steps": table_list_parser(CaseStep, "a list of steps ([[steps]])"),
         "expect": table_parser(Expectation),
@@ -279,7 +282,7 @@ class TestCase(Spec):
 
 
 def load_case(path: Path) -> TestCase:
-    """A test from a file. Raises ConfigError with every mistake, one line each."""
+    """Load a test from a file. Raises ConfigError with one line per problem."""
     file, problems = str(path), list[str]()
     case = TestCase.parse(parse_case(path), file, "", problems)
     if problems or case is None:
@@ -288,7 +291,7 @@ def load_case(path: Path) -> TestCase:
 
 
 def parse_case(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ConfigError."""
+    """Parse a TOML file. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -299,11 +302,11 @@ def parse_case(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: is not valid TOML: {str(error).partition(';')[0]}"]) from None
 
 
-# -- where tests are, and what they test -------------------------------------------------------------------------------
+# -- location of tests and of their configs -------------------------------------------------------------------------------
 
 
 def is_case(path: Path) -> bool:
-    """Whether a TOML file is a test: it has steps."""
+    """Return whether a TOML file is a test: it has steps."""
     try:
         return "steps" in parse_case(path)
     except ConfigError:
@@ -311,9 +314,10 @@ def is_case(path: Path) -> bool:
 
 
 def find_cases(path: Path) -> list[Path]:
-    """The tests that a path means: of a test itself, of a config those beside it, of a folder those in it or in its `tests`.
+    """Return the tests at a path.
 
-    Raises ConfigError where there are none.
+    A test stands for itself, a config for its tests in `tests` next to it, a folder for those in it or in its `tests`.
+    Raises ConfigError if there are none.
     """
     if path.is_dir():
         home = path / "tests" if (path / "tests").is_dir() else path
@@ -326,24 +330,24 @@ def find_cases(path: Path) -> list[Path]:
     data = parse_case(path)
     if "steps" in data or not {"sources", "transform", "stages", "target"} & set(data):
         return [path]
-    beside = path.parent / "tests"
-    cases = [p for p in sorted(beside.rglob("*.toml")) if is_case(p) and _same(p, path)]
+    folder = path.parent / "tests"
+    cases = [p for p in sorted(folder.rglob("*.toml")) if is_case(p) and _is_test_of(p, path)]
     if not cases:
         raise ConfigError(
-            [f"{path}: has no tests; expected {beside}/{path.stem}.toml with [[steps]]: see docs/testing.md"]
+            [f"{path}: has no tests; expected {folder}/{path.stem}.toml with [[steps]]: see docs/testing.md"]
         )
     return cases
 
 
-def _same(case: Path, pipeline: Path) -> bool:
+def _is_test_of(case: Path, pipeline: Path) -> bool:
     try:
         return tested_config(case, parse_case(case).get("pipeline")).resolve() == pipeline.resolve()
     except ConfigError:
-        return True  # what is wrong with it is told when it is run
+        return True  # running it reports the problem
 
 
 def tested_config(case: Path, named: Any) -> Path:
-    """The config that a test is about. Raises ConfigError where that is not clear."""
+    """Return the config under test. `named`: the value of the key `pipeline`. Raises ConfigError if it is ambiguous."""
     if isinstance(named, str) and named:
         path = case.parent / named
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Running tests that are files: rows of all steps go through Spark at once, then the steps happen one after the other."""
+"""Runs test files. The rows of all steps pass through Spark at once, then the steps run one after the other."""
 
 from __future__ import annotations
 
@@ -34,12 +34,20 @@ _REASON, _VALUE = "_reason", "_value"
 
 @dataclass
 class CaseResult:
-    """How a test ended. `differences`: of "rows" (of several targets "rows.NAME"), "stages.NAME", "late" and "bad"; `failed`: the pipeline stopped, or should have."""
+    """The outcome of a test.
+
+    Args:
+        path: The test file.
+        differences: The differences by "rows" ("rows.NAME" with several targets), "stages.NAME", "late" and "bad".
+        failed: Why the test failed, if the pipeline stopped or should have stopped.
+        wrong: Whether the test or its config is wrong.
+        seconds: The duration of the test.
+    """
 
     path: Path
     differences: Mapping[str, Difference] = field(default_factory=dict)
     failed: str | None = None
-    wrong: bool = False  # the test or its config is
+    wrong: bool = False
     seconds: float = 0.0
 
     @property
@@ -47,13 +55,13 @@ class CaseResult:
         return not self.failed and not any(self.differences.values())
 
     def lines(self) -> list[str]:
-        """What is wrong, for people."""
+        """Return lines that describe the failure."""
         failure_lines = [] if self.failed is None else self.failed.splitlines()
-        return failure_lines + [line for key, d in self.differences.items() for line in d.lines(_said(key))]
+        return failure_lines + [line for key, d in self.differences.items() for line in d.lines(_difference_title(key))]
 
 
-def _said(key: str) -> str:
-    """What is compared, in words."""
+def _difference_title(key: str) -> str:
+    """Return the title of a difference."""
     kind, _, name = key.partition(".")
     if name:
         return f"rows of {'target' if kind == 'rows' else 'stage'} {json.dumps(name, ensure_ascii=False)}"
@@ -62,9 +70,9 @@ def _said(key: str) -> str:
 
 @dataclass(frozen=True)
 class CaseTest:
-    """A test that was read: the case, and the config that it is about."""
+    """A loaded test with the config under test."""
 
-    __test__ = False  # pytest takes it for one of its own
+    __test__ = False  # keeps pytest from collecting this class
 
     path: Path
     case: TestCase
@@ -72,7 +80,7 @@ class CaseTest:
 
     @classmethod
     def read(cls, path: Path) -> CaseTest:
-        """Raises ConfigError with every mistake of the test, or of its config."""
+        """Load a test and its config. Raises ConfigError with all problems of either."""
         from slackwater.config import sql_check
 
         case = cases.load_case(path)
@@ -103,13 +111,13 @@ class CaseTest:
                 if not config.is_file():
                     yield f'{self.path}: steps[{i}].restart.pipeline: there is no "{config}"; expected the TOML of a pipeline'
 
-        yield from self._misnamed()
+        yield from self._unknown_names()
 
-    def _misnamed(self) -> Iterator[str]:
-        """What is expected of targets and stages that are not there."""
+    def _unknown_names(self) -> Iterator[str]:
+        """Yield problems about expectations for targets and stages that do not exist."""
         changed = [s.restart.pipeline for s in self.case.steps if s.restart is not None and s.restart.pipeline]
         if changed:
-            return  # the last config tells which there are; what is not is told at the end
+            return  # the last config decides; the problem is reported at the end
         targets, stages = list(self.pipeline.per_target), [s.name for s in self.pipeline.running_stages]
         location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
@@ -130,7 +138,7 @@ class CaseTest:
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> CaseResult:
-        """Run it; what goes wrong is part of the outcome."""
+        """Run the test. Failures are part of the outcome."""
         began, outcome, fails = time.monotonic(), CaseResult(self.path), self.case.expect.fails
         try:
             result, test = self._result(session)
@@ -149,19 +157,19 @@ class CaseTest:
         clock = START_US if self.case.clock is None else to_micros(self.case.clock)
         watch, shards = tuple(self.case.expect.stages), self.case.shards
         with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, watch=watch) as test:
-            ahead = self._prepared(test, self.case.steps)
+            ahead = self._prepare_rows(test, self.case.steps)
             for i, step in enumerate(self.case.steps):
                 if step.restart is not None and step.restart.pipeline is not None:
                     test.restart(toml.load(self.path.parent / step.restart.pipeline), shards=step.restart.shards)
-                    ahead |= {i + 1 + j: rows for j, rows in self._prepared(test, self.case.steps[i + 1 :]).items()}
+                    ahead |= {i + 1 + j: rows for j, rows in self._prepare_rows(test, self.case.steps[i + 1 :]).items()}
                 else:
-                    self._happens(test, step, ahead.get(i, {}))
+                    self._apply_step(test, step, ahead.get(i, {}))
             if self.case.flush:
                 test.flush()
             return test.result(), test
 
-    def _prepared(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
-        """The rows of all steps up to the next config, after Spark."""
+    def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
+        """Prepare the rows of all steps up to the next change of the config with Spark. Return them by step and source."""
         from slackwater.testing.sql_frontend import GivenRows
 
         clock, inputs = test.now_us, list[tuple[int, GivenRows]]()
@@ -179,8 +187,8 @@ class CaseTest:
         return prepared
 
     @staticmethod
-    def _happens(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Rows]) -> None:
-        if step.arrives:
+    def _apply_step(test: LocalPipeline, step: CaseStep, rows: Mapping[str, Rows]) -> None:
+        if step.has_input:
             test.now_us += step.took * 1000
             test.pipe_prepared(rows)
         elif step.quiet is not None:
@@ -202,16 +210,16 @@ class CaseTest:
             if target is None:
                 raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
             held = result.tables[name or first]
-            differences[f"rows.{name}" if name else "rows"] = _compared(
+            differences[f"rows.{name}" if name else "rows"] = _compare_table(
                 rows, held, test.identity_of(str(target.target.from_))
             )
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 raise ConfigError([f"{self.path}: expect.stages.{show_key(name)}: there is no such stage at the end"])
-            differences[f"stages.{name}"] = _compared(rows, result.stages[name], test.identity_of(name))
+            differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:
-            row = _row_of(letter)
+            row = _letter_row(letter)
             if letter["reason"] == "late":
                 late.append(row)
             else:
@@ -221,12 +229,12 @@ class CaseTest:
         return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
-        """What came, as the file could expect it: only the columns that are compared."""
-        return {key: [row_as_toml(row, d.columns) for row in d.found] for key, d in outcome.differences.items()}
+        """Return the actual rows in the form of the test file, with the compared columns only."""
+        return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
-def _compared(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
-    """What is expected of a table beside what it holds, in the order of time and of what tells its rows apart."""
+def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
+    """Compare the expected rows of a table with its rows, sorted by time and identity."""
     columns = list(table.columns)
     order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
     by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]
@@ -234,7 +242,7 @@ def _compared(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identi
 
 
 def row_as_toml(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """A row as a test file has it."""
+    """Return a row in the form of a test file."""
     return {c: plain_value(row[c]) for c in columns if row.get(c) is not None}
 
 
@@ -242,8 +250,8 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(c for row in rows for c in row))
 
 
-def _row_of(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """The row that became a letter; its text where it is no row."""
+def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a dead letter, or its text if it is not a row."""
     value = letter["value"]
     text = "" if value is None else value.decode(errors="replace")
     try:
@@ -255,7 +263,7 @@ def _row_of(letter: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """What a run logs about late and bad rows is what the test expects."""
+    """Silence the log of a run, because tests expect late and bad rows."""
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -266,10 +274,10 @@ def quiet_logs() -> Iterator[None]:
 
 
 def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
-    """The one local session of all tests: the running one, or a quiet one that starts fast."""
+    """Return the local session of all tests: the active one, or a new one that starts fast."""
     import os
 
-    # it lives for seconds: there the second compiler costs more than it gives back
+    # the session lives for seconds, where the second JIT compiler costs more than it saves
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn

@@ -1,4 +1,4 @@
-"""Expected rows against those that came: which are missing, which are unexpected, and which differ in what."""
+"""Compares expected with actual rows: which are missing or unexpected, and which differ in which columns."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ from slackwater.core.text_times import text_time_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_SHOWN = 10  # rows of each kind
+_SHOWN = 10  # the number of rows of each kind to show
 
 
 @dataclass
 class Difference:
-    """Two lists of rows over `columns`. `pairs`: place among the expected, place among the found, the columns that differ."""
+    """The difference between two lists of rows.
+
+    Args:
+        columns: The compared columns.
+        identity: The columns that identify a row.
+        expected: The expected rows.
+        actual: The actual rows.
+        missing: The indexes of expected rows that no actual row matches.
+        unexpected: The indexes of actual rows that no expected row matches.
+        pairs: The index of an expected row, the index of the actual row, and the columns in which they differ.
+    """
 
     columns: Sequence[str]
     identity: Sequence[str]
     expected: Sequence[Row]
-    found: Sequence[Row]
+    actual: Sequence[Row]
     missing: list[int] = field(default_factory=list)
     unexpected: list[int] = field(default_factory=list)
     pairs: list[tuple[int, int, list[str]]] = field(default_factory=list)
@@ -35,7 +45,7 @@ class Difference:
         return bool(self.missing or self.unexpected or self.pairs)
 
     def lines(self, title: str) -> list[str]:
-        """For people: a head line, then a line per row."""
+        """Return a headline and a line per row. `title`: what is compared."""
         if not self:
             return []
         counts = [
@@ -49,20 +59,20 @@ class Difference:
                 f"{plural(len(self.pairs), 'row')} {'differs' if len(self.pairs) == 1 else 'differ'} in {', '.join(differing)}"
             )
         lines = [f"{title}: {', '.join(counts)}"]
-        lines += _some([f"  - missing     {self._text(self.expected[i])}" for i in self.missing])
-        lines += _some([f"  + unexpected  {self._text(self.found[i])}" for i in self.unexpected])
+        lines += _shorten([f"  - missing     {self._text(self.expected[i])}" for i in self.missing])
+        lines += _shorten([f"  + unexpected  {self._text(self.actual[i])}" for i in self.unexpected])
         differing_lines = []
         for i, j, columns in self.pairs:
             named = [c for c in self.columns if c not in columns and (not self.identity or c in self.identity)] or [
                 c for c in self.columns if c not in columns
             ]
-            place = " ".join(f"{c}={format_value(self.found[j].get(c))}" for c in named)
+            place = " ".join(f"{c}={format_value(self.actual[j].get(c))}" for c in named)
             parts = [
-                f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.found[j].get(c))}"
+                f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.actual[j].get(c))}"
                 for c in columns
             ]
             differing_lines.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
-        return lines + _some(differing_lines)
+        return lines + _shorten(differing_lines)
 
     def _text(self, row: Row) -> str:
         return (
@@ -70,7 +80,7 @@ class Difference:
         )
 
 
-def _some(lines: list[str]) -> list[str]:
+def _shorten(lines: list[str]) -> list[str]:
     more = len(lines) - _SHOWN
     return lines if more <= 0 else [*lines[:_SHOWN], f"    … and {more} more of these"]
 
@@ -78,7 +88,14 @@ def _some(lines: list[str]) -> list[str]:
 def compare_rows(
     expected: Sequence[Row], actual: Sequence[Row], columns: Sequence[str], identity: Sequence[str] = ()
 ) -> Difference:
-    """`columns`: all that a row may have; those that an expected row names count. `identity`: what tells rows apart."""
+    """Compare expected with actual rows in any order.
+
+    Args:
+        expected: The expected rows. Only the columns that one of them names are compared.
+        actual: The actual rows.
+        columns: All columns that a row may have.
+        identity: The columns that identify a row.
+    """
     named = dict.fromkeys(c for row in expected for c in row)
     order = [*(c for c in columns if c in named), *(c for c in named if c not in columns)] or list(columns)
     telling = [c for c in identity if c in order]
@@ -104,7 +121,10 @@ def compare_rows(
 def _nearest(
     row: Row, actual: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
 ) -> int | None:
-    """The row that is meant: equal in what tells rows apart, or else in more than half of all columns."""
+    """Return the index of the row that was probably meant.
+
+    With `needed`, it is equal in these columns. Otherwise, it is equal in more than half of all columns.
+    """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)
     near = [(len(_differing(row, actual[j], columns)), j) for j in among]
@@ -117,13 +137,13 @@ def _differing(a: Row, b: Row, columns: Sequence[str]) -> list[str]:
 
 
 def equal_values(a: Any, b: Any) -> bool:
-    """Whether an expected value and one that came are the same: numbers whatever their type, moments whatever their spelling."""
+    """Return whether two values are equal. Numbers may differ in type, times in notation."""
     if a is None or b is None:
         return a is b
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dt.datetime) or isinstance(b, dt.datetime):
-        return (one := _moment(a)) is not None and one == _moment(b)
+        return (one := _time_us(a)) is not None and one == _time_us(b)
     if isinstance(a, Decimal) or isinstance(b, Decimal):
         try:
             return Decimal(str(a)) == Decimal(str(b))
@@ -142,7 +162,7 @@ def equal_values(a: Any, b: Any) -> bool:
     return plain_value(a) == plain_value(b)
 
 
-def _moment(value: Any) -> int | None:
+def _time_us(value: Any) -> int | None:
     if isinstance(value, dt.datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - _ZERO) // dt.timedelta(microseconds=1)
@@ -150,7 +170,7 @@ def _moment(value: Any) -> int | None:
 
 
 def plain_value(value: Any) -> Any:
-    """A value as TOML has it; None where TOML has none."""
+    """Return a value in a form that TOML has; None for NULL."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC) if value.tzinfo else value
     if isinstance(value, bytes):
@@ -170,7 +190,7 @@ def plain_value(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value in a line for people."""
+    """Format a value for a line of output."""
     if value is None:
         return "NULL"
     if isinstance(value, dt.datetime):

@@ -1,7 +1,7 @@
-"""An engine for given rows: event time and SQL by Spark (`testing.front`), windows and joins in this process.
+"""An engine for rows of a test: event time and SQL run on Spark (`testing.sql_frontend`), windows and joins in this process.
 
-What a shard gets is what it would get on Spark; only the way there is another: no shuffle, no Python workers, no streaming
-query, so that a test takes milliseconds.
+A shard gets the same rows as on Spark. There is no shuffle, no Python worker and no streaming query, so that a test takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -31,26 +31,34 @@ from slackwater.watermark import SourceActivity
 
 @dataclass
 class LazyRows:
-    """Rows of a source that each step which reads them prepares by its own SQL, once. `offsets`: where topics go on."""
+    """Rows of a source that each reading step prepares with its own SQL, once.
 
-    given: GivenRows
+    Args:
+        given_rows: The rows of the test.
+        offsets: The next offset of each topic partition before these rows.
+        next_offsets: The same after these rows.
+        prepared: The prepared rows, by the id of the frontend.
+    """
+
+    given_rows: GivenRows
     offsets: Offsets
-    after: Offsets = field(default_factory=dict)
-    found: dict[int, PreparedRows] = field(default_factory=dict)
+    next_offsets: Offsets = field(default_factory=dict)
+    prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
-    def by(self, front: SqlFrontend) -> PreparedRows:
-        if id(front) not in self.found:
-            self.after = dict(self.offsets)
-            (self.found[id(front)],) = front.prepare([self.given], self.after)
-        return self.found[id(front)]
+    def prepare(self, front: SqlFrontend) -> PreparedRows:
+        """Return the rows as a frontend prepares them."""
+        if id(front) not in self.prepared:
+            self.next_offsets = dict(self.offsets)
+            (self.prepared[id(front)],) = front.prepare([self.given_rows], self.next_offsets)
+        return self.prepared[id(front)]
 
     @property
     def timed(self) -> pl.DataFrame:
-        """As `PreparedRows` has it: of a record where it lies is the same for all."""
-        return next(iter(self.found.values())).timed
+        """Return `PreparedRows.timed` of any frontend. The partitions of the rows do not depend on it."""
+        return next(iter(self.prepared.values())).timed
 
 
-Rows = PreparedRows | LazyRows  # of a source, as a batch brings them
+Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 
 @dataclass(frozen=True)
@@ -60,24 +68,24 @@ class GivenEngine:
     front: SqlFrontend
     logic: Operator
 
-    def prepared(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:
-        """The rows of a batch after Spark: a batch of dead letters brings DataFrames that are not prepared yet."""
-        return {name: self._prepared(name, rows, clock_us) for name, rows in batch.payload.items()}
+    def _prepare_batch(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:
+        """Prepare the rows of a batch. A batch of dead letters holds DataFrames that are not prepared yet."""
+        return {name: self._prepare_source(name, rows, clock_us) for name, rows in batch.payload.items()}
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        """Nothing: rows are prepared when they are ingested."""
+        """Return no statistics, because rows are prepared when they are ingested."""
         return {}
 
-    def _prepared(self, name: str, rows: Any, clock_us: int) -> PreparedRows:
+    def _prepare_source(self, name: str, rows: Any, clock_us: int) -> PreparedRows:
         if isinstance(rows, LazyRows):
-            return rows.by(self.front)
-        return rows if isinstance(rows, PreparedRows) else self.front.of_frame(name, rows, clock_us)
+            return rows.prepare(self.front)
+        return rows if isinstance(rows, PreparedRows) else self.front.prepare_frame(name, rows, clock_us)
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         names = [s.name for s in self.front.sources]
-        prepared_rows = self.prepared(batch, clock_us)
+        prepared_rows = self._prepare_batch(batch, clock_us)
         stats: dict[str, SourceStats] = {}
         samples: dict[str, list[str]] = {}
         unfit, staged = list[UnstorableRows](), list[LetterFile]()
@@ -90,8 +98,8 @@ class GivenEngine:
                     stats[name] = SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None)))
                 continue
             stats[name] = _stats(rows.timed, listed)
-            samples[name] = self._bad(name, rows.timed, tasks[0], staged)
-            out = self._fitting(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
+            samples[name] = self._stage_bad_rows(name, rows.timed, tasks[0], staged)
+            out = self._storable_rows(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
             timed_rows = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
             source = np.full(out.height, index)
             if idle.get(name) and listed:
@@ -100,7 +108,9 @@ class GivenEngine:
             parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
             keys = out.select(self.logic.key_names if isinstance(self.logic, PaneOperator) else [])
             origins.append(timed_rows.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
-        spans = Spans({n: _times(p.timed) for n, p in prepared_rows.items()}, dict.fromkeys(prepared_rows, _FOREVER))
+        spans = Spans(
+            {n: _usable_times(p.timed) for n, p in prepared_rows.items()}, dict.fromkeys(prepared_rows, _FOREVER)
+        )
         bad = {n: s for n, s in samples.items() if s}
         reports = self._run(tasks, parts, origins, staged) if parts else ()
         return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)
@@ -125,25 +135,25 @@ class GivenEngine:
             staged += [write_late(tasks[0], late)] if late.height else []
         return reports
 
-    def _bad(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
-        """A few bad rows in words; the letters of all of them are staged where they are kept."""
+    def _stage_bad_rows(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
+        """Return samples of the bad rows. Stage their dead letters if they are kept."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
             sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
             rows = bad.select(pl.col("bad").alias(storability.UNFIT), sane.alias("__start"), ORIGIN)
-            staged.append(self._letters(rows, task))
+            staged.append(self._write_letters(rows, task))
         text = pl.col(ORIGIN).struct.field("value").cast(pl.String, strict=False).str.slice(0, 300)
         return [f"{why}: {value}" for why, value in bad.head(3).select("bad", text).iter_rows()]
 
-    def _letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
+    def _write_letters(self, rows: pl.DataFrame, task: ShardTask) -> LetterFile:
         letters = unstorable_letters(rows, task.state.epoch, self.logic.pipeline)
         reasons = dict(rows[storability.UNFIT].value_counts().iter_rows())
         return LetterFile(output=task.state.write_output(letters), reasons=reasons)
 
-    def _fitting(
+    def _storable_rows(
         self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
     ) -> pl.DataFrame:
-        """The rows that can be held; what cannot is noted, and its letters staged where they are kept."""
+        """Return the rows that can be stored. Report the others, and stage their dead letters if they are kept."""
         why = rows.rows[storability.UNFIT]
         if not why.len() - why.null_count():
             return rows.rows
@@ -154,7 +164,7 @@ class GivenEngine:
         unfit.append(UnstorableRows(source, dict(bad[storability.UNFIT].value_counts().iter_rows()), samples))
         if task.keeps_bad:
             staged.append(
-                self._letters(bad_rows.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task)
+                self._write_letters(bad_rows.select(storability.UNFIT, pl.col("ts").alias("__start"), ORIGIN), task)
             )
         return rows.rows.filter(why.is_null())
 
@@ -174,15 +184,12 @@ class GivenEngine:
     def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
         return sum((Counter(question(t)) for t in tasks), Counter())
 
-    def given(self, rows: Sequence[GivenRows]) -> list[PreparedRows]:
-        return self.front.prepare(rows)
-
 
 _FOREVER = 2**62
 
 
-def _times(timed: pl.DataFrame) -> pl.DataFrame:
-    """The usable rows, as `Spans` asks them."""
+def _usable_times(timed: pl.DataFrame) -> pl.DataFrame:
+    """Return the times of the usable rows for `Spans`."""
     rows = timed.filter(pl.col("bad").is_null())
     partition = [] if rows["partition"].null_count() == rows.height else [pl.col("partition").alias("__partition")]
     return rows.select("ts", *partition)

@@ -1,7 +1,7 @@
-"""Rows that a test gives, as its sources would bring them: through the decoder of the source, without the system behind it.
+"""Decodes the rows of a test like rows of its sources, without the systems of the sources.
 
-{"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (its bytes, its place) ─▶ the columns of the source
-"not json"                                       ─▶ a record as it is               ─▶ _corrupt_record
+{"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
+"not json"                                       ─▶ a record as it is           ─▶ _corrupt_record
 """
 
 from __future__ import annotations
@@ -40,21 +40,29 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NUMBER = "__number"  # hidden: which of the given rows it is
+NUMBER = "__number"  # hidden column: the index of a row among the rows of the test
 Row = Mapping[str, Any] | str
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _EVENT_TIME = "_event_ts"
 
 
-Offsets = dict[tuple[str, int], int]  # of each partition of a topic: the next one
+Offsets = dict[tuple[str, int], int]  # the next offset by topic and partition
 
 
 @dataclass(frozen=True)
 class GivenSource:
-    """A source of a config whose rows come from a test. `real`: the source itself, which decodes what was a dead letter."""
+    """A source whose rows come from a test.
+
+    Args:
+        spec: The source in the config.
+        kind: The kind of its connection; "dataframe" for a DataFrame.
+        schema: The schema of its rows.
+        real: The source itself, which decodes dead letters.
+        payload: The decoder of its records; None for files and DataFrames.
+    """
 
     spec: Source
-    kind: str  # of its connection; "dataframe" for none
+    kind: str
     schema: Any
     real: KafkaSource | files.FilesSource | DataFrameSource
     payload: Payload | None = None
@@ -64,7 +72,7 @@ class GivenSource:
         return self.spec.name
 
     def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
-        """The rows of files, by the reader of the source, with `__file`."""
+        """Read files with the reader of the source. The rows have `__file`."""
         assert isinstance(self.real, files.FilesSource)
         frame = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
         return frame.selectExpr("*", f"_metadata.file_path AS {FILE}")
@@ -72,22 +80,26 @@ class GivenSource:
     def decode(
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], offsets: Offsets
     ) -> DataFrame:
-        """The rows with their columns and `__number`. `clocks_us`: when each one arrives, which is a record's own time.
+        """Decode rows into their columns and `__number`.
 
-        `offsets`: where each partition goes on; they are moved.
+        Args:
+            session: The Spark session.
+            rows: The rows.
+            clocks_us: The arrival time of each row (µs), which is the time of a record.
+            offsets: The next offset of each partition. It is advanced.
         """
         if self.kind in ("files", "dataframe"):
-            return self._of_file(session, [self._text(row, self._plain) for row in rows])
-        return self._of_stream(session, rows, clocks_us, offsets)
+            return self._decode_lines(session, [self._to_line(row, self._column_names) for row in rows])
+        return self._decode_records(session, rows, clocks_us, offsets)
 
     # -- files, DataFrames ---------------------------------------------------------------------------------------
 
     @property
-    def _plain(self) -> list[str]:
+    def _column_names(self) -> list[str]:
         return [f.name for f in self.schema.fields]
 
-    def _text(self, row: Row, columns: Sequence[str]) -> str:
-        """A row as a line of its file; a text is one already."""
+    def _to_line(self, row: Row, columns: Sequence[str]) -> str:
+        """Return a row as a line of a file. A text is returned as it is."""
         if isinstance(row, str):
             return row
         if unknown := [c for c in row if c not in columns]:
@@ -99,13 +111,13 @@ class GivenSource:
             return str(row.get("value", ""))
         if self.spec.format != "csv":
             return json_text(row)
-        cells = [row.get(c) for c in self._plain]
+        cells = [row.get(c) for c in self._column_names]
         out = io.StringIO()
         plain = ["" if c is None else c if isinstance(c, str) else json_cell(c) for c in cells]
         csv.writer(out, delimiter=self.spec.options.get("sep", ","), lineterminator="").writerow(plain)
         return out.getvalue()
 
-    def _of_file(self, session: SparkSession, texts: Sequence[str]) -> DataFrame:
+    def _decode_lines(self, session: SparkSession, texts: Sequence[str]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.types import StringType, StructField, StructType
 
@@ -132,7 +144,7 @@ class GivenSource:
 
     # -- records of a stream -------------------------------------------------------------------------------------
 
-    def _of_stream(
+    def _decode_records(
         self, session: SparkSession, rows: Sequence[Row], clocks_us: Sequence[int], counts: Offsets
     ) -> DataFrame:
         assert self.payload is not None
@@ -147,7 +159,9 @@ class GivenSource:
             places.append(place)
             if not isinstance(rest, str) and isinstance(self.payload, RawPayload):
                 rest = str(rest.get(self.payload.body, ""))
-            values.append(_bytes(place["_value"]) if "_value" in place else self._text(rest, payload_columns).encode())
+            values.append(
+                _bytes(place["_value"]) if "_value" in place else self._to_line(rest, payload_columns).encode()
+            )
         topic = (self.spec.query or self.name).partition(",")[0].strip()
         offsets = []
         for place in places:
@@ -165,7 +179,7 @@ class GivenSource:
                 "__partition": pa.array([int(p.get("_partition", 0)) for p in places], pa.int32()),
                 "__offset": pa.array(offsets, pa.int64()),
                 "__time": pa.array(moments, pa.timestamp("us", tz="UTC")),
-                **{f"_{c}": pa.array([_told(p.get(c)) for p in places], pa.string()) for c in _OF_RABBIT},
+                **{f"_{c}": pa.array([_json_value(p.get(c)) for p in places], pa.string()) for c in _RABBIT_COLUMNS},
             }
         )
         body = quote_column(self.payload.body)
@@ -173,18 +187,24 @@ class GivenSource:
             metadata = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
             metadata += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
         elif self.kind == "rabbitmq":
-            metadata = [f"_{c} AS {c}" for c in _OF_RABBIT] + ["to_json(__headers) AS _headers", "__time AS _received"]
+            metadata = [f"_{c} AS {c}" for c in _RABBIT_COLUMNS] + [
+                "to_json(__headers) AS _headers",
+                "__time AS _received",
+            ]
             metadata += [f"{body} AS _value"]
         else:
             metadata = [f"__time AS {_EVENT_TIME}", f"{body} AS _value"]
         return self.payload.decode(session.createDataFrame(table), [*metadata, NUMBER])
 
 
-_OF_RABBIT = ("_routing_key", "_exchange", "_message_id")
+_RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 
 
 def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None) -> GivenSource:
-    """A source of a config, without its system. `columns`: of a DataFrame that is none. Raises StartError without a schema."""
+    """Return a source of a config without its system.
+
+    `columns`: the columns of a DataFrame without rows. Raises StartError if the schema is unknown.
+    """
     spec = pipeline.sources[index]
     connection = resolve_connection(spec.connection, pipeline.connections) if spec.connection is not None else None
     zone = pipeline.transform.step.event_time_zone or UTC
@@ -224,7 +244,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
 
 
 def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
-    """The columns that a source declares, without Spark; None where it declares none."""
+    """Return the columns that a source declares, without Spark; None if it declares no schema."""
     declared = pipeline.sources[index].schema_
     return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_columns(declared).items()}
 
@@ -233,14 +253,14 @@ def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
 
 
 def json_text(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, default=_told, ensure_ascii=False)
+    return json.dumps(row, default=_json_value, ensure_ascii=False)
 
 
 def json_cell(value: Any) -> str:
-    return str(_told(value)) if not isinstance(value, bool) else str(value).lower()
+    return str(_json_value(value)) if not isinstance(value, bool) else str(value).lower()
 
 
-def _told(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -257,7 +277,7 @@ def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
 
 
 def to_micros(value: Any) -> int:
-    """A moment in microseconds UTC: a number is one, a datetime without a zone is UTC."""
+    """Return a time in microseconds UTC. A number is taken as it is; a datetime without a zone is in UTC."""
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
     if isinstance(value, dt.datetime):

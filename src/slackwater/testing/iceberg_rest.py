@@ -1,7 +1,7 @@
 """An Iceberg REST catalog for tests, on loopback: the reference server of Apache Iceberg, from Maven.
 
-with RestCatalog.started() as catalog, Door.before(catalog.port) as door:
-    load_catalog("default", **catalog.options(door.port))
+with RestCatalog.started() as catalog, FaultyProxy.in_front_of(catalog.port) as proxy:
+    load_catalog("default", **catalog.options(proxy.port))
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slackwater.testing.services import Process, free_port
 
 @dataclass
 class RestCatalog:
-    """The server, its tables in a directory; what it holds goes with it."""
+    """The server with its tables in a temporary directory, which is removed when it stops."""
 
     directory: Path
     port: int
@@ -48,6 +48,7 @@ class RestCatalog:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[RestCatalog]:
+        """Yield a running server and stop it afterwards."""
         import pyspark
 
         jars = packages.modules_from_ivy(f"iceberg-rest-catalog-{cls.VERSION}", cls.IVY)
@@ -67,12 +68,12 @@ class RestCatalog:
         catalog = cls(directory, port, process)
         try:
             process.start()
-            process.must_answer("the Iceberg catalog", f"http://127.0.0.1:{port}/v1/config")
+            process.wait_for_http("the Iceberg catalog", f"http://127.0.0.1:{port}/v1/config")
             yield catalog
         finally:
             process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """How it is reached, by default directly; the tables' files are on this machine."""
+        """Return the client options. `port`: the port of a proxy; by default, the server's own."""
         return {"uri": f"http://127.0.0.1:{port or self.port}"}

@@ -1,7 +1,7 @@
-"""The in-process engine: the same driver and shard tasks as on Spark, without Spark. For tests and laws.
+"""The in-process engine for tests: it runs the driver and the shard tasks of a Spark run without Spark.
 
-A batch's payload is one frame of rows per source, with `ts` (event time, int64 µs; NULL is a bad row) and the columns.
-Where the batch lists partitions of a source, `__partition` says which one a row is from.
+The payload of a batch is one frame per source, with `ts` (event time in µs; NULL for a bad row) and the columns. If the
+batch lists partitions of a source, `__partition` is the partition of a row.
 """
 
 from __future__ import annotations
@@ -41,30 +41,37 @@ from slackwater.windows.state_rows import FAR, Int64s
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs shard tasks one after the other. `sources`: names, in the order of the config."""
+    """Runs shard tasks one after the other.
+
+    Args:
+        logic: The operator of the step.
+        sources: The names of its sources in the order of the config.
+        keeps_late: Whether late rows become dead letters.
+        max_future_ms: `max_future_ms` of the step.
+        inputs: The names of the step's inputs, by source, if they differ from the source.
+        foresees: Whether statistics are known before rows are read, as from the footers of files.
+    """
 
     logic: Operator
     sources: Sequence[str]
-    keeps_late: bool = False  # late rows become letters
-    max_future_ms: int = 3_600_000  # as the window or join has it
-    inputs: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # what the step calls each, where it is not its name
-    foresees: bool = False  # knows of rows before they are read, as footers of files do
+    keeps_late: bool = False
+    max_future_ms: int = 3_600_000
+    inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    foresees: bool = False
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         return {n: s for n in self.sources if (s := self._stats(batch, n, clock_us))} if self.foresees else {}
 
-    def _latest(self, batch: Batch, name: str, clock_us: int) -> int:
-        """The time beyond which rows are bad: there is none for results of a stage."""
+    def _latest_time_us(self, batch: Batch, name: str, clock_us: int) -> int:
+        """Return the event time (µs) beyond which rows are bad. Results of a stage have no such limit."""
         return FAR if name in batch.results else clock_us + self.max_future_ms * 1000
 
     def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
         rows, listed = batch.payload.get(name), batch.partitions.get(name, {})
-        latest = self._latest(batch, name, clock_us)
+        latest = self._latest_time_us(batch, name, clock_us)
         if rows is None or rows.is_empty():
             return SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None))) if listed else None
-        sane = self._sane(rows)
+        sane = self._in_time_range(rows)
         usable = self._usable(rows, latest)
         newest = usable["ts"].max()
         return SourceStats(
@@ -73,18 +80,18 @@ class LocalEngine:
             newest if isinstance(newest, int) else None,
             future=int((sane & (rows["ts"] > latest)).sum()),
             outside=int((~sane).sum()),
-            partitions={p: _heard(rows, usable, p) for p in listed},
+            partitions={p: _activity(rows, usable, p) for p in listed},
         )
 
-    def _sane(self, rows: pl.DataFrame) -> pl.Series:
+    def _in_time_range(self, rows: pl.DataFrame) -> pl.Series:
         return rows["ts"].is_between(*storability.usable_times(self.logic))
 
     def _usable(self, rows: pl.DataFrame, latest: int) -> pl.DataFrame:
-        """Also without those that have no time."""
-        return rows.filter(self._sane(rows) & (rows["ts"] <= latest))
+        """Return the rows with an event time that is in range and not in the future."""
+        return rows.filter(self._in_time_range(rows) & (rows["ts"] <= latest))
 
-    def _keys(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The keys that the letters of late rows name, where a second look finds these rows."""
+    def _letter_keys(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the keys of rows whose dead letters are written in a second pass; no columns for other operators."""
         if not isinstance(self.logic, PaneOperator):
             return pl.DataFrame()
         return normalize_columns(rows.select(self.logic.key_names), list(self.logic.keys))
@@ -93,7 +100,7 @@ class LocalEngine:
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
         frames: Mapping[str, pl.DataFrame] = batch.payload
-        latest = {name: self._latest(batch, name, clock_us) for name in self.sources}
+        latest = {name: self._latest_time_us(batch, name, clock_us) for name in self.sources}
         stats: dict[str, SourceStats] = {}
         prepared: list[pl.DataFrame] = []
         tagged = len(self.sources) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
@@ -107,14 +114,14 @@ class LocalEngine:
                 continue
             usable = self._usable(rows, latest[name])
             for which in self.inputs.get(name, (name,)):
-                fit = self._fitting(name, which, usable, tasks[0], unfit, staged)
+                fit = self._storable_rows(name, which, usable, tasks[0], unfit, staged)
                 source = np.full(fit.height, index)
                 if idle.get(name) and listed:
                     source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
                 prepared.append(prepare_rows(self.logic, which, fit, source if tagged else None))
                 if self.keeps_late:
                     origin = _origins(name, fit, source if tagged else None)
-                    origins.append(origin.with_columns(self._keys(fit).get_columns()))
+                    origins.append(origin.with_columns(self._letter_keys(fit).get_columns()))
         if not prepared:
             return IngestOutcome((), stats, unfit=unfit, staged=staged)
         spans = Spans(frames, latest)
@@ -132,7 +139,7 @@ class LocalEngine:
             staged += [write_late(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
 
-    def _fitting(
+    def _storable_rows(
         self,
         source: str,
         name: str,
@@ -141,7 +148,10 @@ class LocalEngine:
         unfit: list[UnstorableRows],
         staged: list[LetterFile],
     ) -> pl.DataFrame:
-        """The rows that can be held by the input of this name; what cannot is noted, its letters staged where they are kept."""
+        """Return the rows that the input `name` can store.
+
+        Report the others in `unfit`, and add their dead letters to `staged` if they are kept.
+        """
         why = storability.unstorable_reason(self.logic, self.logic.input_index(name), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
             return rows
@@ -189,7 +199,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Spans:
-    """The event times of a batch's newest rows, as an epoch's clocks may ask for them."""
+    """The event times of the newest rows of a batch, for the clocks of an epoch. `latest`: later rows do not count (µs)."""
 
     frames: Mapping[str, pl.DataFrame]
     latest: Mapping[str, int]
@@ -197,12 +207,12 @@ class Spans:
     def __call__(self, source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
         rows = self.frames[source].filter(pl.col("ts") <= self.latest[source])
         named = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
-        return {"": _newest(rows, jump_us)} | {
-            p: _newest(rows.filter(pl.col("__partition") == p), jump_us) for p in named
+        return {"": _newest_spans(rows, jump_us)} | {
+            p: _newest_spans(rows.filter(pl.col("__partition") == p), jump_us) for p in named
         }
 
 
-def _newest(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
+def _newest_spans(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
     times = pl.col("ts")
     buckets = rows.group_by(times.floordiv(max(jump_us, 1)).alias("b")).agg(
         times.min().alias("low"), times.max().alias("high"), times.len().alias("n")
@@ -211,25 +221,25 @@ def _newest(rows: pl.DataFrame, jump_us: int) -> tuple[Span, ...]:
     return tuple(newest.select("low", "high", "n").iter_rows())
 
 
-def _heard(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> SourceActivity:
+def _activity(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> SourceActivity:
     newest = usable["ts"].filter(usable["__partition"] == partition).max()
     return SourceActivity(int((rows["__partition"] == partition).sum()), newest if isinstance(newest, int) else None)
 
 
 @singledispatch
 def prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    """Rows of a source as `operator.ingest` takes them: what `spark.columns` does in Spark SQL."""
+    """Return rows of a source in the form that `operator.ingest` takes. On Spark, `spark.shard_columns` does this in SQL."""
     unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
 
 
 @prepare_rows.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    return lift_inputs(operator, _tagged(_inputs(operator, rows), tag))
+    return lift_inputs(operator, _tag_sources(_input_columns(operator, rows), tag))
 
 
 @singledispatch
 def as_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that the SQL of an epoch has picked, in the types that the step was bound with."""
+    """Cast the columns that the SQL of an epoch selected to the types that the step was bound with."""
     unregistered(operator, "slackwater.testing.local_engine.as_declared")
 
 
@@ -246,7 +256,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """The same from the columns that the SQL of an epoch has picked (`spark.columns`), which those of a join are already."""
+    """Return selected columns (`spark.shard_columns`) in the form that `operator.ingest` takes: windows lift their rows."""
     unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 
@@ -275,7 +285,7 @@ def _(operator: SessionOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @lift_inputs.register
 def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Spread over the shards in turn: on Spark a row is of the shard whose task has read it."""
+    """Distribute rows round-robin. On Spark, a row belongs to the shard whose task read it."""
     return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
 
 
@@ -296,7 +306,7 @@ def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int6
         "__side": pl.Series([which], dtype=pl.Int8).new_from_index(0, rows.height),
         **{s.name: slot_values.get(s.name, empty.cast(s.polars)) for s in slots.columns},
     }
-    return _tagged(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
+    return _tag_sources(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
 
 
 @prepare_rows.register
@@ -304,7 +314,7 @@ def _(operator: KeyedOperator, source: str, rows: pl.DataFrame, tag: Int64s | No
     keys = normalize_columns(rows, list(operator.keys))
     values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
     columns = [key_hash(keys, operator.keys), rows["ts"].alias("__ts"), *(keys[k] for k in operator.key_names), *values]
-    return _tagged(pl.DataFrame(columns), tag)
+    return _tag_sources(pl.DataFrame(columns), tag)
 
 
 @prepare_rows.register
@@ -314,19 +324,22 @@ def _(operator: StatelessOperator, source: str, rows: pl.DataFrame, tag: Int64s 
     return lift_inputs(operator, pl.DataFrame(list(named)))
 
 
-def _tagged(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+def _tag_sources(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     return rows if tag is None else rows.with_columns(pl.Series("__src", tag, dtype=pl.Int32))
 
 
 @singledispatch
 def lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of dead letters, one by one: `__letter`, `__kh`, `__ts`; of windows those with a usable gap, with accumulators."""
+    """Return the rows of dead letters with `__letter`, `__kh` and `__ts`.
+
+    Windows lift each row into accumulators and drop rows without a usable gap.
+    """
     unregistered(operator, "slackwater.testing.local_engine.lift_letters")
 
 
 @lift_letters.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    lifted = operator.lift_rows(_inputs(operator, rows)).with_columns(rows["__letter"])
+    lifted = operator.lift_rows(_input_columns(operator, rows)).with_columns(rows["__letter"])
     return lifted.drop_nulls("__end") if operator.ends else lifted
 
 
@@ -335,13 +348,13 @@ def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.Dat
     return prepare_rows(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
 
 
-def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """The columns that a shard wants of each row: `__kh`, `__ts`, keys, inputs, and `__end` where rows bring their gaps."""
+def _input_columns(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that a shard needs: `__kh`, `__ts`, keys, inputs, and `__end` if the gap is a column."""
     fields = {i.source.name: i.source for i in operator.inputs} | {k.name: k for k in operator.keys}
     normal = normalize_columns(rows, list(fields.values()))
     columns = [key_hash(normal, operator.keys), normal["ts"].alias("__ts"), *(normal[k.name] for k in operator.keys)]
-    columns += [_input(normal, i) for i in operator.inputs]
-    if operator.ends:  # here the gap is a column, in milliseconds
+    columns += [_input_column(normal, i) for i in operator.inputs]
+    if operator.ends:  # the gap is a column in milliseconds
         gap, cap = normal[str(operator.window.gap_ms)] * 1000, 1000 * (operator.window.max_session_duration_ms or 0)
         usable = gap.is_between(0, cap, closed="none").fill_null(False)
         columns.append((normal["ts"] + gap).set(~usable, None).alias("__end"))
@@ -349,14 +362,14 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _origins(source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    """Where each row came from (see `operators.dead_letters`); its bytes are the row as JSON."""
+    """Return the origin of each row (see `operators.dead_letters`). Its bytes are the row as JSON."""
     values = {"source": pl.lit(source), "value": pl.struct(pl.all()).struct.json_encode().cast(pl.Binary)}
     fields = [values.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in ORIGIN_FIELDS]
     sources = [] if tag is None else [pl.Series("__src", tag, dtype=pl.Int32)]
     return rows.select(pl.col("ts").alias("__start"), pl.struct(fields).alias(ORIGIN), *sources)
 
 
-def _input(rows: pl.DataFrame, aggregation_input: AggregationInput) -> pl.Series:
+def _input_column(rows: pl.DataFrame, aggregation_input: AggregationInput) -> pl.Series:
     column = rows[aggregation_input.source.name]
     if not aggregation_input.hashed:
         return column

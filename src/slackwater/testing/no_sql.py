@@ -1,4 +1,4 @@
-"""Given rows without Spark: no SQL is run, and a pipeline that has any is refused, by name. For tests that need none of it."""
+"""Reads the rows of a test without Spark. It runs no SQL and refuses a pipeline that has any."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ Columns = Mapping[str, Field]
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
-def not_run(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
-    """The SQL of a pipeline that only Spark can run: the key, and its text in one line."""
+def find_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
+    """Return the SQL of a pipeline that only Spark can run, as `key = "text"`."""
     texts = []
     for stage_pipeline in pipeline.stage_pipelines.values():
         step = stage_pipeline.transform.step
         texts += [
-            f"{key} = {_line(sql)}" for way in stage_pipeline.input_paths for key, sql in stage_pipeline.sql_chain(way)
+            f"{key} = {_sql_line(sql)}"
+            for way in stage_pipeline.input_paths
+            for key, sql in stage_pipeline.sql_chain(way)
         ]
         for source in stage_pipeline.sources:
             source_fields = columns.get(source.name)
             time = step.event_time_column
-            plain = ("_event_ts", "ts", *(source_fields or ()))  # as given rows have it
+            plain = ("_event_ts", "ts", *(source_fields or ()))  # columns that need no SQL
             if step.time_mode == "event" and time not in plain and not source.is_stage_output:
-                texts.append(f"event_time_column = {_line(time)}")
+                texts.append(f"event_time_column = {_sql_line(time)}")
             gap = getattr(step, "gap_ms", None)
             if isinstance(gap, str) and source_fields is not None and gap not in source_fields:
-                texts.append(f"gap = {_line(gap)}")
+                texts.append(f"gap = {_sql_line(gap)}")
     return list(dict.fromkeys(texts))
 
 
-def _line(sql: str) -> str:
+def _sql_line(sql: str) -> str:
     text = re.sub(r"\s+", " ", sql).strip()
     return f'"{text if len(text) <= 120 else f"{text[:117]}..."}"'
 
 
 def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
-    """Raise StartError for SQL that would not be run."""
-    if unsupported := not_run(pipeline, columns):
+    """Raise StartError for a pipeline with SQL, or with a column `ts` that is not only the event time."""
+    if unsupported := find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL would not be run: {'; '.join(unsupported)}; give session=, a Spark session, "
             "or test a pipeline without it"
@@ -56,7 +58,7 @@ def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
 
 
 def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Per source the columns of its rows: those given, else those that it declares. Raises StartError where there are none."""
+    """Return the columns of each source: those of the test, or those that it declares. Raises StartError if both are missing."""
     columns = {}
     for index, source in enumerate(pipeline.sources):
         declared = given_columns[source.name] if source.name in given_columns else columns_of(pipeline, index)
@@ -69,7 +71,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """`ts` is what the in-process engine calls the event time: a column of that name must be it, and be nothing else."""
+    """Raise StartError for a column `ts` that is not only the event time: the in-process engine uses that name for it."""
     if "ts" not in declared:
         return
     stage_pipeline = next(
@@ -89,29 +91,39 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
 def given_frame(
     pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
-    """Rows as the in-process engine takes them: `ts`, the event time in µs (NULL for a bad row), and the columns."""
+    """Return rows as a frame for the in-process engine: `ts`, the event time (µs; NULL for a bad row), and the columns.
+
+    Args:
+        pipeline: The stage that reads the source.
+        source: The name of the source.
+        rows: The rows.
+        fields: The columns of the source.
+        clock_us: The processing time (µs).
+
+    Raises StartError for a value of a wrong type.
+    """
     step = pipeline.transform.step
-    event_times = {"ts": [_time(step.event_time_column, step.event_time_unit, row) for row in rows]}
+    event_times = {"ts": [_event_time_us(step.event_time_column, step.event_time_unit, row) for row in rows]}
     if step.time_mode == "processing":
         event_times["ts"] = [clock_us] * len(rows)
     columns = [pl.Series("ts", event_times["ts"], dtype=pl.Int64)]
     for name, field in fields.items():
-        if name in ("_event_ts", "ts"):  # the event time, see `columns`
+        if name in ("_event_ts", "ts"):  # the event time
             continue
         try:
             columns.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
-                f'source "{source}": column "{name}" is {field.type}, and a given row has another value ({_first(error)})'
+                f'source "{source}": column "{name}" is {field.type}, and a given row has another value ({_first_line(error)})'
             ) from None
     return pl.DataFrame(columns)
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def _time(column: str, unit: str | None, row: Mapping[str, Any]) -> int | None:
+def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int | None:
     value = row.get("ts") if column == "_event_ts" and "_event_ts" not in row else row.get(column)
     if value is None:
         return None
@@ -126,7 +138,7 @@ def _time(column: str, unit: str | None, row: Mapping[str, Any]) -> int | None:
 
 
 def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
-    """A column; times may be given as datetimes, as their texts, or in microseconds."""
+    """Return a column. Times may be datetimes, texts or microseconds."""
     if isinstance(kind, pl.Datetime):
         numbers = [None if v is None else to_micros(v) for v in values]
         return pl.Series(numbers, dtype=pl.Int64).cast(pl.Datetime("us")).cast(kind)
@@ -134,7 +146,7 @@ def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
 
 
 def decode_letter(value: bytes) -> dict[str, Any]:
-    """A letter's row; what is no JSON has no time, and so is bad again."""
+    """Return the row of a dead letter. Text that is not JSON has no event time, so that it becomes a bad row again."""
     try:
         return dict(json.loads(value))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Object stores for tests, on loopback: an S3 server (moto), an Azure one (azurite, from npm), and a door before one that does wrong what a network can do wrong.
+"""Object stores for tests, on loopback: an S3 server (moto), an Azure server (azurite, from npm), and a proxy with network faults.
 
-with S3.started() as s3, Door.before(s3.port) as door:
-    FilesStore(s3.bucket("state"), "p", s3.options(door.port))
+with S3.started() as s3, FaultyProxy.in_front_of(s3.port) as proxy:
+    FilesStore(s3.bucket("state"), "p", s3.options(proxy.port))
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CODES = {
 
 @dataclass
 class S3:
-    """An S3 server; what it holds goes with it."""
+    """An S3 server. Its contents are removed when it stops."""
 
     directory: Path
     port: int
@@ -60,6 +60,7 @@ class S3:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[S3]:
+        """Yield a running server and stop it afterwards. Raises StartError if moto is not installed."""
         if importlib.util.find_spec("moto") is None:
             raise StartError("an S3 server for tests comes with moto: pip install 'moto[server,s3]'")
         directory = Path(tempfile.mkdtemp(prefix="slackwater-s3-"))
@@ -75,16 +76,16 @@ class S3:
 
     def start(self) -> None:
         self.process.start()
-        self.process.must_answer("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
+        self.process.wait_for_http("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
 
     def bucket(self, name: str) -> str:
-        """Make a bucket; the URL of a place in it."""
+        """Create a bucket. Return a URL in it."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
         urllib.request.urlopen(request, timeout=60).close()
         return f"s3://{name}/state"
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """How it is reached, by default directly."""
+        """Return the connection options. `port`: the port of a proxy; by default, the server's own."""
         return {
             "endpoint": f"http://127.0.0.1:{port or self.port}",
             "access_key_id": "AKIASLACKWATERTEST",
@@ -95,33 +96,34 @@ class S3:
 
 @dataclass
 class Azurite:
-    """An Azure Blob server; what it holds goes with it. Its packages are fetched once, into the cache of `packages`."""
+    """An Azure Blob server. Its contents are removed when it stops. Its packages are downloaded once into a cache."""
 
     directory: Path
     port: int
     process: Process
     VERSION: ClassVar[str] = "3.37.0"
-    ACCOUNT: ClassVar[str] = "devstoreaccount1"  # every Azurite has this account with this key, which is no secret
+    ACCOUNT: ClassVar[str] = "devstoreaccount1"  # every Azurite has this account with this public key
     KEY: ClassVar[str] = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Azurite]:
+        """Yield a running server and stop it afterwards. Raises StartError if npm cannot install it."""
         directory = Path(tempfile.mkdtemp(prefix="slackwater-azure-"))
         port = free_port()
         where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory)]
-        command = [str(cls._installed()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
+        command = [str(cls._install()), *where, "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
         server = cls(directory, port, Process(command, directory / "log"))
         try:
             server.process.start()
-            server.process.must_answer("the Azure server", f"http://127.0.0.1:{port}/")
+            server.process.wait_for_http("the Azure server", f"http://127.0.0.1:{port}/")
             yield server
         finally:
             server.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
-    def _installed(cls) -> Path:
+    def _install(cls) -> Path:
         home = packages.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
         command = home / "node_modules" / ".bin" / "azurite-blob"
         if not command.exists():
@@ -134,7 +136,7 @@ class Azurite:
         return command
 
     def bucket(self, name: str) -> str:
-        """Make a container; the URL of a place in it."""
+        """Create a container. Return a URL in it. Raises StartError."""
         date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
         signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
         digest = hmac.new(base64.b64decode(self.KEY), signed.encode(), hashlib.sha256).digest()
@@ -149,20 +151,35 @@ class Azurite:
         return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """How it is reached, by default directly."""
+        """Return the connection options. `port`: the port of a proxy; by default, the server's own."""
         endpoint = f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}"
         return {"endpoint": endpoint, "account_name": self.ACCOUNT, "account_key": self.KEY}
 
 
 @dataclass
 class FaultyProxy:
-    """A door before an HTTP server. `judge`: what goes wrong with a request, by its method and path; "" for nothing.
+    """An HTTP proxy that injects faults.
 
-    A status ("403", "503", …): refused; "done-403" and the like: asked, done, and answered by that status; "half": half of what
-    is uploaded arrives; "cut": half of the answer arrives; "dropped": the connection ends before anything is asked; "lost": asked, done, and the answer is lost;
-    "slow": answered `pause_s` later; "hangs": asked, done, and never answered while the door is open; "twice": asked twice, as by
-    somebody on the way who did not hear the first answer, and the second one is given. `revise`: the content of an answer as
-    it goes on, by method, path and what the server said.
+    Faults:
+        "403", "503", …: The proxy refuses the request with this status.
+        "done-403", …: The server handles the request, and the client gets this status.
+        "half": Half of the uploaded body arrives.
+        "cut": Half of the response arrives.
+        "dropped": The connection closes before the server gets the request.
+        "lost": The server handles the request, and the response is lost.
+        "slow": The response arrives `pause_s` seconds later.
+        "hangs": The server handles the request, and the response never arrives while the proxy is open.
+        "twice": The server gets the request twice, as after a retry, and the client gets the second response.
+
+    Args:
+        target: The port of the server.
+        judge: Returns the fault of a request, by method and path; "" for none.
+        revise: Returns the body to send on, by method, path and body of the response.
+        pause_s: The delay of slow responses.
+        seen: All requests so far.
+        faults: All injected faults so far.
+        port: The port of the proxy.
+        closed: Set when the proxy closes.
     """
 
     target: int
@@ -176,20 +193,21 @@ class FaultyProxy:
 
     @classmethod
     @contextmanager
-    def before(cls, target: int) -> Iterator[FaultyProxy]:
-        door = cls(target)
+    def in_front_of(cls, target: int) -> Iterator[FaultyProxy]:
+        """Yield a running proxy for the server at port `target`, and stop it afterwards."""
+        running = cls(target)
 
         class Handler(_Handler):
-            behind = door
+            proxy = running
 
         server = _Server(("127.0.0.1", 0), Handler)
-        door.port = int(server.server_address[1])
+        running.port = int(server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
-            yield door
+            yield running
         finally:
-            door.closed.set()
+            running.closed.set()
             server.shutdown()
             server.server_close()
             thread.join()
@@ -199,22 +217,22 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever asked is gone: a process that was killed, or that waits no longer."""
+        """Ignore closed connections: the client was killed, or it gave up."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
-    behind: FaultyProxy
+    proxy: FaultyProxy
     protocol_version = "HTTP/1.1"
 
-    def _pass(self) -> None:
-        door, method = self.behind, self.command
+    def _forward(self) -> None:
+        proxy, method = self.proxy, self.command
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = door.judge(method, self.path)
-        door.seen.append((method, self.path))
+        fault = proxy.judge(method, self.path)
+        proxy.seen.append((method, self.path))
         if fault:
-            door.faults.append((method, self.path, fault))
+            proxy.faults.append((method, self.path, fault))
         if fault == "dropped":
             self.close_connection = True
             return
@@ -225,34 +243,34 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_half(body)
             return
         for _ in range(2 if fault == "twice" else 1):
-            connection = http.client.HTTPConnection("127.0.0.1", door.target, timeout=SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", proxy.target, timeout=SECONDS)
             try:
-                # the server signs nothing, but tells its own address in answers
+                # the server checks no signatures, but returns its own address in responses
                 connection.request(method, self.path, body or None, dict(self.headers))
                 answer = connection.getresponse()
                 content = answer.read()
             finally:
                 connection.close()
         if fault == "slow":
-            door.closed.wait(door.pause_s)
+            proxy.closed.wait(proxy.pause_s)
         if fault == "hangs":
-            door.closed.wait()
+            proxy.closed.wait()
         if fault in ("lost", "hangs"):
             self.close_connection = True
             return
         if fault.startswith("done-"):
             self._refuse(int(fault.removeprefix("done-")))
             return
-        self._answer(answer.status, answer.getheaders(), door.revise(method, self.path, content), fault == "cut")
+        self._answer(answer.status, answer.getheaders(), proxy.revise(method, self.path, content), fault == "cut")
 
     def _refuse(self, status: int) -> None:
         self._answer(status, [], f"<Error><Code>{CODES[status]}</Code><Message>of the test</Message></Error>".encode())
 
     def _send_half(self, body: bytes) -> None:
-        """Announce all of a request to the server, send half of it, and close both connections."""
+        """Announce the whole request to the server, send half of it, and close both connections."""
         self.close_connection = True
         head = "".join(f"{n}: {v}\r\n" for n, v in self.headers.items())
-        with socket.create_connection(("127.0.0.1", self.behind.target), SECONDS) as upstream:
+        with socket.create_connection(("127.0.0.1", self.proxy.target), SECONDS) as upstream:
             upstream.sendall(f"{self.command} {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body[: len(body) // 2])
 
     def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, cut: bool = False) -> None:
@@ -268,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(content[: len(content) // 2] if cut else content)
             self.close_connection |= cut
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward  # noqa: N815
 
     def log_message(self, format: str, *args: object) -> None:
         return

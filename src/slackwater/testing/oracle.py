@@ -1,6 +1,6 @@
-"""The naive oracle: plain loops over plain rows, obviously right and slow. What every engine must agree with.
+"""The naive oracle: simple loops over rows, obviously correct and slow. Every engine must agree with it.
 
-Rows are dicts with `ts` (int microseconds), key and value columns. Answers are lists of dicts with `window_start` and
+Rows are dicts with `ts` (int microseconds), key and value columns. Results are lists of dicts with `window_start` and
 `window_end` in microseconds.
 """
 
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def sort_key(value: Any) -> tuple[int, Any]:
-    """A sort key in Spark's order: NULL first, NaN above all numbers, -0.0 equal to 0.0."""
+    """Return a sort key for Spark's order: NULL first, NaN above all numbers, -0.0 equal to 0.0."""
     if value is None:
         return (0, 0)
     if isinstance(value, float) and value != value:
@@ -27,14 +27,14 @@ def sort_key(value: Any) -> tuple[int, Any]:
 
 
 def canonical_value(value: Any) -> Any:
-    """One representative of equal values, hashable: NaN equals NaN, -0.0 equals 0.0."""
+    """Return a hashable representative of equal values: NaN equals NaN, -0.0 equals 0.0."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return value
 
 
 def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The answer over all rows, nothing late."""
+    """Return the windows of all rows, none of which is late."""
     rows = list(rows)
     return (
         session_windows(window, rows)
@@ -44,7 +44,7 @@ def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def window_starts(window: Window, row: Row) -> list[int]:
-    """The starts of the windows that hold a row."""
+    """Return the starts of the windows that contain a row."""
     duration, hop = (window.duration_ms or 0) * 1000, (window.hop_ms or window.duration_ms or 0) * 1000
     offset, ts = window.offset_ms * 1000, row["ts"]
     last = (ts - offset) // hop * hop + offset
@@ -56,7 +56,7 @@ def window_starts(window: Window, row: Row) -> list[int]:
 
 
 def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
-    """Tumbling and hopping windows over (row, window start) pairs."""
+    """Return tumbling or hopping windows of (row, window start) pairs."""
     groups: dict[Any, list[Row]] = {}
     for row, start in pairs:
         groups.setdefault((start, tuple(canonical_value(row[k]) for k in window.group_by)), []).append(row)
@@ -72,7 +72,7 @@ def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[
 
 
 def session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Session windows: per key in event-time order; a gap or the cap starts the next one."""
+    """Return session windows. Per key in event-time order, a gap or the cap starts the next session."""
     gap, cap = int(window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
     per_key: dict[Any, list[Row]] = {}
     for row in rows:
@@ -105,16 +105,16 @@ def _keys(window: Window, row: Row) -> dict[str, Any]:
 
 
 def aggregate(aggregations: Sequence[Aggregation], rows: list[Row]) -> dict[str, Any]:
-    """The output columns of one group."""
+    """Return the output columns of one group."""
     return {a.as_: aggregate_one(a, rows) for a in aggregations}
 
 
 def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
-    """One aggregation over the rows of a group; all but `count(*)` skip NULLs."""
+    """Compute one aggregation over the rows of a group. All except `count(*)` skip NULLs."""
     if a.column is None:
         return len(rows)
     if a.agg in ("min_by", "max_by"):
-        return _by(a, rows)
+        return _min_max_by(a, rows)
     pairs = [(r["ts"], r[a.column or ""]) for r in rows if r[a.column] is not None]
     values = [v for _, v in pairs]
     if a.agg == "count":
@@ -122,14 +122,14 @@ def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     if a.agg == "count_distinct":
         return len({canonical_value(v) for v in values})
     if a.agg in ("collect_set", "collect_list", "top_k"):
-        return _collected(a, pairs)
+        return _collect(a, pairs)
     if not values:
         return None
     pick: dict[str, Callable[[], Any]] = {
         "var": lambda: _variance(values),
         "stddev": lambda: None if len(values) < 2 else math.sqrt(_variance(values) or 0.0),
-        "approx_quantile": lambda: float(sorted(values, key=sort_key)[_place(a.quantile or 0.0, len(values))]),
-        "sum": lambda: _total(values),
+        "approx_quantile": lambda: float(sorted(values, key=sort_key)[_quantile_index(a.quantile or 0.0, len(values))]),
+        "sum": lambda: _sum(values),
         "avg": lambda: _average(values),
         "min": lambda: min(values, key=sort_key),
         "max": lambda: max(values, key=sort_key),
@@ -139,8 +139,8 @@ def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     return pick[a.agg]()
 
 
-def _by(a: Aggregation, rows: list[Row]) -> Any:
-    """The value of the smallest (largest) pair of `by` and value; the value may be NULL, `by` may not."""
+def _min_max_by(a: Aggregation, rows: list[Row]) -> Any:
+    """Return the value of the smallest or largest pair of `by` and value. The value may be NULL, `by` may not."""
     value, by = a.column or "", a.by or ""
     pairs = [(sort_key(r[by]), sort_key(r[value]), r[value]) for r in rows if r[by] is not None]
     if not pairs:
@@ -148,7 +148,7 @@ def _by(a: Aggregation, rows: list[Row]) -> Any:
     return (min if a.agg == "min_by" else max)(pairs, key=lambda p: p[:2])[2]
 
 
-def _collected(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
+def _collect(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
     if a.agg == "collect_list":
         return [v for _, v in sorted(pairs, key=lambda p: (p[0], sort_key(p[1])))]
     counts: dict[Any, tuple[Any, int]] = {}
@@ -161,53 +161,53 @@ def _collected(a: Aggregation, pairs: list[tuple[int, Any]]) -> list[Any]:
 
 
 def _variance(values: list[Any]) -> float | None:
-    """Of a sample, in exact fractions; NaN if a value is no number."""
+    """Return the sample variance, computed in exact fractions; NaN if a value is not finite."""
     if len(values) < 2:
         return None
     if not all(math.isfinite(v) for v in values):
         return math.nan
     exact = [fractions.Fraction(v) for v in values]
     mean = sum(exact, fractions.Fraction(0)) / len(exact)
-    return _rounded(sum(((v - mean) * (v - mean) for v in exact), fractions.Fraction(0)) / (len(exact) - 1))
+    return _to_float(sum(((v - mean) * (v - mean) for v in exact), fractions.Fraction(0)) / (len(exact) - 1))
 
 
-def _rounded(value: fractions.Fraction) -> float:
-    """The nearest double; infinite beyond the largest."""
+def _to_float(value: fractions.Fraction) -> float:
+    """Return the nearest double; infinity beyond the largest."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
 
-def _place(quantile: float, n: int) -> int:
-    """Where the smallest value stands whose rank reaches the quantile."""
+def _quantile_index(quantile: float, n: int) -> int:
+    """Return the index of the smallest value whose rank reaches the quantile."""
     return max(math.ceil(fractions.Fraction(str(quantile)) * n) - 1, 0)
 
 
-def _total(values: list[Any]) -> Any:
-    """Floats are added in exact fractions and rounded once; beyond the largest double that is infinite."""
+def _sum(values: list[Any]) -> Any:
+    """Return the sum. Floats are added in exact fractions and rounded once; beyond the largest double, it is infinite."""
     if isinstance(values[0], float) and all(map(math.isfinite, values)):
-        return _rounded(sum(map(fractions.Fraction, values), fractions.Fraction(0)))
+        return _to_float(sum(map(fractions.Fraction, values), fractions.Fraction(0)))
     with decimal.localcontext(prec=100):  # decimals are added in the context, 28 digits by default
         return sum(values)
 
 
 def _average(values: list[Any]) -> Any:
     if not isinstance(values[0], decimal.Decimal):
-        total = _total(values)
+        total = _sum(values)
         if isinstance(total, float) and math.isinf(total) and all(map(math.isfinite, values)):
-            return _rounded(sum(map(fractions.Fraction, values), fractions.Fraction(0)) / len(values))
+            return _to_float(sum(map(fractions.Fraction, values), fractions.Fraction(0)) / len(values))
         return total / len(values)
     scale = -int(values[0].as_tuple().exponent) + 4
     exact = decimal.Context(prec=100, rounding=decimal.ROUND_HALF_UP)
-    return exact.quantize(exact.divide(_total(values), len(values)), decimal.Decimal(1).scaleb(-scale))
+    return exact.quantize(exact.divide(_sum(values), len(values)), decimal.Decimal(1).scaleb(-scale))
 
 
 def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
-    """Tumbling and hopping windows of one source, epoch by epoch as the contract says.
+    """Compute tumbling or hopping windows of one source, epoch by epoch.
 
-    Each row is judged per window against the watermark of the epoch before. Returns (answer, rows late for all their
-    windows, (row, window) pairs that were missed).
+    Each row is judged per window against the watermark of the previous epoch. Return the windows, the number of rows that
+    are late for all their windows, and the number of missed (row, window) pairs.
     """
     duration, lateness = (window.duration_ms or 0) * 1000, window.lateness_ms * 1000
     watermark, newest = None, None

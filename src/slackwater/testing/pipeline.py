@@ -1,6 +1,6 @@
-"""A whole pipeline in one process with a virtual clock: rows are piped in, quiet times and crashes happen when you say so.
+"""Runs a pipeline in one process with a virtual clock. A test decides when rows arrive, time passes or the process crashes.
 
-The driver, the state store and what shards do are those of a run; sources are scripted, the target is in memory.
+The driver, the state store and the operators are those of a run. Sources are scripted, and targets are in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.join import Join
-from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
 from slackwater.core.capacity import ANYTHING
 from slackwater.core.dead_letter import LETTER
@@ -23,7 +23,7 @@ from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Callbacks, Driver
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.engine.stage import StageRunner as Stepping
+from slackwater.engine.stage import StageRunner
 from slackwater.errors import ConfigError, StartError
 from slackwater.replay import replay
 from slackwater.replay.replay import ReplayResult
@@ -37,7 +37,7 @@ from slackwater.testing.given_sources import Row
 from slackwater.testing.pipeline_builder import pipeline_for
 from slackwater.testing.result import START_US, LocalFaults, LocalResult, SimulatedCrash
 from slackwater.testing.steps import BoundSteps
-from slackwater.testing.target import MemoryTarget
+from slackwater.testing.target import MemoryTarget, memory_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,14 +47,20 @@ if TYPE_CHECKING:
 
 
 class LocalPipeline:
-    """A pipeline whose rows, time and accidents a test decides; use it as a context manager, or `close` it.
+    """A pipeline whose input, time and crashes a test controls. Use it as a context manager, or call `close`.
 
-    `described`: a Pipeline, from TOML or Python; or a Window or Join alone, over rows of `schema` (names and Spark types) with
-    `ts`, their event time. `session`: Spark, on which event time and SQL are run; without one a pipeline that has SQL is refused
-    with a StartError that names it. `clock_us`: what the virtual clock shows first. `store`: makes the state store at each
-    start; else files in `state_dir`, or a temporary directory. `on_publish`: gets what each epoch writes. `letters`: dead ones that
-    are there before. `listen=False`: only rows that the pipeline itself keeps become letters, and the target holds any value.
-    `watch`: stages without a target whose results are kept, too.
+    Args:
+        described: A Pipeline, or a single Window or Join over rows with the event time `ts`.
+        schema: The columns of the rows and their Spark types, for sources that declare none.
+        session: The Spark session that runs event time and SQL. Without it, SQL raises StartError.
+        shards: The number of shards.
+        clock_us: The start of the virtual clock (µs).
+        store: Returns the state store at each start. By default, files in `state_dir` or in a temporary directory.
+        state_dir: The directory of the state.
+        on_publish: Called with the rows of each epoch.
+        letters: Dead letters that exist before the run.
+        listen: Whether all late and bad rows become dead letters, and targets refuse values that they could not store.
+        watch: Stages without a target whose results are kept, too.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -62,7 +68,7 @@ class LocalPipeline:
         ...                    aggregations=[sw.Aggregation(agg="count", as_="clicks")])
         >>> with LocalPipeline(window, {"user": "string"}) as test:
         ...     test.pipe([{"user": "u1", "ts": "2024-03-01T09:00:00Z"}, {"user": "u1", "ts": "2024-03-01T09:10:00Z"}])
-        ...     test.crash("commit.before")  # the next epoch dies there, and is repeated as Spark would
+        ...     test.crash("commit.before")  # the next epoch dies there and is repeated, as on Spark
         ...     test.pipe([{"user": "u1", "ts": "2024-03-01T11:00:00Z"}])
         ...     test.flush()
         ...     [row["clicks"] for row in test.result().rows]
@@ -104,27 +110,27 @@ class LocalPipeline:
         letters: Sequence[Mapping[str, Any]],
         on_publish: Callable[[pl.DataFrame], None] | None,
     ) -> None:
-        # what a process would hold
+        # lost in a crash
         self.now_us, self.shards = clock_us, shards
         self._faults = LocalFaults()
         self._reshard: int | None = None
         self._driver: Driver
-        # what outlives a process
+        # survives a crash
         self._checkpoint, self._batches, self._state_id = uuid.uuid4().hex, 0, uuid.uuid4().hex
         self._result = LocalResult()
-        self._aside = MemoryTarget(LETTER, (), upserts=False)
+        self._letter_target = MemoryTarget(LETTER, (), upserts=False)
         letter_types = {f.name: f.polars for f in LETTER}
-        self._aside.hold(
+        self._letter_target.preload(
             pl.DataFrame({n: no_sql.typed_series([r.get(n) for r in letters], t) for n, t in letter_types.items()})
         )
         self._describe(described)
-        self._told = on_publish
-        # every target there was, by its name and that of its place
-        self._places: dict[tuple[str, str], MemoryTarget] = {}
-        self._put("")
-        self._begin()
+        self._on_publish = on_publish
+        # all targets so far, by their name in the config and the name that the test chose
+        self._all_targets: dict[tuple[str, str], MemoryTarget] = {}
+        self._set_targets("")
+        self._start()
 
-    # -- what a test says ----------------------------------------------------------------------------------------
+    # -- actions of a test ----------------------------------------------------------------------------------------
 
     def pipe(
         self,
@@ -133,10 +139,10 @@ class LocalPipeline:
         partitions: Mapping[str, Sequence[str]] | None = None,
         took_ms: int = 0,
     ) -> None:
-        """One epoch with these rows: of the only source, or per source. A text is a record as it is, which may be broken.
+        """Run one epoch with rows of the only source, or by source. A text is a raw record, which may be broken.
 
-        `partitions`: per source that has any, all partitions there are (a row's own is its "partition"; of Kafka: its
-        "_partition"). `took_ms`: how long the epoch takes.
+        `partitions`: all partitions of each source that has any. A row names its own in "partition", or in "_partition" for
+        Kafka. `took_ms`: how long the epoch takes.
         """
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
@@ -156,49 +162,50 @@ class LocalPipeline:
                 names = [r["partition"] for r in some]  # type: ignore[index]
                 payload[name] = payload[name].with_columns(pl.Series("__partition", names, dtype=pl.String))
                 parts[name] = {p: names.count(p) for p in partitions[name]}
-        self._pipe(payload, parts)
+        self._run_epoch(payload, parts)
 
     def prepare(self, given_rows: Sequence[GivenRows]) -> list[Rows]:
-        """What Spark makes of given rows, of all at once where one step reads them: for `pipe_prepared`, in this order."""
+        """Prepare rows with Spark for `pipe_prepared`, in the same order; at once if only one step reads sources."""
         from slackwater.testing.engine_with_sql import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
         fronts = {readers[one.source] for one in given_rows}
-        if len(fronts) == 1 and len(self._read_by) == 1:
+        if len(fronts) == 1 and len(self._source_readers) == 1:
             return list(self._sql_stages[fronts.pop()].prepare(given_rows, self._offsets))
         lazy_rows: list[Rows] = []
         for one in given_rows:
-            waiting = LazyRows(one, dict(self._offsets))
-            waiting.by(self._sql_stages[readers[one.source]])
-            self._offsets |= waiting.after
-            lazy_rows.append(waiting)
+            lazy = LazyRows(one, dict(self._offsets))
+            lazy.prepare(self._sql_stages[readers[one.source]])
+            self._offsets |= lazy.next_offsets
+            lazy_rows.append(lazy)
         return lazy_rows
 
     @property
-    def _read_by(self) -> list[str]:
-        """The steps that read sources."""
+    def _source_readers(self) -> list[str]:
+        """Return the names of the steps that read sources."""
         return [n for n, p in self.pipeline.stage_pipelines.items() if not all(s.is_stage_output for s in p.sources)]
 
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
-        """The same for rows that `front` has prepared, as all those of a test at once."""
+        """Run one epoch with rows from `prepare`. See `pipe`."""
         parts = {}
         for name, one in rows.items():
             row_partitions = one.timed["partition"].drop_nulls()
             listed = (partitions or {}).get(name) or row_partitions.unique(maintain_order=True).to_list()
             if listed:
                 parts[name] = {p: int((row_partitions == p).sum()) for p in listed}
-        self._pipe(dict(rows), parts)
+        self._run_epoch(dict(rows), parts)
 
     def quiet(self, ms: int | str) -> None:
-        """All sources are asked for so long (milliseconds, or "10m"), and have nothing."""
+        """Let time pass (milliseconds, or text such as "10m") while all sources return no rows."""
         length = duration_ms(ms)
         self.now_us += length * 1000
-        self._survive(lambda: self._driver.tick(length * 1000), again=False)
+        self._run_with_restart(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None, nth: int = 1) -> None:
-        """The next epoch dies at this step (see KILL_POINTS), and the process starts again: with so many shards, if given.
+        """Let the next epoch die at this step (see KILL_POINTS). The process then starts again.
 
-        `nth`: when the step comes for the nth time, as `write.before` does for each of several targets.
+        `shards`: the new number of shards. `nth`: die when the step is reached for the nth time, because steps such as
+        `write.before` occur once per target.
         """
         if step not in KILL_POINTS:
             raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
@@ -207,39 +214,41 @@ class LocalPipeline:
     def restart(
         self, described: Pipeline | Window | Join | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
-        """Stop and start again over the same state: with another config, other shards, or another target (a name for it).
+        """Stop and start again over the same state, with another config, other shards, or another target (any name).
 
-        Raises what a start raises, as for a config that does not fit the state. What a target holds stays, also while a config
-        has none of its name.
+        Raises what a start raises, for example if the config does not fit the state. Targets keep their rows, also while no
+        config uses them.
         """
         self._stop()
         self.shards = shards or self.shards
         if described is not None:
             self._describe(described)
-        self._put(self._place if target is None else target)
-        self._begin()
+        self._set_targets(self._target_name if target is None else target)
+        self._start()
 
     def replay(self, limit: int | None = None, dry: bool = False) -> ReplayResult:
-        """Apply the dead letters there are by now, at most `limit` of them. `dry`: only find out."""
+        """Apply at most `limit` of the current dead letters. `dry`: a dry run."""
 
-        def applied() -> None:
+        def replay_once() -> None:
             self._result.replays.append(
-                replay.replay_letters(self._driver, self._aside.table, self._reread, dry, limit)
+                replay.replay_letters(self._driver, self._letter_target.table, self._reread, dry, limit)
             )
 
-        self._survive(applied)
+        self._run_with_restart(replay_once)
         return self._result.replays[-1]
 
     def flush(self) -> None:
         """Close all open windows, as `--flush` does at the end of the input."""
-        self._survive(lambda: self._driver.flush())
+        self._run_with_restart(lambda: self._driver.flush())
 
     def result(self) -> LocalResult:
-        """What was published and counted so far."""
+        """Return what was published and counted so far."""
         outcome, state = self._result, self._driver.state
         first, *_ = now = list(self._targets.values())
-        outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._aside.rows
-        outcome.former = {place or name: (t.rows, t.gone) for (name, place), t in self._places.items() if t not in now}
+        outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._letter_target.rows
+        outcome.former = {
+            place or name: (t.rows, t.gone) for (name, place), t in self._all_targets.items() if t not in now
+        }
         outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
         by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}
         outcome.stages = {stage: target.held for stage, target in by_stage.items()}
@@ -250,27 +259,27 @@ class LocalPipeline:
         return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
-        """What stands for a target (the first, where none is named): whether it is `down` a test may say, too."""
+        """Return a target, by default the first one. A test may set its `down`."""
         return next(iter(self._targets.values())) if name is None else self._targets[name]
 
     @property
     def epoch(self) -> int:
-        """The latest commit."""
+        """Return the epoch of the latest commit."""
         return self._driver.state.epoch
 
     @property
     def identity(self) -> tuple[str, ...] | None:
-        """The columns that tell results apart; None for a join, whose rows are a multiset."""
+        """Return the columns that identify a result; None for a join, whose results are a multiset."""
         first = next(iter(self.pipeline.per_target.values()))
         return self.identity_of(str(first.target.from_)) or None
 
     def identity_of(self, stage: str) -> tuple[str, ...]:
-        """The same of what one stage emits; nothing of a multiset."""
+        """Return the columns that identify a result of a stage; empty for a multiset."""
         return tuple(self._steps[stage].identity or ())
 
     @property
     def front(self) -> SqlFrontend | None:
-        """What runs the SQL of the first stage; None without Spark."""
+        """Return the SQL frontend of the first stage; None without Spark."""
         return self._bound.front
 
     @property
@@ -278,7 +287,7 @@ class LocalPipeline:
         return [s.name for s in self.pipeline.sources]
 
     def close(self) -> None:
-        """Let go of the state; what was not closed is removed with the process."""
+        """Close the state and remove its temporary directory."""
         self._stop()
         if self._home is not None:
             self._home.cleanup()
@@ -303,59 +312,45 @@ class LocalPipeline:
         self._bound = BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
         self._capacities = value_limits(pipeline, self._steps) if self._listen else {}
-        held = dict.fromkeys(self._sql_stages, ANYTHING)
+        capacities = dict.fromkeys(self._sql_stages, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
-            if (stage := str(target_pipeline.target.from_)) in held:
-                held[stage] &= self._capacities.get(name, ANYTHING)
-        for name, capacity in held.items():  # what a target cannot hold is found before its results are made
+            if (stage := str(target_pipeline.target.from_)) in capacities:
+                capacities[stage] &= self._capacities.get(name, ANYTHING)
+        for (
+            name,
+            capacity,
+        ) in capacities.items():  # rows that a target cannot hold are refused before they are aggregated
             self._sql_stages[name].capacity = capacity
 
-    def _put(self, place: str) -> None:
-        """The targets of the config, in a place that tests name: what they hold outlives a process."""
-        self._place, self._targets = place, dict[str, MemoryTarget]()
-        for name, target_pipeline in self.pipeline.per_target.items():
-            spec, operator = target_pipeline.target, self._steps[str(target_pipeline.target.from_)]
-            connection = resolve_connection(spec.connection, target_pipeline.connections)
-            window = target_pipeline.target_stage.transform.window
-            upserts = connection is not None and spec.upserts(connection.kind, window)
-            # the only one is the same, whatever its stage is called
-            key = (name if self.pipeline.targets else "", place)
-            if key in self._places:
-                self._places[key].becomes(operator.output, (operator.identity or ()) if upserts else ())
-            else:
-                capacity = self._capacities.get(name, ANYTHING)
-                self._places[key] = MemoryTarget(operator.output, operator.identity or (), upserts, capacity)
-                self._places[key].told = self._told or self._places[key].told
-            self._targets[name] = self._places[key]
+    def _set_targets(self, target_name: str) -> None:
+        """Create the targets of the config, or reuse those of the same name. What they hold survives a crash."""
+        self._target_name = target_name
+        self._targets = memory_targets(
+            self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish
+        )
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         try:
-            self._begun()
+            self._start_driver()
         except SimulatedCrash:
-            self._begun()
+            self._start_driver()
 
-    def _begun(self) -> None:
+    def _start_driver(self) -> None:
         pipeline, faults = self.pipeline, self._faults
         hooks = Callbacks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
-        held = self._store() if self._store else FilesStore(self._directory, pipeline.name)
+        store = self._store() if self._store else FilesStore(self._directory, pipeline.name)
         stages = [
-            Stepping(
-                name,
-                stage_pipeline,
-                self._steps[name],
-                held,
-                self._bound.engine(name, stage_pipeline),
-                faults.in_worker,
-                number,
-                skew_warnings=ClockSkewWarnings(stage_pipeline),
+            StageRunner(
+                *(name, p, self._steps[name], store, self._bound.engine(name, p), faults.in_worker, number),
+                skew_warnings=ClockSkewWarnings(p),
             )
-            for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
+            for number, (name, p) in enumerate(pipeline.stage_pipelines.items())
         ]
-        self._driver = Driver(pipeline, stages, held, self._targets, hooks, self._aside)
+        self._driver = Driver(pipeline, stages, store, self._targets, hooks, self._letter_target)
         try:
-            self._driver.start(held.open(), self.shards, {}, self._state_id)
+            self._driver.start(store.open(), self.shards, {}, self._state_id)
         except BaseException:
-            held.close()
+            store.close()
             raise
         self._open = True
 
@@ -366,14 +361,14 @@ class LocalPipeline:
 
     # -- epochs --------------------------------------------------------------------------------------------------
 
-    def _pipe(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
+    def _run_epoch(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
         number = BatchId(checkpoint=self._checkpoint, batch=self._batches)
         self._batches += 1
         batch = Batch(number, {}, payload, partitions=partitions)
-        self._survive(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
+        self._run_with_restart(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
 
-    def _survive(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
-        """Do it; where it dies, start anew and do it once more, as Spark repeats a batch that it has not noted as done."""
+    def _run_with_restart(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
+        """Run work. If it crashes, restart and, with `again`, repeat it, as Spark repeats an unfinished batch."""
         try:
             work()
             if checkpoints:
@@ -382,7 +377,7 @@ class LocalPipeline:
         except SimulatedCrash:
             self._stop()
             self.shards, self._reshard = self._reshard or self.shards, None
-            self._begin()
+            self._start()
             if again:
                 work()
 

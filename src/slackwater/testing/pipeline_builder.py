@@ -1,4 +1,4 @@
-"""A whole pipeline around a window or a join that a test describes: sources are scripted, target and store are the test's own."""
+"""Builds a pipeline around a single step for a test. The test provides sources, target and store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from slackwater.config.window import Window
 _TOPIC = KafkaConnection(bootstrap_servers="none")
 
 
-def _described_as(step: StepSpec, upserts: bool) -> Target:
-    """A target that does what the kit's own does; columns of a Delta table cannot have every name, those of a message can."""
+def _default_target(step: StepSpec, upserts: bool) -> Target:
+    """Return the config of a target that behaves like the one of the test.
+
+    A Delta table cannot have all column names, so that some steps get a topic.
+    """
     names = [*step.group_by, *(a.as_ or "" for a in step.aggregations)] if isinstance(step, Window) else []
     if upserts and any(set(" ,;{}()\n\t=") & set(name) for name in names):
         return Target(connection="topic", topic="out")
@@ -34,7 +37,18 @@ def pipeline_for(
     downstream: Window | None = None,
     transform_type: type[Transform] = Transform,
 ) -> Pipeline:
-    """A pipeline over scripted sources; its target and store are the kit's own. `transform_type`: what has the table of the step."""
+    """Build a pipeline around a step.
+
+    Args:
+        step: The window, join or other step.
+        sources: The names of its sources.
+        lateness_ms: The lateness of sources that differs from the step's.
+        name: The name of the pipeline.
+        on_error: What happens to bad rows.
+        upserts: Whether the target replaces rows.
+        downstream: A window that reads the results of the step.
+        transform_type: The class with the table of the step.
+    """
     keeps_letters = on_error == "dlq" or step.late_data in ("dlq", "reopen")
     described: dict[str, Any] = {step.table: step}
     upserts = upserts and (downstream is not None or isinstance(step, Window))
@@ -46,8 +60,7 @@ def pipeline_for(
         sources=tuple(Source(name=s, dataframe=object(), lateness_ms=(lateness_ms or {}).get(s)) for s in sources),
         transform=transform_type(**described, on_error=on_error) if downstream is None else None,
         stages=None if downstream is None else stages,
-        # the kit's own replaces rows, or adds them, as this one would
-        target=_described_as(step if downstream is None else downstream, upserts),
+        target=_default_target(step if downstream is None else downstream, upserts),
         connections={"table": DeltaConnection(), "lake": FilesConnection(), "topic": _TOPIC},
         dead_letter=letters,
         state_store=StateStore(kind="files", path="state"),

@@ -1,4 +1,4 @@
-"""For pytest: tests of pipelines that are TOML files (`docs/testing.md`) are collected and run like any other.
+"""Pytest plugin that collects and runs pipeline tests in TOML files (`docs/testing.md`).
 
 The fixture `slackwater_test` runs one from Python: `slackwater_test("tests/clicks.toml")`.
 """
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 class _DiffersError(Exception):
-    """What came is not what a test expects."""
+    """The results differ from what a test expects."""
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A TOML file with steps, in a folder `tests` or named on the command line."""
+    """Collect a TOML file with steps that is in a folder `tests` or named on the command line."""
     if file_path.suffix != ".toml" or not ("tests" in file_path.parts or parent.session.isinitpath(file_path)):
         return None
-    if b"[[steps]]" not in file_path.read_bytes():  # before anything is imported
+    if b"[[steps]]" not in file_path.read_bytes():  # cheap, without imports
         return None
     return CaseFile.from_parent(parent, path=file_path)
 
 
 class CaseFile(pytest.File):
-    """A file that is a test."""
+    """A TOML file with a pipeline test."""
 
     def collect(self) -> Iterable[pytest.Item]:
         yield CaseItem.from_parent(self, name=self.path.stem)
 
 
 class CaseItem(pytest.Item):
-    """A test of a pipeline."""
+    """A pipeline test."""
 
     def runtest(self) -> None:
         check_case(self.path)
@@ -53,7 +53,7 @@ class CaseItem(pytest.Item):
 
 
 def check_case(path: Path | str) -> CaseResult:
-    """Run a test, and raise what differs."""
+    """Run a test file. Raises an error with the differences if the results are not as expected."""
     from slackwater.testing import case_runner
 
     test = case_runner.CaseTest.read(Path(path))
@@ -66,7 +66,7 @@ def check_case(path: Path | str) -> CaseResult:
 
 @pytest.fixture
 def slackwater_test() -> Iterator[Callable[[Path | str], CaseResult]]:
-    """Runs a test that is a file; raises where what came is not what it expects."""
+    """Return a function that runs a test file and raises if the results are not as expected."""
     yield check_case
 
 

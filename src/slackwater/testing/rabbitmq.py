@@ -1,9 +1,10 @@
-"""A RabbitMQ broker for tests and demos: Debian's own, on loopback, on free ports, stopped by process id.
+"""A RabbitMQ broker for tests and demos: the Debian package, on loopback, on free ports, stopped by process id.
 
     with RabbitMQ.started() as rabbit:
         rabbit.url                                       # amqp://guest:guest@127.0.0.1:…/%2F
 
-Its port mapper (epmd) and everything it writes are its own, so it meets no other broker; it runs as any user, root too.
+It has a separate port mapper (epmd) and separate files, so that it does not conflict with another broker. It runs as any
+user, including root.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pathlib import Path
 from slackwater.errors import StartError
 from slackwater.testing.services import SECONDS, Process, free_port
 
-_INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH refuses to run as any user
+_INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH runs only as certain users
 
 
 @dataclass
 class RabbitMQ:
-    """One broker. `kill` and `start` again keep its durable queues and persistent messages."""
+    """A broker. Durable queues and persistent messages survive `end` and `start`."""
 
     directory: Path
     port: int
@@ -38,11 +39,11 @@ class RabbitMQ:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[RabbitMQ]:
-        """A broker while the context lasts. Raises StartError if none is installed or it does not answer."""
+        """Yield a running broker and stop it afterwards. Raises StartError if none is installed or it does not answer."""
         if not _INSTALLED.exists():
             raise StartError(f"there is no {_INSTALLED}; expected a RabbitMQ broker: apt-get install rabbitmq-server")
         directory = Path(tempfile.mkdtemp(prefix="slackwater-rabbitmq-"))
-        rabbit = cls._made(directory)
+        rabbit = cls._create(directory)
         try:
             rabbit.start()
             yield rabbit
@@ -51,7 +52,7 @@ class RabbitMQ:
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
-    def _made(cls, directory: Path) -> RabbitMQ:
+    def _create(cls, directory: Path) -> RabbitMQ:
         port, distribution, mapper = free_port(), free_port(), free_port()
         env = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))} | {
             "HOME": str(directory),
@@ -69,7 +70,7 @@ class RabbitMQ:
             "RABBITMQ_NODE_PORT": str(port),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none",
-            "RUNNING_UNDER_SYSTEMD": "true",  # its script then becomes the broker: one process id
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script then execs the broker, so that both have one process id
         }
         (directory / "plugins").write_text("[].\n")
         (directory / "rabbitmq.conf").write_text(
@@ -94,7 +95,7 @@ class RabbitMQ:
         self.process.start()
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            self.process.must_live("RabbitMQ")
+            self.process.check_running("RabbitMQ")
             if self._answers():
                 return
             time.sleep(0.2)
@@ -113,5 +114,5 @@ class RabbitMQ:
         self.mapper.stop(signal.SIGKILL)
 
     def end(self) -> None:
-        """Stop the broker, as an operator does: killed soon after it was first started it forgets queues that are durable."""
+        """Stop the broker cleanly. If it is killed soon after its first start, it loses durable queues."""
         self.process.stop(signal.SIGTERM)

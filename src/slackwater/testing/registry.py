@@ -1,4 +1,4 @@
-"""A schema registry for tests, on loopback: Apicurio, which answers as Confluent's does, from Maven.
+"""A schema registry for tests, on loopback: Apicurio with the API of Confluent, from Maven.
 
 with SchemaRegistry.started() as registry:
     registry.register("clicks-value", '{"type": "record", …}', "AVRO")
@@ -23,7 +23,7 @@ from slackwater.testing.services import Process, free_port
 
 @dataclass
 class SchemaRegistry:
-    """The server; what it holds is in its memory. `url`: for `schema_registry`."""
+    """The server, which keeps schemas in memory. `url`: the value for `schema_registry`."""
 
     url: str
     process: Process
@@ -42,6 +42,7 @@ class SchemaRegistry:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[SchemaRegistry]:
+        """Yield a running server and stop it afterwards."""
         home = packages.unpack_program(f"schema-registry-{cls.VERSION}", cls.IVY)
         directory, port = Path(tempfile.mkdtemp(prefix="slackwater-registry-")), free_port()
         settings = {"quarkus.http.host": "127.0.0.1", "quarkus.http.port": port, "java.io.tmpdir": directory}
@@ -51,14 +52,14 @@ class SchemaRegistry:
         registry = cls(f"http://127.0.0.1:{port}/apis/ccompat/v7", Process(command, directory / "log"))
         try:
             registry.process.start()
-            registry.process.must_answer("the schema registry", f"{registry.url}/subjects")
+            registry.process.wait_for_http("the schema registry", f"{registry.url}/subjects")
             yield registry
         finally:
             registry.process.stop(signal.SIGTERM)
             shutil.rmtree(directory, ignore_errors=True)
 
     def register(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
-        """Another version of a subject; the id of its schema. `kind`: AVRO or JSON."""
+        """Register a new version of a subject. Return the id of its schema. `kind`: AVRO or JSON."""
         body = {"schema": schema, "schemaType": kind, "references": list(references)}
         request = urllib.request.Request(
             f"{self.url}/subjects/{subject}/versions",

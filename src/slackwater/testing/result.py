@@ -1,4 +1,4 @@
-"""What a run in a test left behind, and its scripted death."""
+"""The result of a run in a test, and the injection of crashes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,33 @@ from slackwater.engine.status import Counters, Status
 from slackwater.replay.replay import ReplayResult
 from slackwater.watermark import NO_WATERMARK
 
-START_US = 4_000_000_000_000_000  # the virtual clock's first reading: after every event time a test may use
+START_US = 4_000_000_000_000_000  # the start of the virtual clock (µs), after all event times that tests use
 
 
 class SimulatedCrash(BaseException):
-    """The scripted death of a driver; not an Exception, so that nothing handles it by accident."""
+    """A simulated crash of the driver. It is not an Exception, so that no handler catches it by accident."""
 
 
 @dataclass
 class LocalResult(TerminalRepr):
-    """What a run published and counted. `table`: what a reader of the target finds (of the first of several; `tables`: of each, by name); `rows`: all that was ever published, times in
-    µs, with the `_epoch`; `gone`: identities of superseded rows; `letters`: the dead ones; `statuses`: one per commit, over all
-    restarts; `epochs`: the epoch that each item of the script left behind it; `former`: rows and gone of the other targets there
-    were, by name (the first is "")."""
+    """What a run published and counted.
+
+    Args:
+        rows: All rows that were ever published to the first target, with `_epoch`. Times are in microseconds.
+        gone: The identities of superseded rows.
+        letters: The dead letters.
+        former: `rows` and `gone` of former targets, by name ("" for the first).
+        counters: The counters of all stages.
+        watermark_us: The watermark at the end.
+        open_sessions: The number of open sessions at the end.
+        open_keys: The number of keys with open sessions at the end.
+        replays: The results of dead letter replays.
+        statuses: The status of each commit, over all restarts.
+        epochs: The epoch after each item of a script.
+        table: What a reader of the first target finds.
+        tables: The same for each target, by name.
+        stages: The results of each stage that has a target or is watched.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     gone: list[dict[str, Any]] = field(default_factory=list)
@@ -33,20 +47,18 @@ class LocalResult(TerminalRepr):
     former: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     watermark_us: int = NO_WATERMARK
-    open_sessions: int = 0  # at the end, and the keys they have
+    open_sessions: int = 0
     open_keys: int = 0
     replays: list[ReplayResult] = field(default_factory=list)
     statuses: list[Status] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     table: pl.DataFrame = field(default_factory=pl.DataFrame)
     tables: dict[str, pl.DataFrame] = field(default_factory=dict)
-    stages: dict[str, pl.DataFrame] = field(
-        default_factory=dict
-    )  # what those emitted that have a target, or are watched
+    stages: dict[str, pl.DataFrame] = field(default_factory=dict)
 
 
 class LocalFaults:
-    """Dies at one armed step, once: when it comes for the nth time."""
+    """Injects one crash: at the armed step, when it is reached for the nth time."""
 
     def __init__(self) -> None:
         self.step: str | None = None

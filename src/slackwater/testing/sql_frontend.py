@@ -1,9 +1,9 @@
-"""The way of given rows as far as the shards, by Spark: decoded, event time, SQL, the columns that shards take.
+"""Prepares rows of a test for the shards with Spark: decoding, event time, SQL, and the columns that shards take.
 
-    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ what is told of them (time, bad, place)      one job
+    rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)         one job
                                                            └─▶ SQL ─▶ columns for the shards, numbered      one job
 
-The SQL is row-wise, so that it may run once over all rows of a test; each comes out with its number, and so finds its batch.
+The SQL works row by row, so that it can run once over all rows of a test. The number of a row leads to its batch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_CLOCK = "__clock"  # hidden: when a row arrives, µs
-_BATCH = "__batch"  # hidden: which of the given batches a row belongs to
+_CLOCK = "__clock"  # hidden column: the arrival time of a row (µs)
+_BATCH = "__batch"  # hidden column: the index of the batch of a row
 
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows of one source that arrive together: `rows`, and those of `files`. `clock_us`: when."""
+    """Rows of one source that arrive together at `clock_us`: `rows`, and those of `files`."""
 
     source: str
     rows: Sequence[Row] = ()
@@ -53,8 +53,12 @@ class GivenRows:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What became of them. `timed`: every row, with `__number`, `ts` (µs), `bad` (why), `partition` and `_origin`; `rows`: what came
-    out of the SQL, with the `__number` of its row, `__unfit` and the columns for the shards."""
+    """Rows after Spark.
+
+    Args:
+        timed: Every row with `__number`, `ts` (µs), `bad` (the reason), `partition` and `_origin`.
+        rows: The results of the SQL with the `__number` of their row, `__unfit` and the columns for the shards.
+    """
 
     timed: pl.DataFrame
     rows: pl.DataFrame
@@ -62,7 +66,7 @@ class PreparedRows:
 
 @dataclass
 class SqlFrontend:
-    """A pipeline's sources and SQL on a Spark session. `columns`: of sources that are DataFrames without any."""
+    """Runs the decoders and the SQL of a pipeline on Spark. `columns`: the columns of sources that declare no schema."""
 
     base: SparkSession
     pipeline: Pipeline
@@ -72,7 +76,9 @@ class SqlFrontend:
 
     def __post_init__(self) -> None:
         self.session = session.private_session(self.base, 1)
-        self.session.conf.set("spark.sql.codegen.wholeStage", "false")  # a few rows are done before a compiler is
+        self.session.conf.set(
+            "spark.sql.codegen.wholeStage", "false"
+        )  # compiling takes longer than processing a few rows
         self.lookups = Lookups(self.session, self.pipeline.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
@@ -87,10 +93,10 @@ class SqlFrontend:
         ]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
         self.engine = SparkEngine(RowPlan(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session)))
-        self._carried = {w.key: self._carrying(w, one.frames[w.origin]) for w in self.pipeline.input_paths}
+        self._carried = {w.key: self._carried_columns(w, one.frames[w.origin]) for w in self.pipeline.input_paths}
 
-    def _carrying(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
-        """SQL that lets the number of a row come out with it; None: none does."""
+    def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
+        """Return the columns that carry the number of a row through the SQL; None if the SQL does not allow it."""
         try:
             return analysis.check_origin(self.session, self.pipeline, way, empty) or ()
         except StartError:
@@ -102,20 +108,20 @@ class SqlFrontend:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def prepare(self, given_rows: Sequence[GivenRows], offsets: Offsets | None = None) -> list[PreparedRows]:
-        """What becomes of each of these, in as few jobs as there can be. Raises SlackwaterError.
+        """Prepare rows in as few Spark jobs as possible. Raises SlackwaterError.
 
-        `offsets`: where each partition of a topic goes on, which these rows move; None: at its beginning.
+        `offsets`: the next offset of each topic partition, which is advanced; None: all start at 0.
         """
         prepared_rows: list[PreparedRows | None] = [None] * len(given_rows)
         for source in self.sources:
             source_rows = [(i, g) for i, g in enumerate(given_rows) if g.source == source.name]
             for i, prepared in (
-                self._of_source(source, source_rows, {} if offsets is None else offsets) if source_rows else ()
+                self._prepare_source(source, source_rows, {} if offsets is None else offsets) if source_rows else ()
             ):
                 prepared_rows[i] = prepared
         return [f for f in prepared_rows if f is not None]
 
-    def _of_source(
+    def _prepare_source(
         self, source: GivenSource, numbered_rows: Sequence[tuple[int, GivenRows]], offsets: Offsets
     ) -> list[tuple[int, PreparedRows]]:
         try:
@@ -125,24 +131,24 @@ class SqlFrontend:
                 rows, times = [row for _, _, row in texts], [clock for _, clock, _ in texts]
                 frame = source.decode(self.session, rows, times, offsets)
                 clocks = {i: g.clock_us for i, g in numbered_rows}
-                for i, one in self._frame(source, frame, [i for i, _, _ in texts], clocks).items():
+                for i, one in self._prepare_numbered(source, frame, [i for i, _, _ in texts], clocks).items():
                     pieces[i].append(one)
             for i, g in numbered_rows:
                 if g.files:
-                    read, count = self._numbered(source.read_files(self.session, g.files))
-                    pieces[i] += self._frame(source, read, [i] * count, {i: g.clock_us}).values()
+                    read, count = self._number_rows(source.read_files(self.session, g.files))
+                    pieces[i] += self._prepare_numbered(source, read, [i] * count, {i: g.clock_us}).values()
         except Exception as error:
             if isinstance(error, StartError | EpochError):
                 raise
             raise EpochError(f'{self.pipeline.name}: source "{source.name}": {spark_error_reason(error)}') from None
-        return [(i, _joined(parts)) for i, parts in pieces.items() if parts]
+        return [(i, _concat(parts)) for i, parts in pieces.items() if parts]
 
-    def of_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
-        """The same for rows that were decoded elsewhere: dead letters, what another stage emits."""
-        numbered, count = self._numbered(frame)
-        return self._frame(self.source(name), numbered, [0] * count, {0: clock_us})[0]
+    def prepare_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
+        """Prepare rows that are decoded already: dead letters, or results of another stage."""
+        numbered, count = self._number_rows(frame)
+        return self._prepare_numbered(self.source(name), numbered, [0] * count, {0: clock_us})[0]
 
-    def _numbered(self, frame: DataFrame) -> tuple[DataFrame, int]:
+    def _number_rows(self, frame: DataFrame) -> tuple[DataFrame, int]:
         table = frame.toArrow()
         numbered = table.append_column(NUMBER, pa.array(range(table.num_rows), pa.int64()))
         from pyspark.sql.types import LongType, StructField, StructType
@@ -150,19 +156,22 @@ class SqlFrontend:
         schema = StructType([*frame.schema.fields, StructField(NUMBER, LongType())])
         return self.session.createDataFrame(numbered, schema), table.num_rows
 
-    def _frame(
+    def _prepare_numbered(
         self, source: GivenSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
     ) -> dict[int, PreparedRows]:
-        """Rows with `__number`; `owners`: per number the batch that it belongs to."""
-        timed = self._timed(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
-        row_facts = _collected(timed.selectExpr(*_told(timed, source.name)))
+        """Prepare a frame with `__number`. Return the rows by batch.
+
+        `owners`: the batch of each number. `clocks`: the arrival time of each batch (µs).
+        """
+        timed = self._with_event_time(source.name, frame, {clocks[i] for i in owners} or {0}, owners, clocks)
+        row_facts = _collect(timed.selectExpr(*_fact_columns(timed, source.name)))
         row_facts = row_facts.sort(NUMBER).with_columns(
             pl.Series(_BATCH, [owners[n] for n in sorted(row_facts[NUMBER])], dtype=pl.Int64)
         )
         ways = self.pipeline.input_paths_from(source.name)
         apart = any(self._carried[w.key] is None for w in ways)
         runs = row_facts.partition_by(_BATCH, "partition") if apart else [row_facts]
-        out = pl.concat([self._sql(way, timed, run, runs) for way in ways for run in runs])
+        out = pl.concat([self._run_sql(way, timed, run, runs) for way in ways for run in runs])
         out = out.join(row_facts.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
         return {
             i: PreparedRows(
@@ -171,10 +180,10 @@ class SqlFrontend:
             for i in (dict.fromkeys(owners) or clocks)
         }
 
-    def _timed(
+    def _with_event_time(
         self, name: str, frame: DataFrame, times: set[int], owners: Sequence[int], clocks: Mapping[int, int]
     ) -> DataFrame:
-        """With `_event_ts`, `__bad` and the hidden columns."""
+        """Add `_event_ts`, `__bad` and the hidden columns."""
         if len(times) == 1:
             clock = f"{next(iter(times))}L"
         else:
@@ -190,8 +199,13 @@ class SqlFrontend:
         )
         return timed.selectExpr(*plain, late)
 
-    def _sql(self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        """What comes out of the SQL for these rows, with the number of the row where the SQL carries it, else of the first one."""
+    def _run_sql(
+        self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]
+    ) -> pl.DataFrame:
+        """Run the SQL over the rows of a run.
+
+        A result has the number of its row if the SQL carries it, otherwise the number of the first row of the run.
+        """
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
@@ -206,15 +220,15 @@ class SqlFrontend:
             or "CAST(NULL AS STRING)"
         )
         columns = self.engine.rows.columns(way, None, None)
-        return _collected(out.selectExpr(*columns, f"{why} AS {storability.UNFIT}", f"{number} AS {NUMBER}"))
+        return _collect(out.selectExpr(*columns, f"{why} AS {storability.UNFIT}", f"{number} AS {NUMBER}"))
 
 
 _KEPT = 16
-_FRONTS: list[SqlFrontend] = []  # a pipeline is bound to Spark once, however many tests it has
+_FRONTS: list[SqlFrontend] = []  # binding a pipeline to Spark is slow, so that its tests share a frontend
 
 
 def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> SqlFrontend:
-    """The front of a pipeline, from before if there is one; its lookups are read anew."""
+    """Return the frontend of a pipeline, from the cache if possible. Lookups are read again."""
     for front in _FRONTS:
         if front.base is base and front.pipeline == pipeline and front.columns == columns:
             front.lookups.load()
@@ -224,7 +238,7 @@ def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, 
     return _FRONTS[-1]
 
 
-def _told(timed: DataFrame, source: str) -> list[str]:
+def _fact_columns(timed: DataFrame, source: str) -> list[str]:
     bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK, CORRUPT, NUMBER, _CLOCK)}
     partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
     origin = origin_column(
@@ -235,14 +249,14 @@ def _told(timed: DataFrame, source: str) -> list[str]:
     return [NUMBER, "unix_micros(_event_ts) AS ts", "__bad AS bad", f"{partition} AS partition", origin]
 
 
-def _collected(frame: DataFrame) -> pl.DataFrame:
+def _collect(frame: DataFrame) -> pl.DataFrame:
     collected = pl.from_arrow(frame.toArrow())
     assert isinstance(collected, pl.DataFrame)
     return collected
 
 
-def _joined(parts: Sequence[PreparedRows]) -> PreparedRows:
-    """Rows that were given in two ways: as they stand, and in files."""
+def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
+    """Concatenate the prepared rows of a batch: those given directly and those in files."""
     if len(parts) == 1:
         return parts[0]
     first, second = parts

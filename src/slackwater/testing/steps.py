@@ -1,4 +1,4 @@
-"""The steps of a pipeline in a test, each bound to the columns of what it reads: by Spark where there is one, else in process."""
+"""Binds the steps of a pipeline in a test to the columns of their inputs, with or without Spark."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
 
 class BoundSteps:
-    """`operators`: of every step; `fronts`: what runs the SQL of those that Spark has anything to do for.
+    """The operators of all steps, and the SQL frontends of those that need Spark.
 
-    `given`: the columns of sources that declare none, by source. Raises StartError for SQL without a session.
+    Args:
+        pipeline: The pipeline.
+        given_columns: The columns of sources that declare no schema, by source.
+        session: The Spark session; None for a pipeline without SQL.
+
+    Raises StartError for SQL without a session.
     """
 
     def __init__(
@@ -40,9 +45,9 @@ class BoundSteps:
             no_sql.refuse_sql(pipeline, self._columns)
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
         for name, stage_pipeline in pipeline.stage_pipelines.items():
-            self.operators[name] = self._bound(name, stage_pipeline, timed)
+            self.operators[name] = self._bind(name, stage_pipeline, timed)
 
-    def _bound(self, name: str, stage_pipeline: Pipeline, given_columns: Mapping[str, Sequence[Field]]) -> Operator:
+    def _bind(self, name: str, stage_pipeline: Pipeline, given_columns: Mapping[str, Sequence[Field]]) -> Operator:
         results = {s.name: self.operators[s.name].row_columns for s in stage_pipeline.sources if s.is_stage_output}
         step = stage_pipeline.transform.step
         sql = (
@@ -59,11 +64,11 @@ class BoundSteps:
 
     @property
     def front(self) -> SqlFrontend | None:
-        """What runs the SQL of the first step; None without Spark."""
+        """Return the SQL frontend of the first step; None without Spark."""
         return self.fronts.get(next(iter(self.operators)))
 
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
-        """What a step runs on."""
+        """Return the engine of a step."""
         if name in self.fronts:
             from slackwater.testing.engine_with_sql import GivenEngine
 
@@ -76,7 +81,7 @@ class BoundSteps:
         return LocalEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
-        """Rows of a source, without Spark."""
+        """Return rows of a source as a frame, without Spark. Raises StartError for a text row."""
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a record as it is, which needs Spark to be read: give session='
@@ -89,7 +94,7 @@ class BoundSteps:
         return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
     def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
-        """Dead letters as rows of their sources."""
+        """Return dead letters as rows of their sources."""
         if self.front is not None:
             from slackwater.spark import dead_letter_frames
 

@@ -1,23 +1,31 @@
-"""A target in memory: what was published, what it replaces, and the last epoch: the other side of a crash."""
+"""A target in memory that survives the simulated crashes of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
+from slackwater.operators.base import Operator
 
 _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
 
 
 class MemoryTarget:
-    """Keeps what was published. `upserts`: whether it replaces the rows of a window; `capacity`: what it can hold.
+    """Stores published rows in memory.
 
-    While it is `down` it takes nothing. `repeated`: how often it was given an epoch that it had.
+    While `down` is set, it refuses to publish. `repeated` counts the epochs that it got again.
+
+    Args:
+        columns: The columns of its rows.
+        identity: The columns that identify a row.
+        upserts: Whether rows replace former rows with the same identity.
+        capacity: The values that it can hold.
     """
 
     guarantee = "exactly once"
@@ -30,21 +38,21 @@ class MemoryTarget:
         self.down, self.repeated = False, 0
         self.last, self.rows, self.gone = -1, list[dict[str, Any]](), list[dict[str, Any]]()
         self._schema = {f.name: f.polars for f in columns}
-        self.told: Callable[[pl.DataFrame], None] = lambda rows: None
+        self.on_publish: Callable[[pl.DataFrame], None] = lambda rows: None
         self._changes: list[tuple[pl.DataFrame, pl.DataFrame | None]] = []
 
-    def becomes(self, columns: Sequence[Field], identity: Sequence[str]) -> None:
-        """Other columns from now on; rows that are there have NULL in new ones."""
+    def change_schema(self, columns: Sequence[Field], identity: Sequence[str]) -> None:
+        """Change the columns. Existing rows have NULL in new columns."""
         schema = {f.name: f.polars for f in columns}
 
-        def fitting(rows: pl.DataFrame) -> pl.DataFrame:
+        def with_new_columns(rows: pl.DataFrame) -> pl.DataFrame:
             return rows.with_columns(pl.lit(None, t).alias(c) for c, t in schema.items() if c not in rows.columns)
 
-        self._changes = [(fitting(r), None if g is None else fitting(g)) for r, g in self._changes]
+        self._changes = [(with_new_columns(r), None if g is None else with_new_columns(g)) for r, g in self._changes]
         self._schema, self._identity = schema, list(identity)
 
-    def hold(self, rows: pl.DataFrame) -> None:
-        """Rows that are there before the run."""
+    def preload(self, rows: pl.DataFrame) -> None:
+        """Add rows that exist before the run."""
         self._changes.append((rows, None))
 
     def open(self) -> None:
@@ -59,15 +67,15 @@ class MemoryTarget:
         if epoch <= self.last:
             self.repeated += 1
             return
-        self.told(rows)
-        self.rows += _plain(rows, epoch)
-        self.gone += [] if superseded is None else _plain(superseded, epoch)
+        self.on_publish(rows)
+        self.rows += _to_dicts(rows, epoch)
+        self.gone += [] if superseded is None else _to_dicts(superseded, epoch)
         self.last = epoch
         self._changes.append((rows, superseded))
 
     @property
     def table(self) -> pl.DataFrame:
-        """What it holds: worked out when it is asked for."""
+        """Return its rows after all replacements."""
         table = pl.DataFrame(schema=self._schema)
         for rows, gone in self._changes:
             for changed in () if not self._identity else (rows, gone):
@@ -78,7 +86,7 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """What a reader of it finds: the table where it replaces rows, else all that was ever added."""
+        """Return what a reader finds: `table` if rows are replaced, otherwise all rows that were ever added."""
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)
@@ -91,12 +99,48 @@ class MemoryTarget:
         return near.filter(in_range).select(list(self._schema))
 
 
-def _plain(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
+def _to_dicts(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
     if rows.is_empty():
         return []
     columns = [c.cast(pl.Int64) if c.dtype in _TIMES else c for c in rows.get_columns()]  # in µs
-    name = "__epoch" if "_epoch" in rows.columns else "_epoch"  # as of the views of a state
+    name = "__epoch" if "_epoch" in rows.columns else "_epoch"  # like in views of a state
     return [{**r, name: epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
 
 
-__all__ = ["MemoryTarget"]
+def memory_targets(
+    pipeline: Pipeline,
+    operators: Mapping[str, Operator],
+    capacities: Mapping[str, ValueLimits],
+    all_targets: dict[tuple[str, str], MemoryTarget],
+    target_name: str,
+    on_publish: Callable[[pl.DataFrame], None] | None,
+) -> dict[str, MemoryTarget]:
+    """Return the targets of a pipeline, by name.
+
+    Args:
+        pipeline: The pipeline.
+        operators: The operators of its steps, by step.
+        capacities: The values that each target can hold, by target.
+        all_targets: All targets of the test, by the name in the config and `target_name`. Missing ones are added.
+        target_name: A name that the test chooses. Targets under another name are kept, but not used.
+        on_publish: Called with the rows of each epoch.
+    """
+    targets = dict[str, MemoryTarget]()
+    for name, target_pipeline in pipeline.per_target.items():
+        spec, operator = target_pipeline.target, operators[str(target_pipeline.target.from_)]
+        connection = resolve_connection(spec.connection, target_pipeline.connections)
+        window = target_pipeline.target_stage.transform.window
+        upserts = connection is not None and spec.upserts(connection.kind, window)
+        # a single target stays the same, whatever its stage is called
+        key = (name if pipeline.targets else "", target_name)
+        if key in all_targets:
+            all_targets[key].change_schema(operator.output, (operator.identity or ()) if upserts else ())
+        else:
+            capacity = capacities.get(name, ANYTHING)
+            all_targets[key] = MemoryTarget(operator.output, operator.identity or (), upserts, capacity)
+            all_targets[key].on_publish = on_publish or all_targets[key].on_publish
+        targets[name] = all_targets[key]
+    return targets
+
+
+__all__ = ["MemoryTarget", "memory_targets"]

@@ -1,4 +1,4 @@
-"""Rewriting what a test expects by what came; the rest of the file stays as it is, comments too."""
+"""Replaces the expectations of a test file with the actual results. The rest of the file and its comments stay."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from tomlkit.items import AoT, Array
 from slackwater.testing.case_runner import CaseResult, row_as_toml
 from slackwater.testing.difference import Difference
 
-_LEFT_OUT = ("session_id",)  # where nobody named the columns: it says nothing to people
+_LEFT_OUT = ("session_id",)  # meaningless to people; left out unless the file expects rows already
 
 
 def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
-    """Make the file expect what came. Returns whether anything changed. `whole`: also where it expects no rows at all."""
+    """Rewrite the expectations of a file. Return whether anything changed.
+
+    `whole`: also write rows into a file that expects none.
+    """
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     if "expect" not in document:
         document["expect"] = tomlkit.table()
@@ -41,12 +44,12 @@ def _apply(expect: Any, key: str, difference: Difference) -> None:
         or len(expected_rows) != len(difference.expected)
         or not len(expected_rows)
     ):
-        expect[key] = rows_as_toml([row_as_toml(row, columns) for row in difference.found])
+        expect[key] = rows_as_toml([row_as_toml(row, columns) for row in difference.actual])
         return
     rows: Any = expected_rows
     for i, j, differing in difference.pairs:
         for column in differing:
-            values = row_as_toml(difference.found[j], [column])
+            values = row_as_toml(difference.actual[j], [column])
             if column in values:
                 rows[i][column] = values[column]
             else:
@@ -54,24 +57,24 @@ def _apply(expect: Any, key: str, difference: Difference) -> None:
     for i in sorted(difference.missing, reverse=True):
         del rows[i]
     for j in difference.unexpected:
-        row = row_as_toml(difference.found[j], columns)
+        row = row_as_toml(difference.actual[j], columns)
         if isinstance(rows, AoT):
             rows.append(tomlkit.item(row))
         else:
-            rows.add_line(_inline(row), indent="  ")
+            rows.add_line(_inline_table(row), indent="  ")
 
 
 def rows_as_toml(rows: Sequence[Mapping[str, Any]]) -> Array:
-    """Rows as a list of inline tables, one per line."""
+    """Return rows as a TOML array with one inline table per line."""
     array = tomlkit.array()
     for row in rows:
-        array.add_line(_inline(row), indent="  ")
+        array.add_line(_inline_table(row), indent="  ")
     if rows:
         array.add_line(indent="")
     return array
 
 
-def _inline(row: Mapping[str, Any]) -> Any:
+def _inline_table(row: Mapping[str, Any]) -> Any:
     table = tomlkit.inline_table()
     table.update(row)
     return table
