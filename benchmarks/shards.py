@@ -181,7 +181,7 @@ class _Run:
             round(median(cpu), 4),
             round(median(clock), 4),
             round(max(cpu), 4),
-            self.store.place.sizes("manifests")[f"{state.epoch:09d}.json"],
+            self.store.storage.sizes("manifests")[f"{state.epoch:09d}.json"],
             sum(len(s) for s in state.stages[0].segments),
             sizes,
             round(tasks_s, 4),

@@ -74,7 +74,7 @@ def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
     for path, was in zip(spoiled, before, strict=True):
         path.chmod(was)
     again = running(lambda: FilesStore(str(home), "p"))
-    assert again.place.has(f"manifests/{done.epoch:09d}.json") and not again.place.has("manifests/000000001.json")
+    assert again.storage.has(f"manifests/{done.epoch:09d}.json") and not again.storage.has("manifests/000000001.json")
     assert go_on(again, done, "b").epoch == 1
     again.close()
 

@@ -241,7 +241,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
     store.commit(commit(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
     store.close()
     if isinstance(store, FilesStore):
-        store.place.delete([listed])
+        store.storage.delete([listed])
         message = f"state file .*{Path(listed).name} is missing; restore it"
     else:
         with psycopg.connect(store._url) as db:

@@ -184,7 +184,7 @@ def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: 
     store.open()
     seen, end = set(), time.monotonic() + 60
     while len(seen) < 3 and time.monotonic() < end:
-        seen.add(bytes(store.place.client.get("lock").content))
+        seen.add(bytes(store.storage.client.get("lock").content))
     assert len(seen) == 3
     store.close()
 
@@ -194,7 +194,7 @@ def test_a_damaged_lease_runs_out_like_any_other(make: Make, monkeypatch: pytest
     monkeypatch.setattr(lease, "SKEW_S", 0.1)
     monkeypatch.setattr(lease, "LOOK_S", 0.05)
     store = make()
-    store.place.client.put("lock", b"\xff{")
+    store.storage.client.put("lock", b"\xff{")
     assert store.runner() == "another process"
     store.open()
     store.close()
@@ -323,10 +323,10 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
             make().start_over()
     again = make()
     assert again.open() is None
-    assert set(again.place.sizes("")) == {"lock"}
+    assert set(again.storage.sizes("")) == {"lock"}
     again.close()
-    aside = next(n for n in objects.pipeline_names(again.place.url, {}) if ".before-" in n)
-    assert FilesStore(again.place.url, aside).epochs() == [0]
+    aside = next(n for n in objects.pipeline_names(again.storage.url, {}) if ".before-" in n)
+    assert FilesStore(again.storage.url, aside).epochs() == [0]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_sizes_tell_requests_and_their_price(make: Make, bucket: str) -> None:
     store, done = running(make), None
     for epoch in range(3):
         done = go_on(store, done, "a")
-        store.place.client.delete([f"manifests/{epoch:09d}.json"])
+        store.storage.client.delete([f"manifests/{epoch:09d}.json"])
         done = done.model_copy(update={"committed_us": epoch * 10_000_000})
         store._log.put(done, -1)
     store.close()
@@ -398,7 +398,7 @@ def test_what_another_machine_wrote_is_fetched_once(
     other.open()
     for _ in range(3):
         assert other.shard(0, 1, 1, done.stages[0].segments[0]).reader(LOGIC).scan().height == 1
-    assert other.place.client.requests["get"] <= 6  # lease, fork, commit, published, segment
+    assert other.storage.client.requests["get"] <= 6  # lease, fork, commit, published, segment
     other.close()
 
 
@@ -410,7 +410,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     done = go_on(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
-    copy = store.place.local_path(storage.file_ref(file))
+    copy = store.storage.local_path(storage.file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
     monkeypatch.setattr(objects, "_clients", {})
     with make().peek() as snapshot:
@@ -432,7 +432,7 @@ def test_a_damaged_segment_is_told_by_its_url(
     done = go_on(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0].file
-    damage(store.place.client, file)
+    damage(store.storage.client, file)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "empty"))
     monkeypatch.setattr(objects, "_clients", {})
     with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
@@ -522,4 +522,4 @@ def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: FaultyProxy) -> No
 
 def test_what_goes_to_workers_says_nothing_of_its_keys(bucket: str, s3: S3) -> None:
     store = FilesStore(bucket, "p", s3.options())
-    assert "not-so-secret" not in repr(store.shard(0, 1, 0, ())) and "AKIA" not in repr(store.place)
+    assert "not-so-secret" not in repr(store.shard(0, 1, 0, ())) and "AKIA" not in repr(store.storage)

@@ -134,7 +134,7 @@ def test_of_an_object_store_staged_output_is_fetched_several_at_once(
     store, meeting = directory(), threading.Barrier(4)
     store.open()
     metas = [store.shard(shard, 8, 0, ()).write_output(pl.DataFrame({"n": [shard]})) for shard in range(8)]
-    place, held = type(store.place), type(store.place).local_path
+    place, held = type(store.storage), type(store.storage).local_path
     monkeypatch.setattr(place, "is_remote", True)
     monkeypatch.setattr(place, "local_path", lambda self, wanted: (meeting.wait(60), held(self, wanted))[1])
     assert [found["n"].to_list() for found in store.outputs(metas)] == [[shard] for shard in range(8)]

@@ -368,7 +368,7 @@ def test_sizes_add_up(case: str, place: Place) -> None:
         assert all(t.bytes >= 0 for t in found.tables)
         assert "a database keeps the latest only" in text
         return
-    weights = place.make().place.sizes("segments")
+    weights = place.make().storage.sizes("segments")
     on_disk, known = sum(weights.values()), named(place)
     garbage = sum(weight for name, weight in weights.items() if f"segments/{name}" not in known)
     assert found.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in found.shards)

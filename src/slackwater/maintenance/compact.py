@@ -90,5 +90,5 @@ def _vacuum(store: PostgresStore, stages: int) -> None:
                 db.execute(f"VACUUM (ANALYZE) {name}")
     except psycopg.Error as error:
         raise StateError(
-            f"the state is compacted, and its tables {store.place} could not be vacuumed: {client.error_reason(error)}"
+            f"the state is compacted, and its tables {store.location} could not be vacuumed: {client.error_reason(error)}"
         ) from None

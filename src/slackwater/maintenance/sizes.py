@@ -130,7 +130,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     now = _segments(latest)
     before = {name: size for m in commits for name, size in _segments(m).items() if name not in now}
     sizes.only_kept = len(before), sum(before.values())
-    on_disk = {f"{folder}/{name}": weight for folder in NAMED for name, weight in store.place.sizes(folder).items()}
+    on_disk = {f"{folder}/{name}": weight for folder in NAMED for name, weight in store.storage.sizes(folder).items()}
     sizes.outputs = _sum(on_disk, "outputs/")
     sizes.lists = _sum(on_disk, "offsets/")
     if latest.staged and store.published() < latest.epoch:
@@ -141,7 +141,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
     sizes.forecast = forecast_growth(commits)
-    if store.place.is_remote:
+    if store.storage.is_remote:
         sizes.requests = request_costs.estimate_requests(commits, on_disk)
 
 
@@ -224,7 +224,7 @@ def _measure_tables(store: PostgresStore, latest: Commit, sizes: Sizes) -> None:
             sizes.lists = _count_and_bytes(db, query.format("length(lines)", t.lists), t.pipeline)
             sizes.waiting = sizes.outputs if latest.staged else (0, 0)
     except psycopg.Error as error:
-        raise StateError(f"state store {store.place}: {client.error_reason(error)}") from None
+        raise StateError(f"state store {store.location}: {client.error_reason(error)}") from None
 
 
 def _count_and_bytes(db: psycopg.Connection[Any], query: str, pipeline: str) -> tuple[int, int]:

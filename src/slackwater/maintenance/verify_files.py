@@ -54,8 +54,8 @@ class _FilesCheck:
     steps: dict[tuple[int, int], Operator | None] = field(default_factory=dict)  # by epoch and stage
 
     @property
-    def place(self) -> Storage:
-        return self.store.place
+    def storage(self) -> Storage:
+        return self.store.storage
 
     def add_problem(self, place: str, problem: str, epochs: Iterable[int] = (), remedy: str = "") -> None:
         self.report.problems.append(Problem(place, problem, tuple(sorted(epochs)), remedy))
@@ -63,7 +63,7 @@ class _FilesCheck:
     # -- manifests -------------------------------------------------------------------------------------------------
 
     def path(self, epoch: int) -> str:
-        return self.place.shown(f"manifests/{epoch:09d}.json")
+        return self.storage.shown(f"manifests/{epoch:09d}.json")
 
     def read_manifests(self, epochs: Iterable[int]) -> None:
         for epoch in epochs:
@@ -75,10 +75,10 @@ class _FilesCheck:
             self.manifests[epoch] = commit
             for wrong in _shape_problems(commit):
                 self.add_problem(self.path(epoch), wrong, (epoch,))
-        for name in sorted(self.place.sizes("manifests")):
+        for name in sorted(self.storage.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
                 self.add_problem(
-                    self.place.shown(f"manifests/{name}"),
+                    self.storage.shown(f"manifests/{name}"),
                     "is no manifest",
                     (-1,),
                     "move it elsewhere; nothing reads it",
@@ -103,7 +103,7 @@ class _FilesCheck:
 
     def check_published(self, epochs: list[int]) -> int | None:
         """Return the last published epoch; None if it is unknown."""
-        path = self.place.shown("published")
+        path = self.storage.shown("published")
         try:
             published = self.store.published()
         except StateError as error:
@@ -153,11 +153,11 @@ class _FilesCheck:
         return self.steps[epoch, stage]
 
     def check_segment(self, check: _SegmentCheck) -> None:
-        meta, path = check.meta, self.place.shown(check.meta.file)
+        meta, path = check.meta, self.storage.shown(check.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
-        if wrong := self.place.find_damage(file_ref(meta)):
+        if wrong := self.storage.find_damage(file_ref(meta)):
             self.add_problem(path, wrong, check.epochs)
             return
         epoch = check.epochs[-1]  # the newest epoch that refers to it
@@ -166,16 +166,16 @@ class _FilesCheck:
 
     def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
         """Describe problems in the rows of a segment whose bytes are intact."""
-        meta, place = check.meta, (check.shard, check.shards)
+        meta, shard = check.meta, (check.shard, check.shards)
         try:
-            table = open_arrow(self.place.local_path(file_ref(meta)), self.place.shown(meta.file))
+            table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.shown(meta.file))
             if table.num_rows != meta.rows:
                 yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
             if step is None:
                 return
             frame, exact = frame_of(table), matches_description(step, state)
-            wrong = list(row_checks.check_segment(step, meta.kind, frame, *place, exact))
+            wrong = list(row_checks.check_segment(step, meta.kind, frame, *shard, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
             if exact and not wrong and frame.height:
                 yield from row_checks.check_segment_times(step, frame, meta)
@@ -193,7 +193,7 @@ class _FilesCheck:
             if step is None or not matches_description(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
-                if self.path(epoch) in damaged or any(self.place.shown(m.file) in damaged for m in metas):
+                if self.path(epoch) in damaged or any(self.storage.shown(m.file) in damaged for m in metas):
                     continue
                 try:
                     everything = row_checks.visible_rows(
@@ -213,15 +213,15 @@ class _FilesCheck:
             self.check_output(meta, epoch)
 
     def check_output(self, meta: OutputMeta, epoch: int) -> None:
-        path, file = self.place.shown(meta.file), FileRef(meta.file, meta.checksum)
+        path, file = self.storage.shown(meta.file), FileRef(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
-        if wrong := self.place.find_damage(file):
+        if wrong := self.storage.find_damage(file):
             self.add_problem(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
             return
-        self.report.bytes += self.place.local_path(file).stat().st_size
+        self.report.bytes += self.storage.local_path(file).stat().st_size
         try:
-            count = open_arrow(self.place.local_path(file), path).num_rows
+            count = open_arrow(self.storage.local_path(file), path).num_rows
         except StateError as error:
             self.add_problem(path, _fact(str(error)), (epoch,))
             return
@@ -236,15 +236,15 @@ class _FilesCheck:
                 named.setdefault(file, []).append(epoch)
         for file, epochs in named.items():
             self.report.files += 1
-            if wrong := self.place.find_damage(listed(file)):
-                self.add_problem(self.place.shown(file), wrong, epochs)
+            if wrong := self.storage.find_damage(listed(file)):
+                self.add_problem(self.storage.shown(file), wrong, epochs)
             else:
-                self.report.bytes += self.place.local_path(listed(file)).stat().st_size
+                self.report.bytes += self.storage.local_path(listed(file)).stat().st_size
 
 
 def verify_files(store: FilesStore) -> VerifyReport:
     """Check everything that the kept commits need. Damage is reported and raises nothing."""
-    check = _FilesCheck(store, VerifyReport(store.place.name, "files"))
+    check = _FilesCheck(store, VerifyReport(store.storage.name, "files"))
     epochs = store.epochs()
     check.read_manifests(epochs)
     if not epochs:
@@ -268,7 +268,10 @@ def _check_begins(check: _FilesCheck) -> None:
         check.store.check_begins()
     except StateError as error:
         check.add_problem(
-            check.place.shown("manifests"), _fact(str(error)), (), "restore the manifests from a copy of the directory"
+            check.storage.shown("manifests"),
+            _fact(str(error)),
+            (),
+            "restore the manifests from a copy of the directory",
         )
 
 

@@ -250,7 +250,7 @@ class _TablesCheck:
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:
     """Check everything that the record needs. Raises StateError, or StartError if the database does not answer."""
-    tables, place = store.tables, store.place
+    tables, location = store.tables, store.location
     report = VerifyReport(tables.pipeline, "postgres")
     try:
         with closing(client.open_connection(store.url, "state store")) as db, db.transaction():
@@ -265,7 +265,7 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
                 return report
             report.files = len(shared_tables)
             try:
-                latest = latest_commit(db, tables, place)
+                latest = latest_commit(db, tables, location)
             except StateError as error:
                 fact, _, remedy = str(error).partition("; ")
                 check.add_problem(tables.pipelines, fact, remedy)
@@ -282,5 +282,5 @@ def verify_postgres(store: PostgresStore) -> VerifyReport:
                 check.check_stage(commit, number)
             report.sound = None if report.problems else commit.epoch
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
+        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
     return report

@@ -45,7 +45,7 @@ from slackwater.state.record_fields import (
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
 Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
-LETTERS = "[dead_letter]"  # among targets the place of dead letters: no target is called so
+LETTERS = "[dead_letter]"  # stands for dead letters among the names of targets; no target can have this name
 
 
 def _stored(offsets: Offsets | None) -> Mapping[str, Any] | None:

@@ -40,7 +40,7 @@ def _(logic: KeyedState, shard: FilesShard, watermark: int) -> list[SegmentMerge
 
 @merge_segments.register
 def _(logic: JoinLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
-    return JoinWriter(shard.place, shard.shard, shard.epoch, logic).merges(shard.metas, watermark, FAN)
+    return JoinWriter(shard.storage, shard.shard, shard.epoch, logic).merges(shard.metas, watermark, FAN)
 
 
 @merge_segments.register
@@ -51,9 +51,9 @@ def _(logic: NoState, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
 class BackgroundMerger:
     """Merges the segments of one store in one background thread. Only the driver's thread calls its methods."""
 
-    def __init__(self, place: Storage) -> None:
+    def __init__(self, storage: Storage) -> None:
         # fixed
-        self._place = place
+        self._storage = storage
         self._logics: dict[int, StageLogic] = {}  # by number of stage
         # changes with every commit
         self._watermarks: list[int] = []  # per stage, of the latest commit
@@ -111,7 +111,7 @@ class BackgroundMerger:
         if len(metas) < FAN:
             return
         stage, number = stage_shard
-        shard, watermark = FilesShard(self._place, number, commit.epoch, metas), self._watermarks[stage]
+        shard, watermark = FilesShard(self._storage, number, commit.epoch, metas), self._watermarks[stage]
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="slackwater-merge")
         self._running[stage_shard] = (

@@ -33,13 +33,13 @@ from slackwater.watermark import NO_WATERMARK
 class JoinSegment:
     """One file of rows of a side, or of row ids. It is opened on first use, and stays readable after it was deleted."""
 
-    place: Storage
+    storage: Storage
     meta: SegmentMeta
     side: JoinSide
 
     @cached_property
     def table(self) -> pa.Table:
-        return open_file(self.place, file_ref(self.meta))
+        return open_file(self.storage, file_ref(self.meta))
 
     def column(self, name: str) -> Int64s:
         return frame_of(self.table.select([name]))[name].to_numpy()
@@ -65,7 +65,7 @@ class JoinSegment:
 class FilesBuffers:
     """The `Buffers` of one shard in files."""
 
-    place: Storage
+    storage: Storage
     metas: tuple[SegmentMeta, ...]
     logic: JoinLogic
 
@@ -75,7 +75,7 @@ class FilesBuffers:
         for side in self.logic.sides:
             for m in self.metas:
                 if m.kind.rstrip("+-") == side.name:
-                    segments.setdefault(m.kind, []).append(JoinSegment(self.place, m, side))
+                    segments.setdefault(m.kind, []).append(JoinSegment(self.storage, m, side))
         return segments
 
     def _segments_of(self, which: int, suffix: str = "") -> list[JoinSegment]:
@@ -124,8 +124,8 @@ class FilesBuffers:
             counts += end - bisect_ranges(run.ts, begin, end, expired, True)
         for segment in self._segments_of(which, "-"):
             evicted = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
-            places_, hit = np.searchsorted(hashes, evicted), in_sorted(evicted, hashes)
-            np.subtract.at(counts, places_[hit], 1)
+            positions, hit = np.searchsorted(hashes, evicted), in_sorted(evicted, hashes)
+            np.subtract.at(counts, positions[hit], 1)
         return counts
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
@@ -156,7 +156,7 @@ class FilesBuffers:
 class JoinWriter:
     """Stages the changes of a shard's buffers as files. Their names are unique, so a task may run twice."""
 
-    place: Storage
+    storage: Storage
     shard: int
     epoch: int
     logic: JoinLogic
@@ -191,7 +191,7 @@ class JoinWriter:
     def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
         """Write a sorted frame: rows by (`__kh`, `__ts`), ids by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size, digest = self.place.write(name, frame)
+        size, digest = self.storage.write(name, frame)
         return meta_of(side, suffix, frame, name, size, digest)
 
     def _merge(
@@ -200,7 +200,7 @@ class JoinWriter:
         count = merge_plan(metas, fan)
         if not count:
             return None
-        frames = [JoinSegment(self.place, m, side).all_rows() for m in metas[-count:]]
+        frames = [JoinSegment(self.storage, m, side).all_rows() for m in metas[-count:]]
         frame = pl.concat(frames)
         frame = frame.filter(pl.Series(side.due(frame["__ts"].to_numpy()) > watermark))
         frame = frame.sort("__id") if suffix else frame[sort_order(*(frame[c].to_numpy() for c in ("__kh", "__ts")))]

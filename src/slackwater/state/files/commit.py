@@ -22,12 +22,12 @@ from slackwater.state.record_fields import RecordError
 class CommitLog:
     """The commits of a pipeline."""
 
-    place: Storage
+    storage: Storage
 
     def epochs(self) -> list[int]:
         """Return the stored epochs, ascending. Raises ExhaustedError."""
         try:
-            sizes = self.place.sizes("manifests")
+            sizes = self.storage.sizes("manifests")
         except OSError as error:
             raise ExhaustedError.from_error(error) or error from None
         return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
@@ -38,7 +38,7 @@ class CommitLog:
         It costs at least one additional request. Raises StateError.
         """
         epochs = self.epochs()
-        while self.place.is_remote and self.place.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
+        while self.storage.is_remote and self.storage.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
             epochs.append(following)
         return epochs
 
@@ -48,13 +48,13 @@ class CommitLog:
 
     def shown(self, epoch: int) -> str:
         """Return the file of a commit, for messages."""
-        return self.place.shown(self.file(epoch))
+        return self.storage.shown(self.file(epoch))
 
     def written(self, epoch: int) -> StoredRecord:
         """Read a commit as it is stored. Raises StateError if it is damaged or its format cannot be migrated."""
         shown = self.shown(epoch)
         try:
-            text, _, ending = self.place.read(self.file(epoch)).content.decode().rstrip("\n").rpartition("\n")
+            text, _, ending = self.storage.read(self.file(epoch)).content.decode().rstrip("\n").rpartition("\n")
             data = json.loads(text)
             version = data["format"]
             if not isinstance(data, dict) or type(version) is not int:
@@ -67,7 +67,7 @@ class CommitLog:
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
             raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")
-        migrations.migration_route(version, f"state in {self.place.root}")
+        migrations.migration_route(version, f"state in {self.storage.root}")
         return StoredRecord(version, data)
 
     def read(self, epoch: int) -> Commit:
@@ -77,10 +77,10 @@ class CommitLog:
             commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:
             raise StateError(f"manifest {shown} is damaged: {error}; restore it from a copy") from None
-        if (commit.pipeline, commit.epoch) != (self.place.name, epoch):
+        if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
                 f'manifest {shown} is of epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.place.name}": it was put in the place of another; restore that one from a copy'
+                f'"{self.storage.name}": it was put in the place of another; restore that one from a copy'
             )
         return commit
 
@@ -90,20 +90,20 @@ class CommitLog:
         `writer` is a token of the runner. It distinguishes a commit of this runner, whose response was lost, from
         another runner's.
         """
-        text, place = commit.model_dump_json(), self.place
+        text, storage = commit.model_dump_json(), self.storage
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
         # in an object store the lease shows whether another runner took over
-        if latest >= 0 and not place.is_remote and not place.has(self.file(latest)):
-            raise FencedError(f"epoch {latest} is gone from {place.root}: another runner went on; this one stops")
+        if latest >= 0 and not storage.is_remote and not storage.has(self.file(latest)):
+            raise FencedError(f"epoch {latest} is gone from {storage.root}: another runner went on; this one stops")
         try:
-            created = place.create(self.file(commit.epoch), sealed)
+            created = storage.create(self.file(commit.epoch), sealed)
         except OSError as error:
             remedy = "let this user write there" if is_forbidden(error) else "make room"
             raise ExhaustedError.from_error(error) or EpochError(
-                f"epoch {commit.epoch} was not committed: a file in {place.root} cannot be written ({error.strerror}); "
+                f"epoch {commit.epoch} was not committed: a file in {storage.root} cannot be written ({error.strerror}); "
                 f"{remedy} and start again"
             ) from None
         if not created:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed by another runner in {place.root}; this one stops"
+                f"epoch {commit.epoch} was already committed by another runner in {storage.root}; this one stops"
             )

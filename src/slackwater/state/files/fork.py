@@ -19,7 +19,7 @@ class ForkOrigin(Protocol):
     """The store whose commit is copied."""
 
     @property
-    def place(self) -> Storage: ...
+    def storage(self) -> Storage: ...
     def epochs(self) -> list[int]: ...
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]: ...
 
@@ -35,11 +35,11 @@ class ForkCopy(ForkOrigin, Protocol):
 
 def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bool = False) -> Commit | None:
     """Copy a commit to another store, see `StateStore.fork`."""
-    to = copy.place
+    to = copy.storage
     if existing := copy.epochs():
         raise name_taken(to.name, existing[-1], f"in {to.root}")
     if not store.epochs():
-        raise epoch_not_kept(epoch or 0, [], store.place.root)
+        raise epoch_not_kept(epoch or 0, [], store.storage.root)
     fresh = to.is_fresh() or to.has(FORKING)
     copy.claim()
     copied: list[str] = []
@@ -85,7 +85,7 @@ def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[
             try:
                 for name in [*(m.file for m in commit.metas), *commit.lists]:
                     if name not in copied:
-                        to.copy_from(store.place, name)
+                        to.copy_from(store.storage, name)
                         copied.append(name)
                 return commit
             except FileNotFoundError as error:

@@ -301,7 +301,7 @@ def _no_bucket(text: str) -> bool:
 
 def _no_credentials(text: str) -> bool:
     places = ("169.254.169.254", "metadata.google.internal", "/latest/api/token", "/latest/meta-data", "169.254.170.2")
-    return any(place in text for place in places) or "issing credential" in text
+    return any(storage in text for storage in places) or "issing credential" in text
 
 
 def _denied(text: str) -> bool:

@@ -10,18 +10,18 @@ from slackwater.state.files.arrow import file_checksum
 from slackwater.state.files.storage import FileRef, Storage, verify_file
 
 
-def write_list(place: Storage, epoch: int, lines: Sequence[str]) -> str:
+def write_list(storage: Storage, epoch: int, lines: Sequence[str]) -> str:
     """Write a list and return its name. Raises EpochError."""
     text = "".join(f"{line}\n" for line in lines)
     name = f"offsets/{epoch:09d}-{uuid.uuid4().hex[:12]}-{file_checksum(text.encode())}.jsonl"
-    place.put(name, text.encode())
+    storage.put(name, text.encode())
     return name
 
 
-def read_list(place: Storage, name: str) -> list[str]:
+def read_list(storage: Storage, name: str) -> list[str]:
     """Return the lines of a list. Raises StateError if it is damaged."""
-    verify_file(place, list_file(name))
-    return place.local_path(list_file(name)).read_text().splitlines()
+    verify_file(storage, list_file(name))
+    return storage.local_path(list_file(name)).read_text().splitlines()
 
 
 def list_file(name: str) -> FileRef:

@@ -23,19 +23,19 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 class MarkerFile:
     """A small file that only the runner writes. In an object store the runner caches what it wrote, to save requests."""
 
-    place: Storage
+    storage: Storage
     file: str
     _known: VersionedContent | None = field(default=None, init=False)
     _is_known: bool = field(default=False, init=False)
 
     @property
     def shown(self) -> str:
-        return self.place.shown(self.file)
+        return self.storage.shown(self.file)
 
     def read(self) -> bytes | None:
         """Return the current content; None if the file does not exist. Raises OSError."""
         try:
-            stored = self.place.read(self.file)
+            stored = self.storage.read(self.file)
         except FileNotFoundError:
             stored = None
         self._known, self._is_known = stored, True
@@ -43,15 +43,15 @@ class MarkerFile:
 
     def read_cached(self) -> bytes | None:
         """Return the content as the runner that holds the lock knows it."""
-        if not (self._is_known and self.place.is_remote):
+        if not (self._is_known and self.storage.is_remote):
             return self.read()
         return None if self._known is None else self._known.content
 
     def write(self, content: bytes) -> None:
         """Replace the content. Raises EpochError, FencedError if another runner wrote it meanwhile."""
-        if self.place.is_remote and not self._is_known:
+        if self.storage.is_remote and not self._is_known:
             self.read()
-        version = self.place.replace(self.file, content, None if self._known is None else self._known.version)
+        version = self.storage.replace(self.file, content, None if self._known is None else self._known.version)
         self._known, self._is_known = VersionedContent(content, version), True
 
     def invalidate(self) -> None:

@@ -50,13 +50,13 @@ class SegmentColumns:
 class Segment:
     """One segment: a file and its metadata."""
 
-    def __init__(self, place: Storage, meta: SegmentMeta) -> None:
-        self.meta, self._place = meta, place
+    def __init__(self, storage: Storage, meta: SegmentMeta) -> None:
+        self.meta, self._storage = meta, storage
 
     @cached_property
     def table(self) -> pa.Table:
         """Return the open file. It is opened on first use, and stays readable after it was deleted."""
-        return open_file(self._place, file_ref(self.meta))
+        return open_file(self._storage, file_ref(self.meta))
 
     @cached_property
     def columns(self) -> SegmentColumns:
@@ -93,13 +93,13 @@ class Segment:
 class SegmentReader:
     """Reads the units of one shard as of a commit from its segments."""
 
-    def __init__(self, place: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
-        self.schema, self._place = schema, place
-        self.segments = [Segment(place, m) for m in metas if m.rows]
+    def __init__(self, storage: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
+        self.schema, self._storage = schema, storage
+        self.segments = [Segment(storage, m) for m in metas if m.rows]
 
     def with_schema(self, schema: dict[str, pl.DataType]) -> SegmentReader:
         """Return a reader of the same open files with another schema."""
-        reader = SegmentReader(self._place, (), schema)
+        reader = SegmentReader(self._storage, (), schema)
         reader.segments = self.segments
         return reader
 
@@ -191,7 +191,7 @@ class SegmentReader:
 class FilesShard:
     """A `ShardState` in files."""
 
-    place: Storage
+    storage: Storage
     shard: int
     epoch: int
     metas: tuple[SegmentMeta, ...]
@@ -200,7 +200,7 @@ class FilesShard:
         return replace(self, metas=metas)
 
     def reader(self, logic: KeyedState) -> SegmentReader:
-        return SegmentReader(self.place, self.metas, logic.state_schema)
+        return SegmentReader(self.storage, self.metas, logic.state_schema)
 
     def stage(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
@@ -228,13 +228,13 @@ class FilesShard:
         return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
 
     def buffers(self, logic: JoinLogic) -> FilesBuffers:
-        return FilesBuffers(self.place, self.metas, logic)
+        return FilesBuffers(self.storage, self.metas, logic)
 
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.place, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
+        return JoinWriter(self.storage, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
 
     def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        return JoinWriter(self.place, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
+        return JoinWriter(self.storage, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
     def adopt(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
@@ -244,13 +244,13 @@ class FilesShard:
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         name = f"outputs/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        _, digest = self.place.write(name, frame)
+        _, digest = self.storage.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
     def _write(self, logic: KeyedState, rows: pl.DataFrame) -> SegmentMeta:
         """Write a new segment. Its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
-        size, digest = self.place.write(name, rows)
+        size, digest = self.storage.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
@@ -261,7 +261,7 @@ class FilesShard:
         """
         if oldest:
             return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))
-        opened = [Segment(self.place, m) for m in metas]
+        opened = [Segment(self.storage, m) for m in metas]
         rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
         frames = [f.select(list(logic.state_schema)) for f in rows]
         frame = pl.concat(newest_units(frames))

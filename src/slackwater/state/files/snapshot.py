@@ -23,7 +23,7 @@ class SnapshotReader:
     """Opens commits of a log. It remembers which segments it has verified."""
 
     def __init__(self, log: CommitLog) -> None:
-        self._log, self._place = log, log.place
+        self._log, self._storage = log, log.storage
         self._whole: set[str] = set()  # segments of the latest snapshot, already verified
 
     @contextmanager
@@ -49,32 +49,33 @@ class SnapshotReader:
         except StateError:
             if epoch in (epochs := self._log.epochs()):
                 raise
-        raise epoch_not_kept(epoch, epochs, self._place.root)
+        raise epoch_not_kept(epoch, epochs, self._storage.root)
 
     def open_commit(self, epoch: int) -> Snapshot:
         """Open one commit with all its files. Raises StateError if one of them is missing or damaged."""
         commit = self._log.read(epoch)
-        self._place.fetch([file_ref(m) for m in commit.metas])
+        self._storage.fetch([file_ref(m) for m in commit.metas])
         stages = [
-            [SegmentReader(self._place, metas, {}).open_files() for metas in stage.segments] for stage in commit.stages
+            [SegmentReader(self._storage, metas, {}).open_files() for metas in stage.segments]
+            for stage in commit.stages
         ]
         named = [m for stage in commit.stages for shard in stage.segments for m in shard]
         for meta in named:
             if meta.file not in self._whole:
-                verify_file(self._place, file_ref(meta))
+                verify_file(self._storage, file_ref(meta))
         self._whole = {m.file for m in named}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
-            join_buffers = FilesBuffers(self._place, commit.stages[stage].segments[shard], logic)
+            join_buffers = FilesBuffers(self._storage, commit.stages[stage].segments[shard], logic)
             return join_buffers.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
 
         return Snapshot(
             commit,
-            publish_markers.read_marker(publish_markers.MarkerFile(self._place, publish_markers.PUBLISHED)),
+            publish_markers.read_marker(publish_markers.MarkerFile(self._storage, publish_markers.PUBLISHED)),
             lambda shard, logic, stage: stages[stage][shard].with_schema(logic.state_schema),
-            partial(offset_lists.read_list, self._place),
+            partial(offset_lists.read_list, self._storage),
             buffers,
             publish_markers.delivered_targets(
-                publish_markers.MarkerFile(self._place, publish_markers.REACHED), commit.epoch
+                publish_markers.MarkerFile(self._storage, publish_markers.REACHED), commit.epoch
             ),
         )

@@ -171,17 +171,17 @@ class Storage(Protocol):
         ...
 
 
-def open_file(place: Storage, file: FileRef) -> pa.Table:
+def open_file(storage: Storage, file: FileRef) -> pa.Table:
     """Open a file and check its number of rows against the commit. Raises StateError."""
-    table = arrow.open_arrow(place.local_path(file), place.shown(file.file))
+    table = arrow.open_arrow(storage.local_path(file), storage.shown(file.file))
     if table.num_rows != file.rows:
         raise StateError(
-            f"state file {place.shown(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
+            f"state file {storage.shown(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
             "restore both from a copy of the state directory"
         )
     return table
 
 
-def verify_file(place: Storage, file: FileRef) -> None:
+def verify_file(storage: Storage, file: FileRef) -> None:
     """Raise StateError if a file is missing, truncated or changed."""
-    arrow.verify_file(place.local_path(file), file.checksum, file.bytes, place.shown(file.file))
+    arrow.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.shown(file.file))

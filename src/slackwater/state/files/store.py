@@ -52,17 +52,17 @@ class FilesStore:
     """
 
     def __init__(self, path: str | Path | Storage, pipeline: str, options: Mapping[str, str] | None = None) -> None:
-        self.place = (
+        self.storage = (
             storage_for(path, pipeline, options or {}) if isinstance(path, str | Path) else path.sibling(pipeline)
         )
-        self.root = self.place.root
+        self.root = self.storage.root
         self._lock: StorageLock | None = None
-        self._log, self._latest = CommitLog(self.place), -1
-        self._published = publish_markers.MarkerFile(self.place, publish_markers.PUBLISHED)
-        self._reached = publish_markers.MarkerFile(self.place, publish_markers.REACHED)
-        self._runs = publish_markers.MarkerFile(self.place, publish_markers.RUNS)
+        self._log, self._latest = CommitLog(self.storage), -1
+        self._published = publish_markers.MarkerFile(self.storage, publish_markers.PUBLISHED)
+        self._reached = publish_markers.MarkerFile(self.storage, publish_markers.REACHED)
+        self._runs = publish_markers.MarkerFile(self.storage, publish_markers.RUNS)
         self._snapshots = SnapshotReader(self._log)
-        self._merger = BackgroundMerger(self.place)
+        self._merger = BackgroundMerger(self.storage)
         self._named: dict[
             int, frozenset[str]
         ] = {}  # files of the commits that this process has read or written, by epoch
@@ -73,7 +73,7 @@ class FilesStore:
         """Return a directory next to the state; for an object store a temporary one, which suffices for sources that
         can seek.
         """
-        if not self.place.is_remote:
+        if not self.storage.is_remote:
             return Path(self.root) / "checkpoint"
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)
@@ -93,7 +93,7 @@ class FilesStore:
         return latest
 
     def discard_attempt(self, epoch: int) -> None:
-        if not self.place.is_remote and epoch > self._latest and not self.place.has(self._log.file(epoch)):
+        if not self.storage.is_remote and epoch > self._latest and not self.storage.has(self._log.file(epoch)):
             self._clear_attempts()
 
     def _clear_attempts(self) -> None:
@@ -102,24 +102,24 @@ class FilesStore:
         Not in an object store: there the commit of a runner that lost its lease may still arrive. Its files become
         garbage later.
         """
-        if self.place.is_remote:
+        if self.storage.is_remote:
             return
         spared = self._merger.epochs
         for folder in NAMED:
             uncommitted = [
-                name for name in self.place.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest
+                name for name in self.storage.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest
             ]
-            self.place.delete([f"{folder}/{name}" for name in uncommitted if int(name[:9]) not in spared])
-        if isinstance(self.place, LocalStorage):
-            self.place.clear_pending()
+            self.storage.delete([f"{folder}/{name}" for name in uncommitted if int(name[:9]) not in spared])
+        if isinstance(self.storage, LocalStorage):
+            self.storage.clear_pending()
 
     def claim(self) -> None:
         """Create the directory if necessary and take its lock, without reading the state.
 
         Raises LockHeldError, StateError.
         """
-        self.place.prepare()
-        self._lock = self.place.lock()
+        self.storage.prepare()
+        self._lock = self.storage.lock()
         self._named.clear()
         for marker in (self._published, self._reached, self._runs):
             marker.invalidate()
@@ -154,24 +154,24 @@ class FilesStore:
 
     def check_begins(self) -> None:
         """Raise StateError if there are files of later epochs but no commit."""
-        if self.place.has(FORKING):
+        if self.storage.has(FORKING):
             raise StateError(
-                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.place.name}, or remove the "
+                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.storage.name}, or remove the "
                 "directory"
             )
         for folder in NAMED:
-            for name in sorted(self.place.sizes(folder)):
+            for name in sorted(self.storage.sizes(folder)):
                 if name[:9].isdigit() and int(name[:9]) > 0:
-                    shown = self.place.shown(f"{folder}/{name}")
+                    shown = self.storage.shown(f"{folder}/{name}")
                     raise StateError(
-                        f"{self.place.shown('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
+                        f"{self.storage.shown('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
                         "the manifests from a copy of the directory, or remove the directory to start over"
                     )
 
     def start_over(self) -> str | None:
         aside = None
         if self.epochs():
-            held = self.place.lock()
+            held = self.storage.lock()
             try:
                 aside = self.put_aside()
             finally:
@@ -181,20 +181,20 @@ class FilesStore:
 
     def put_aside(self) -> str:
         stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S%fZ")
-        return self.place.put_aside(f"{self.place.name}{ASIDE}{stamp}")
+        return self.storage.put_aside(f"{self.storage.name}{ASIDE}{stamp}")
 
     def pipelines(self) -> list[str]:
-        return [name for name in self.place.names() if ASIDE not in name]
+        return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
         """Check all segments and offset lists once per start. Later ones are written by this process."""
-        self.place.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
+        self.storage.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
-        return self.place.holder()
+        return self.storage.holder()
 
     def runs(self) -> tuple[Run, ...]:
-        return publish_markers.read_runs(publish_markers.MarkerFile(self.place, publish_markers.RUNS))
+        return publish_markers.read_runs(publish_markers.MarkerFile(self.storage, publish_markers.RUNS))
 
     def note_run(self, run: Run) -> None:
         self._confirm("note how this run goes")
@@ -221,23 +221,23 @@ class FilesStore:
         """Do nothing: garbage collection deletes files without a reference."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
-        return FilesShard(self.place, shard, epoch, self._merger.apply_merges(stage, shard, metas))
+        return FilesShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
-        held = self.place.local_path(FileRef(meta.file, meta.checksum))
-        return read_arrow(held, meta.checksum, self.place.shown(meta.file))
+        held = self.storage.local_path(FileRef(meta.file, meta.checksum))
+        return read_arrow(held, meta.checksum, self.storage.shown(meta.file))
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        if not self.place.is_remote or len(metas) < 2:
+        if not self.storage.is_remote or len(metas) < 2:
             return [self.output(m) for m in metas]
         with ThreadPoolExecutor(min(len(metas), FETCHED_AT_ONCE)) as pool:  # sequential requests would add up
             return list(pool.map(self.output, metas))
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        return offset_lists.write_list(self.place, epoch, lines)
+        return offset_lists.write_list(self.storage, epoch, lines)
 
     def read_list(self, name: str) -> list[str]:
-        return offset_lists.read_list(self.place, name)
+        return offset_lists.read_list(self.storage, name)
 
     def shares_transaction(self, target: object) -> bool:
         return False
@@ -291,7 +291,7 @@ class FilesStore:
         self._confirm("clean up")
         # a listing may lag behind, so add the commits of this process
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
-        self.place.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
+        self.storage.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # records of many shards are long: do not read those that this process wrote
             seen, recent = self._named, epochs[-KEPT_EPOCHS:]
             named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in recent}
@@ -300,17 +300,17 @@ class FilesStore:
             return
         self._named, used = named, frozenset[str]().union(*named.values())
         spared = self._merger.epochs
-        stored = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.place.sizes(folder)]
+        stored = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.storage.sizes(folder)]
         old = [(file, int(epoch)) for file, epoch in stored if epoch.isdigit() and int(epoch) <= self._latest]
-        self.place.delete([file for file, epoch in old if epoch not in spared and file not in used])
+        self.storage.delete([file for file, epoch in old if epoch not in spared and file not in used])
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        return fork_state(self, FilesStore(self.place, name), epoch, renames)
+        return fork_state(self, FilesStore(self.storage, name), epoch, renames)
 
     def remove(self) -> None:
         """Delete the state and release the lock. Needs `open`."""
         self._merger.close()
-        self.place.remove()
+        self.storage.remove()
         self.close()
 
     def close(self) -> None:

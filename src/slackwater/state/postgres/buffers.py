@@ -29,7 +29,7 @@ from slackwater.state.files.buffers import meta_of
 from slackwater.state.postgres import client, validation
 from slackwater.state.postgres.tables import TableNames
 
-PLACE = ("side", "key_hash", "event_time", "row_id")
+ROW_KEY = ("side", "key_hash", "event_time", "row_id")
 _FAR = 2**62
 
 
@@ -84,7 +84,7 @@ class JoinTable:
         return [
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT '{name}', {columns}, state_version integer NOT NULL"
             f" DEFAULT {FORMAT}, epoch bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
-            f" CONSTRAINT {client.quote_name(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(PLACE)}))",
+            f" CONSTRAINT {client.quote_name(self.tables.name_of('state', 'pkey'))} PRIMARY KEY ({', '.join(ROW_KEY)}))",
             f"CREATE INDEX {client.quote_name(self.tables.name_of('state', 'due'))} ON {self.state} (side, event_time)",
         ]
 
@@ -175,7 +175,7 @@ class PostgresBuffers:
             condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
         for suffix in "+-":
             if tokens := self._tokens(side, suffix):
-                same = " AND ".join(f"x.{c} = r.{c}" for c in PLACE)
+                same = " AND ".join(f"x.{c} = r.{c}" for c in ROW_KEY)
                 condition += (
                     f" AND NOT EXISTS (SELECT 1 FROM {self.table.staged} x WHERE x.token IN {tokens} AND {same})"
                 )
@@ -258,7 +258,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
             f"epoch {epoch} was not committed: the rows staged for it in {table.staged} are gone (Postgres was "
             "restarted after a crash); start again, the epoch is repeated"
         )
-    same, gained = " AND ".join(f"s.{c} = t.{c}" for c in PLACE), 0
+    same, gained = " AND ".join(f"s.{c} = t.{c}" for c in ROW_KEY), 0
     for side in table.logic.sides:
         rows, matched, evicted = ([m.file for m in staged if m.kind == side.name + suffix] for suffix in ("", "+", "-"))
         columns = client.quote_names(["side", *table.names(side).values()])

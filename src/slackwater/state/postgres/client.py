@@ -295,10 +295,10 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
     """Return an idle connection to this address that still works; None if there is none."""
     with _lock:
         key = (os.getpid(), url, kind)
-        place = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
-        if place is None:
+        position = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
+        if position is None:
             return None
-        _, since, connection = _idle.pop(place)
+        _, since, connection = _idle.pop(position)
     try:
         if clock.monotonic() - since < MAX_IDLE_S:
             with connection.cursor() as cursor:

@@ -56,13 +56,13 @@ class Transaction:
     """The transaction of one commit. `run` raises FencedError, EpochError and psycopg's errors.
 
     Without `stages` only the record changes, see `state.maintenance_commit`. Tables change within the transaction: a
-    failed commit leaves them and their views unchanged. `place` is the location of the store, for messages.
+    failed commit leaves them and their views unchanged. `location` is the location of the store, for messages.
     """
 
     db: psycopg.Connection[Any]
     tables: TableNames
     stages: Sequence[StageLogic]
-    place: str
+    location: str
     altering: Sequence[str] = ()  # statements that change the tables of the state
     named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit names
 
@@ -124,7 +124,7 @@ class Transaction:
             )
         if done.rowcount != 1:
             raise FencedError(
-                f"epoch {commit.epoch} was already committed by another runner {self.place}; this one stops"
+                f"epoch {commit.epoch} was already committed by another runner {self.location}; this one stops"
             )
 
     def _write_offsets(self, commit: Commit) -> None:
@@ -132,9 +132,9 @@ class Transaction:
         rows, clocks = [], commit.clocks
         for name, source in commit.sources.items():
             for partition, offset in rows_of(source.offsets).items():
-                heard = clocks[name].partitions.get(partition, clocks[name])
-                newest = client.to_datetime(heard.max_event_us)
-                rows.append((self.tables.pipeline, name, partition, offset, newest, heard.idle, FORMAT, commit.epoch))
+                clock = clocks[name].partitions.get(partition, clocks[name])
+                newest = client.to_datetime(clock.max_event_us)
+                rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, commit.epoch))
         with self.db.cursor() as cursor:
             cursor.executemany(
                 f"INSERT INTO {t.offsets} VALUES (%s, %s, %s, %s, %s, %s, %s, %s, now()) ON CONFLICT (pipeline_name, source,"

@@ -23,46 +23,48 @@ from slackwater.state.protocol import epoch_not_kept
 
 
 def fork_tables(
-    url: str, tables: TableNames, name: str, epoch: int | None, place: str, renames: bool = False
+    url: str, tables: TableNames, name: str, epoch: int | None, location: str, renames: bool = False
 ) -> Commit | None:
     """Copy a commit to another pipeline, see `StateStore.fork`."""
     new = replace(tables, pipeline=name)
     try:
         with closing(client.open_connection(url, "state store")) as db:
-            _check_free(db, new, place)
-            _lock(db, new, place)
+            _check_free(db, new, location)
+            _lock(db, new, location)
             with db.transaction():
                 db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
-                return _fork(db, tables, new, epoch, place, renames)
+                return _fork(db, tables, new, epoch, location, renames)
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
+        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
 
 
-def _check_free(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
+def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
     if not table_exists(db, new.pipelines):
         return
     if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
-        raise name_taken(new.pipeline, row[0], place)
+        raise name_taken(new.pipeline, row[0], location)
 
 
-def _lock(db: psycopg.Connection[Any], new: TableNames, place: str) -> None:
+def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
     """Lock the new pipeline against a start. The lock ends with the connection."""
     if not lock.take_lock(db, new):
         who = lock.lock_holder(db, new) or "another process"
-        raise LockHeldError(f'"{new.pipeline}" is already running: {who} holds its lock {place}; choose another name')
+        raise LockHeldError(
+            f'"{new.pipeline}" is already running: {who} holds its lock {location}; choose another name'
+        )
 
 
 def _fork(
-    db: psycopg.Connection[Any], old: TableNames, new: TableNames, epoch: int | None, place: str, renames: bool
+    db: psycopg.Connection[Any], old: TableNames, new: TableNames, epoch: int | None, location: str, renames: bool
 ) -> Commit | None:
-    latest = latest_commit(db, old, place) if table_exists(db, old.pipelines) else None
+    latest = latest_commit(db, old, location) if table_exists(db, old.pipelines) else None
     if latest is None or epoch not in (None, latest[0].epoch):
         raise epoch_not_kept(
-            epoch or 0, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest"
+            epoch or 0, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
         )
     commit, published, version = latest
-    _check_free(db, new, place)  # again, because time has passed since the first check
+    _check_free(db, new, location)  # again, because time has passed since the first check
     if commit.staged and published < commit.epoch:
         return None
     stages = range(len(commit.stages))

@@ -15,7 +15,7 @@ from slackwater.state.postgres.tables import TableNames
 LOCK_S = 3.0  # how long a start waits for the server to notice that a killed runner is gone
 
 
-def connect_locked(url: str, tables: TableNames, place: str) -> psycopg.Connection[Any]:
+def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Connection[Any]:
     """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
     db = client.open_connection(url, "state store")
     try:
@@ -24,7 +24,7 @@ def connect_locked(url: str, tables: TableNames, place: str) -> psycopg.Connecti
             if time.monotonic() > end:
                 who = lock_holder(db, tables) or "another process"
                 raise LockHeldError(
-                    f"pipeline is already running: {who} holds its lock {place}; stop it first, one runner per pipeline"
+                    f"pipeline is already running: {who} holds its lock {location}; stop it first, one runner per pipeline"
                 )
             time.sleep(0.1)
     except BaseException:

@@ -20,11 +20,11 @@ def write_list(db: psycopg.Connection[Any], tables: TableNames, epoch: int, line
     return token
 
 
-def read_list(db: psycopg.Connection[Any], tables: TableNames, place: str, name: str) -> list[str]:
+def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, name: str) -> list[str]:
     """Return the lines of a list. Raises StateError if it is missing."""
     row = db.execute(f"SELECT lines FROM {tables.lists} WHERE token = %s", (name,)).fetchone()
     if row is None:
-        raise StateError(f"list {name} is missing in {tables.lists} {place}; restore it from a backup")
+        raise StateError(f"list {name} is missing in {tables.lists} {location}; restore it from a backup")
     return str(row[0]).splitlines()
 
 

@@ -14,22 +14,24 @@ from slackwater.state.commit import OutputMeta
 from slackwater.state.postgres.tables import TableNames
 
 
-def read_output(db: psycopg.Connection[Any], tables: TableNames, place: str, meta: OutputMeta) -> pl.DataFrame:
+def read_output(db: psycopg.Connection[Any], tables: TableNames, location: str, meta: OutputMeta) -> pl.DataFrame:
     """Read staged output. Raises StateError if it is missing or damaged."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
-        raise StateError(f"staged output {meta.file} is missing in {tables.outputs} {place}; restore it from a backup")
+        raise StateError(
+            f"staged output {meta.file} is missing in {tables.outputs} {location}; restore it from a backup"
+        )
     try:
         frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {place} is damaged: it cannot be read ({type(error).__name__}), expected "
+            f"staged output {meta.file} in {tables.outputs} {location} is damaged: it cannot be read ({type(error).__name__}), expected "
             f"{plural(meta.rows, 'row')}; restore it from a backup"
         ) from None
     assert isinstance(frame, pl.DataFrame)
     if frame.height != meta.rows:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {place} is damaged: found {plural(frame.height, 'row')}, expected "
+            f"staged output {meta.file} in {tables.outputs} {location} is damaged: found {plural(frame.height, 'row')}, expected "
             f"{meta.rows:,}; restore it from a backup"
         )
     return frame

@@ -18,7 +18,7 @@ class NamedStore(Protocol):
     """A store with a location for messages."""
 
     @property
-    def _place(self) -> str: ...
+    def _location(self) -> str: ...
 
 
 def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
@@ -30,7 +30,7 @@ def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
             return method(self, *arguments)
         except psycopg.Error as error:
             raise EpochError(
-                f"state store {self._place}: {client.error_reason(error)}; start again once it is there"
+                f"state store {self._location}: {client.error_reason(error)}; start again once it is there"
             ) from None
 
     return reporting

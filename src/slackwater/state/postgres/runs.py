@@ -33,13 +33,13 @@ def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
         )
 
 
-def read(url: str, tables: TableNames, place: str) -> tuple[Run, ...]:
+def read(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
     """Return the runs of a pipeline, oldest first; empty if the table does not exist yet. Raises StateError."""
     try:
         with client.borrow_connection(url, "state store") as db:
             return _read(db, tables) if table_exists(db, tables.runs) else ()
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
+        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
 
 
 def _read(db: psycopg.Connection[Any], tables: TableNames) -> tuple[Run, ...]:

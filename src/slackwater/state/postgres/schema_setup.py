@@ -34,9 +34,9 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
             db.execute(statement)
 
 
-def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, place: str) -> None:
+def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
     """Migrate the tables of an older format and the record, in one transaction before the first epoch."""
-    latest = latest_commit(db, tables, place)
+    latest = latest_commit(db, tables, location)
     assert latest is not None
     commit, _, version = latest
     with db.transaction():
@@ -58,7 +58,7 @@ class SchemaSetup:
 
     db: psycopg.Connection[Any]
     tables: TableNames
-    place: str
+    location: str
     epoch: int
     begins: bool = False  # the stage is new although the state is not
 
@@ -200,6 +200,6 @@ class SchemaSetup:
         row = self.db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
         if row is None or row[0] is None:
             raise StateError(
-                f'table {table} is missing {self.place}, and pipeline "{self.tables.pipeline}" has state in epoch {self.epoch}; '
+                f'table {table} is missing {self.location}, and pipeline "{self.tables.pipeline}" has state in epoch {self.epoch}; '
                 "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
             )

@@ -37,7 +37,7 @@ from slackwater.windows.state_rows import (
     KeyedState,
 )
 
-_PLACE = "__ordinal"  # hidden: the position of a row in its unit
+_ORDINAL = "__ordinal"  # hidden: the position of a row in its unit
 _TOKEN = "__token"  # hidden: the token of a staged row
 
 
@@ -74,7 +74,7 @@ class PostgresShard:
         # rename last: keys may have names that are also columns of the table
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
-            .rename({**names, _PLACE: "ordinal"})
+            .rename({**names, _ORDINAL: "ordinal"})
             .with_columns(pl.lit(token).alias("token"), pl.lit(self.epoch, pl.Int64).alias("epoch"))
         )
         try:
@@ -136,10 +136,10 @@ class PostgresShard:
 def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the position of each row in its unit; rows are sorted by unit. (unit, ordinal) is the key of the table."""
     unit = rows["__h"].to_numpy()
-    place = np.arange(len(unit))
+    position = np.arange(len(unit))
     first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
     return rows.with_columns(
-        pl.Series(_PLACE, place - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
+        pl.Series(_ORDINAL, position - np.repeat(first, np.diff(first, append=len(unit))), dtype=pl.Int32)
     )
 
 
@@ -148,8 +148,8 @@ def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
     if before.is_empty():
         return _numbered(rows.clear())
     old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
-    new = _numbered(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _PLACE)
-    return old.join(new, on=["__h", _PLACE], how="anti").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+    new = _numbered(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _ORDINAL)
+    return old.join(new, on=["__h", _ORDINAL], how="anti").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class PostgresReader:
             condition = f"unit IN (SELECT unit FROM {t.state} WHERE {condition})"
         columns, schema = self._columns(only)
         frame = self._query(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
-        return frame.sort("__h", _PLACE).drop(_PLACE)
+        return frame.sort("__h", _ORDINAL).drop(_ORDINAL)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
         """Fetch the rows of these tokens, of all units or of these hashes. Tokens without rows are left out."""
@@ -226,7 +226,7 @@ class PostgresReader:
         listed = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
         query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){condition}"
-        frame = self._query(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _PLACE).drop(_PLACE)
+        frame = self._query(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _ORDINAL).drop(_ORDINAL)
         parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
         return {str(token): part for (token,), part in parts.items()}
 
@@ -235,13 +235,13 @@ class PostgresReader:
         named = self.state.tables.columns(self.logic)
         schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
         selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
-        return selected, {**schema, _PLACE: pl.Int32()}
+        return selected, {**schema, _ORDINAL: pl.Int32()}
 
     @cached_property
     def _required(self) -> dict[str, str]:
         """Map the columns without NULL to their names in the table."""
         named = self.state.tables.columns(self.logic)
-        return {_PLACE: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
+        return {_ORDINAL: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
 
     def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (

@@ -27,7 +27,7 @@ from slackwater.state.record_fields import RecordError
 from slackwater.windows.state_rows import KeyedState
 
 
-def stored_record(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[StoredRecord, int] | None:
+def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
     """Return the stored record of a pipeline and its last published epoch; None if the pipeline has no row.
 
     Raises StateError for a format that cannot be migrated.
@@ -41,33 +41,33 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, place: str) -
     names = ("published_epoch", "state_version", "record")
     if missing := [f'"{name}"' for name, value in zip(names, row, strict=True) if value is None]:
         raise StateError(
-            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: found NULL in column '
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: found NULL in column '
             f"{', '.join(missing)}, expected a value; restore it from a backup of the database"
         )
-    migrations.migration_route(row[1], _of(tables, place))
+    migrations.migration_route(row[1], _of(tables, location))
     return StoredRecord(row[1], row[2]), row[0]
 
 
-def latest_commit(db: psycopg.Connection[Any], tables: TableNames, place: str) -> tuple[Commit, int, int] | None:
+def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[Commit, int, int] | None:
     """Return the latest commit, the last published epoch, and the stored format; None if the pipeline has no row.
 
     Raises StateError.
     """
-    stored = stored_record(db, tables, place)
+    stored = stored_record(db, tables, location)
     if stored is None:
         return None
     (version, record), published = stored
     try:
-        return parse_commit(record, version, _of(tables, place)), published, version
+        return parse_commit(record, version, _of(tables, location)), published, version
     except RecordError as error:
         raise StateError(
-            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {place} is damaged: '
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: '
             f"{error}; restore it from a backup of the database"
         ) from None
 
 
-def _of(tables: TableNames, place: str) -> str:
-    return f'state of pipeline "{tables.pipeline}" {place}'
+def _of(tables: TableNames, location: str) -> str:
+    return f'state of pipeline "{tables.pipeline}" {location}'
 
 
 def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
@@ -76,7 +76,7 @@ def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
 
 
 @contextmanager
-def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
+def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
     """Open a commit for reading, see `StateStore.peek`.
 
     An open transaction keeps its rows from VACUUM within the block.
@@ -85,10 +85,10 @@ def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = 
         with client.borrow_connection(url, "state store") as db, db.transaction():
             db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
-            latest = latest_commit(db, tables, place) if table_exists(db, tables.pipelines) else None
+            latest = latest_commit(db, tables, location) if table_exists(db, tables.pipelines) else None
             if epoch is not None and (latest is None or latest[0].epoch != epoch):
                 raise epoch_not_kept(
-                    epoch, [latest[0].epoch] if latest else [], f"the tables {place}, which hold the latest"
+                    epoch, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
                 )
             if latest is None:
                 yield None
@@ -110,12 +110,12 @@ def open_snapshot(url: str, tables: TableNames, place: str, epoch: int | None = 
                 return part(shard, stage).buffers(logic)
 
             named = frozenset(commit.reached)
-            check = partial(check_tables, db, tables, commit, place)
+            check = partial(check_tables, db, tables, commit, location)
             yield Snapshot(
-                commit, published, reader, partial(offset_lists.read_list, db, tables, place), buffers, named, check
+                commit, published, reader, partial(offset_lists.read_list, db, tables, location), buffers, named, check
             )
     except psycopg.Error as error:
-        raise StateError(f"state store {place}: {client.error_reason(error)}") from None
+        raise StateError(f"state store {location}: {client.error_reason(error)}") from None
 
 
 def pipeline_names(url: str, schema: str) -> list[str]:

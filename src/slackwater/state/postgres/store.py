@@ -95,10 +95,10 @@ class PostgresStore:
             self._connect()
             schema_setup.create_shared_tables(self._db, self.tables)
             latest = self._read_latest()
-            return latest and version_merge.merge_at_start(self._db, self.tables, latest, self._place)
+            return latest and version_merge.merge_at_start(self._db, self.tables, latest, self._location)
         except psycopg.Error as error:
             self.close()
-            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
+            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
         except (StartError, StateError):
             self.close()
             raise
@@ -112,19 +112,19 @@ class PostgresStore:
             return self.put_aside() if table_ownership.has_record(self._db, self.tables) else None
         except psycopg.Error as error:
             self.close()
-            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
+            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
 
     def put_aside(self) -> str:
         aside = f"{self._pipeline}{ASIDE}{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
         with self._db.transaction():
             table_ownership.put_aside(self._db, self.tables, aside)
-        return f'"{aside}" {self._place}'
+        return f'"{aside}" {self._location}'
 
     def pipelines(self) -> list[str]:
         return [name for name in pipeline_names(self._url, self._schema) if ASIDE not in name]
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        return open_snapshot(self._url, self.tables, self._place, epoch)
+        return open_snapshot(self._url, self.tables, self._location, epoch)
 
     def epochs(self) -> list[int]:
         with self.peek() as snapshot:
@@ -134,26 +134,26 @@ class PostgresStore:
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
                 stored = (
-                    stored_record(db, self.tables, self._place) if table_exists(db, self.tables.pipelines) else None
+                    stored_record(db, self.tables, self._location) if table_exists(db, self.tables.pipelines) else None
                 )
                 return stored[0] if stored else None
         except psycopg.Error as error:
-            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
+            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         from slackwater.state.postgres.fork import fork_tables
 
-        return fork_tables(self._url, self.tables, name, epoch, self._place, renames)
+        return fork_tables(self._url, self.tables, name, epoch, self._location, renames)
 
     def runner(self) -> str | None:
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
                 return lock.lock_holder(db, self.tables)
         except psycopg.Error as error:
-            raise StateError(f"state store {self._place}: {client.error_reason(error)}") from None
+            raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
 
     def runs(self) -> tuple[Run, ...]:
-        return runs.read(self._url, self.tables, self._place)
+        return runs.read(self._url, self.tables, self._location)
 
     @report_database_errors
     def note_run(self, run: Run) -> None:
@@ -169,16 +169,16 @@ class PostgresStore:
         return self._url
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the location of the tables, for messages."""
-        return self._place
+        return self._location
 
     @property
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f'in schema "{self._schema}" of {client.server_address(self._url)}'
 
     def _read_latest(self) -> Commit | None:
-        latest = latest_commit(self._db, self.tables, self._place)
+        latest = latest_commit(self._db, self.tables, self._location)
         commit, self._published, self._version = latest or (None, -1, FORMAT)
         self._epoch = commit.epoch if commit else -1
         self._reached = frozenset(commit.reached if commit else ())
@@ -187,12 +187,14 @@ class PostgresStore:
     def _migrate(self) -> None:
         """Migrate the tables before the first epoch, so that reading alone changes nothing."""
         if self._version != FORMAT:
-            schema_setup.migrate_tables(self._db, self.tables, self._place)
+            schema_setup.migrate_tables(self._db, self.tables, self._location)
             self._version = FORMAT
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
-        preparation = schema_setup.SchemaSetup(self._db, self.tables.for_stage(stage), self._place, self._epoch, begins)
+        preparation = schema_setup.SchemaSetup(
+            self._db, self.tables.for_stage(stage), self._location, self._epoch, begins
+        )
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
 
@@ -204,7 +206,7 @@ class PostgresStore:
     def _connect(self) -> None:
         """Connect and take the pipeline's lock, which ends with this connection."""
         self._disconnect()
-        self._connection = lock.connect_locked(self._url, self.tables, self._place)
+        self._connection = lock.connect_locked(self._url, self.tables, self._location)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -239,9 +241,9 @@ class PostgresStore:
 
     @report_database_errors
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        beside = self._connection is None  # a reader without the lock
-        with client.borrow_connection(self._url, "state store") if beside else nullcontext(self._db) as db:
-            return [outputs.read_output(db, self.tables, self._place, meta) for meta in metas]
+        reads_only = self._connection is None  # a reader without the lock
+        with client.borrow_connection(self._url, "state store") if reads_only else nullcontext(self._db) as db:
+            return [outputs.read_output(db, self.tables, self._location, meta) for meta in metas]
 
     @report_database_errors
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
@@ -249,7 +251,7 @@ class PostgresStore:
 
     @report_database_errors
     def read_list(self, name: str) -> list[str]:
-        return offset_lists.read_list(self._db, self.tables, self._place, name)
+        return offset_lists.read_list(self._db, self.tables, self._location, name)
 
     def shares_transaction(self, target: object) -> bool:
         url = getattr(target, "url", None)
@@ -300,7 +302,7 @@ class PostgresStore:
         stored_epoch = -1 if row is None else row[0]
         if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {stored_epoch} was committed {self._place} by another runner while this one was cut off; this one stops"
+                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was cut off; this one stops"
             )
         log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, commit.epoch)
         try:
@@ -315,7 +317,7 @@ class PostgresStore:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         guarded = None if publish is None else separate_refusals(publish)
-        done = Transaction(self._db, self.tables, stages, self._place, altering, self._named).run(
+        done = Transaction(self._db, self.tables, stages, self._location, altering, self._named).run(
             commit, guarded, commit_id
         )
         self._altering.clear()
@@ -331,7 +333,7 @@ class PostgresStore:
                 # the server may not have noticed yet that the old connection is gone
                 if time.monotonic() > end:
                     raise FencedError(
-                        f"another runner took the lock {self._place} while this one was cut off; this one stops"
+                        f"another runner took the lock {self._location} while this one was cut off; this one stops"
                     ) from None
             except Exception as error:
                 if time.monotonic() > end:

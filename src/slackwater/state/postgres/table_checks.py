@@ -22,7 +22,7 @@ REQUIRED = {
 }  # fmt: skip
 
 
-def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> None:
+def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
     """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
 
     A missing table is left to `prepare`. States from before tables were recorded pass.
@@ -34,7 +34,7 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
             continue
         if differences := list(table_differences(db, table, stage.table)):
             raise StateError(
-                f'stage "{stage.name}": table {table} {place} was changed by somebody else since epoch {commit.epoch}: '
+                f'stage "{stage.name}": table {table} {location} was changed by somebody else since epoch {commit.epoch}: '
                 f"{'; '.join(differences)}; nothing was changed: restore the database from a backup, see what is left with "
                 "`slackwater state verify`, or start over with: slackwater run FILE --rebuild"
             )

@@ -82,8 +82,8 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
         f"{c} = excluded.{c}" for c in map(client.quote_name, columns) if c not in ('"unit"', '"ordinal"')
     )
     # a unit belongs to one shard, whose tokens are ordered
-    tokens = [(m.file, place) for of_shard in segments for place, m in enumerate(of_shard) if m.file]
-    names, places = [token for token, _ in tokens], [place for _, place in tokens]
+    tokens = [(m.file, version) for of_shard in segments for version, m in enumerate(of_shard) if m.file]
+    names, versions = [token for token, _ in tokens], [version for _, version in tokens]
     several = any(sum(1 for m in of_shard if m.file) > 1 for of_shard in segments)
     if sum(m.rows for m in metas) > FEW_ROWS:
         db.execute(f"SET LOCAL work_mem = '{_SORTING}'")
@@ -100,7 +100,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
             " USING (token)), newest AS (SELECT unit, max(place) AS place FROM picked GROUP BY unit)"
             " SELECT picked.* FROM picked JOIN newest USING (unit, place)) t"
         )
-        arguments: tuple[Any, ...] = (names, places)
+        arguments: tuple[Any, ...] = (names, versions)
     else:
         source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
     # xmax is 0 in a new row, and the locking transaction's in a replaced one
@@ -144,12 +144,12 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
     )
 
 
-def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, place: str) -> Commit:
+def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> Commit:
     """Check the tables, and merge the rows that the latest commit names.
 
     Raises StateError.
     """
-    check_tables(db, tables, commit, place)
+    check_tables(db, tables, commit, location)
     if not any(staged_segments(s.segments) for s in commit.stages):
         return commit
     with db.transaction():
@@ -160,7 +160,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
             (done.model_dump_json(), tables.pipeline, commit.epoch),
         )
         if row.rowcount != 1:
-            raise StateError(f'pipeline "{tables.pipeline}" {place} was changed by another runner; start again')
+            raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
     local_cache.forget_copies(staged_tokens(commit))
     return done
 
