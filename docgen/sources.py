@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater import errors
-from slackwater.messages import WARNING, MessageFamily, family
+from slackwater.messages import WARNING, MessageFamily, find_family
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "slackwater"
@@ -31,7 +31,7 @@ class Message:
     @property
     def family(self) -> MessageFamily | None:
         above = [c.__name__ for c in CLASSES[self.kind].__mro__] if self.kind in CLASSES else [self.kind]
-        return family(above, self.text)
+        return find_family(above, self.text)
 
 
 def shown(node: ast.expr) -> str:

@@ -95,10 +95,12 @@ def pipeline(
         problems.append(f"{name}: sources: give either sources = [...] or source = ...")
     if problems:
         raise ConfigError(problems)
-    every: Sequence[Source] = sources or ()
+    source_specs: Sequence[Source] = sources or ()
     if source is not None:
         settings = {_OPTIONS_OF_SOURCE[k]: v for k, v in source_settings.items()}
-        every = (source if isinstance(source, Source) else Source(connection=source, query=source_query, **settings),)
+        source_specs = (
+            source if isinstance(source, Source) else Source(connection=source, query=source_query, **settings),
+        )
     if target is not None and not isinstance(target, Target):
         target = Target(
             connection=target, path=target_path, format=target_format, table=target_table, topic=target_topic
@@ -107,7 +109,7 @@ def pipeline(
         name=name,
         formerly=formerly,
         connections=dict(connections or {}),
-        sources=tuple(every),
+        sources=tuple(source_specs),
         transform=Transform(sql=transform_sql, on_error=on_error, window=window, join=join, lookups=dict(lookups or {}))
         if stages is None or window is not None or join is not None
         else None,

@@ -99,9 +99,9 @@ class ExhaustedError(SlackwaterError):
         """Return an ExhaustedError if this error says that no descriptor is left; else None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
-        whose = "this process" if error.errno == errno.EMFILE else "this machine"
+        holder = "this process" if error.errno == errno.EMFILE else "this machine"
         return ExhaustedError(
-            f"{whose} has too many files and connections open ({error.strerror or 'none is left'}); what is on the disk is not "
+            f"{holder} has too many files and connections open ({error.strerror or 'none is left'}); what is on the disk is not "
             "damaged: close what holds them, or allow more with ulimit -n, and start again"
         )
 

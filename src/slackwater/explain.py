@@ -102,20 +102,18 @@ def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
     return (_lift(step), _shuffle(step), _step(step), _emit(step))
 
 
-def _hand_over(before: str, former: Pipeline, name: str) -> ExplainedStage:
+def _hand_over(upstream: str, upstream_pipeline: Pipeline, name: str) -> ExplainedStage:
     """Describe how the output of a stage becomes the input of the next one within an epoch."""
-    behind = (
-        f"its watermark is {duration_text(former.watermark_delay_ms)} behind: so far back may lie what the join emits"
-    )
-    if former.transform.join is None:
-        behind = "_event_ts is that of each row; its watermark is that of the stage before"
-    if former.transform.window is not None:
-        behind = "_event_ts = the last instant of each window; its watermark is that of the stage before"
+    watermark_text = f"its watermark is {duration_text(upstream_pipeline.watermark_delay_ms)} behind: so far back may lie what the join emits"
+    if upstream_pipeline.transform.join is None:
+        watermark_text = "_event_ts is that of each row; its watermark is that of the stage before"
+    if upstream_pipeline.transform.window is not None:
+        watermark_text = "_event_ts = the last instant of each window; its watermark is that of the stage before"
     return ExplainedStage(
         "next stage",
         "driver",
-        f'"{name}" reads what "{before}" emits, in the same epoch and the same commit',
-        (behind,),
+        f'"{name}" reads what "{upstream}" emits, in the same epoch and the same commit',
+        (watermark_text,),
     )
 
 
@@ -182,8 +180,8 @@ def _sql(pipeline: Pipeline) -> ExplainedStage:
         return ExplainedStage("sql", "Spark", sides[0], (*sides[1:], *lookups))
     if len(set(lines)) == 1:
         return ExplainedStage("sql", "Spark", lines[0], lookups)
-    named = [f"{w.key}: {line}" for w, line in zip(pipeline.input_paths, lines, strict=True)]
-    return ExplainedStage("sql", "Spark", named[0], (*named[1:], *lookups))
+    texts = [f"{w.key}: {line}" for w, line in zip(pipeline.input_paths, lines, strict=True)]
+    return ExplainedStage("sql", "Spark", texts[0], (*texts[1:], *lookups))
 
 
 def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
@@ -192,9 +190,9 @@ def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
     return {n: x for t in (*through, pipeline.transform) for n, x in t.lookups.items()}
 
 
-def _path_sql(pipeline: Pipeline, way: InputPath) -> str:
+def _path_sql(pipeline: Pipeline, path: InputPath) -> str:
     """Return the SQL texts of an input path in their order."""
-    return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(way)) or _sql_text(None)
+    return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(path)) or _sql_text(None)
 
 
 def _sql_text(sql: str | None) -> str:
@@ -205,9 +203,9 @@ def _lift(window: Window) -> ExplainedStage:
     aggregates = tuple(f"{a.as_} = {a.call}" for a in window.aggregations)
     if window.kind == "session":
         return ExplainedStage("lift", "Spark", "one interval per row", aggregates)
-    whole = [a.as_ for a in window.aggregations if not a.in_sql]
-    if whole:
-        title = f"rows go to the shards one by one: {', '.join(whole)} cannot be aggregated in Spark"
+    row_wise = [a.as_ for a in window.aggregations if not a.in_sql]
+    if row_wise:
+        title = f"rows go to the shards one by one: {', '.join(row_wise)} cannot be aggregated in Spark"
         return ExplainedStage("lift", "shards", title, aggregates)
     pane = math.gcd(window.duration_ms or 0, window.hop_ms or window.duration_ms or 0)
     return ExplainedStage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
@@ -338,8 +336,8 @@ def target_text(pipeline: Pipeline) -> str:
 def _target(t: Target, pipeline: Pipeline) -> str:
     # joined pairs, stateless rows and dead letters have no identity to upsert by
     adds = pipeline.target_stage.transform.window is None or t is not pipeline.target
-    within = t is pipeline.target and shares_transaction(pipeline)
-    return CONNECTORS[kind_of(t, pipeline)].write_text(t, adds, within)
+    in_transaction = t is pipeline.target and shares_transaction(pipeline)
+    return CONNECTORS[kind_of(t, pipeline)].write_text(t, adds, in_transaction)
 
 
 def kind_of(t: Target, pipeline: Pipeline) -> str:

@@ -118,7 +118,7 @@ class Metrics(Collector, Observer):
         failures = CounterMetricFamily(
             f"{PREFIX}target_failures", "Times that a target did not take its rows, in this process.", labels=labels
         )
-        waits = GaugeMetricFamily(
+        pending = GaugeMetricFamily(
             f"{PREFIX}target_waiting_rows", "Rows committed that a target does not have yet.", labels=labels
         )
         age = GaugeMetricFamily(
@@ -138,9 +138,9 @@ class Metrics(Collector, Observer):
                     emitted.add_metric([pipeline, name], committed)
                     published.add_metric([pipeline, name], committed - missing.get(name, 0))
                 failures.add_metric([pipeline, name], self._failures[pipeline, name])
-                waits.add_metric([pipeline, name], missing.get(name, 0))
+                pending.add_metric([pipeline, name], missing.get(name, 0))
                 age.add_metric([pipeline, name], self._age(epoch if name in missing else None))
-        yield from (emitted, published, failures, waits, age)
+        yield from (emitted, published, failures, pending, age)
 
     def _histogram(self) -> Metric:
         family = HistogramMetricFamily(
@@ -175,8 +175,8 @@ def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metri
         labels=["pipeline", "source"],
     )
     for status in statuses:
-        named = {"_global": status.watermark_us, **{s.name: s.watermark_us for s in status.sources}}
-        for source, us in named.items():
+        watermarks = {"_global": status.watermark_us, **{s.name: s.watermark_us for s in status.sources}}
+        for source, us in watermarks.items():
             if us is not None:
                 marks.add_metric([status.pipeline, source], us / 1e6)
     yield marks
@@ -231,9 +231,9 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
         labels=labels,
     )
     for pipeline, stage in joins:
-        for side, held in stage.buffered.items():
-            rows.add_metric([pipeline, stage.name, side], held.rows)
-            largest.add_metric([pipeline, stage.name, side], held.hot_key[0] if held.hot_key else 0)
+        for side, buffer in stage.buffered.items():
+            rows.add_metric([pipeline, stage.name, side], buffer.rows)
+            largest.add_metric([pipeline, stage.name, side], buffer.hot_key[0] if buffer.hot_key else 0)
     yield from (rows, largest)
     for name, about in (
         ("late", "Late rows, by side."),
@@ -245,9 +245,9 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     ):
         family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
         for pipeline, stage in joins:
-            for side, held in stage.buffered.items():
+            for side, buffer in stage.buffered.items():
                 counts = stage.counters.sides.get(side, {})
-                gone = counts.get("buffered", 0) - counts.get("evicted", 0) - held.rows
+                gone = counts.get("buffered", 0) - counts.get("evicted", 0) - buffer.rows
                 family.add_metric([pipeline, stage.name, side], gone if name == "expired" else counts.get(name, 0))
         yield family
 
@@ -342,4 +342,6 @@ def serve_metrics(
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    return start_server(app, port, host, service="metrics", option="--metrics-port", names=names, most=CONNECTIONS)
+    return start_server(
+        app, port, host, service="metrics", option="--metrics-port", names=names, max_connections=CONNECTIONS
+    )

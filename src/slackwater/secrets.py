@@ -39,12 +39,12 @@ _secrets: dict[str, str] = {}  # the text to show, by secret value
 _pattern: re.Pattern[str] | None = None
 
 
-def remember_secret(value: str, shown: str = HIDDEN) -> None:
-    """Register a value, so that `shown` replaces it from now on; of a value with several lines also each line."""
+def remember_secret(value: str, replacement: str = HIDDEN) -> None:
+    """Register a value, so that `replacement` replaces it from now on; of a value with several lines also each line."""
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
         if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _secrets:
-            _secrets[part] = shown
+            _secrets[part] = replacement
             _pattern = None
     if "://" in value or "password=" in value:
         remember_url(value)
@@ -84,8 +84,8 @@ def mask_secrets(text: str) -> str:
 
 def _alternatives(values: Iterable[str]) -> Iterable[str]:
     for value in values:
-        plain = re.escape(value)
-        yield plain if len(value) >= LONG else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"
+        escaped = re.escape(value)
+        yield escaped if len(value) >= LONG else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"
 
 
 def has_secrets() -> bool:

@@ -150,8 +150,8 @@ def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
     merged: list[Span] = []
     for low, high, count in sorted(spans):
         if merged and low - merged[-1][1] <= jump_us:
-            first, last, before = merged[-1]
-            merged[-1] = (first, max(last, high), min(before + count, CONFIRMS))
+            first, last, rows = merged[-1]
+            merged[-1] = (first, max(last, high), min(rows + count, CONFIRMS))
         else:
             merged.append((low, high, min(count, CONFIRMS)))
     beyond = 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from slackwater.runner.run_history import noted
+from slackwater.runner.run_history import record_run
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.runs import MOST_RUNS, MOST_TEXT, Run, one_line, with_run
-from slackwater.ui.blocks.runs import runs
+from slackwater.ui.blocks.runs import build_runs
 
 Make = Callable[[], Any]
 
@@ -51,7 +51,7 @@ def run(started_us: int, **more: Any) -> Run:
 
 def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) -> None:
     assert make().runs() == ()
-    with noted(store, event(), lambda: 4, 2):
+    with record_run(store, event(), lambda: 4, 2):
         (begun,) = make().runs()
         assert (begun.epoch, begun.ended_us, begun.outcome) == (2, None, None)
     (ended,) = make().runs()
@@ -59,9 +59,9 @@ def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) 
     assert (ended.outcome, ended.last_epoch, ended.error) == ("finished", 4, None)
     assert ended.ended_us is not None
     assert ended.ended_us >= ended.started_us
-    with noted(store, event(True), lambda: 5, 4):
+    with record_run(store, event(True), lambda: 5, 4):
         pass
-    with pytest.raises(RuntimeError), noted(store, event(), lambda: 6, 5):
+    with pytest.raises(RuntimeError), record_run(store, event(), lambda: 6, 5):
         raise RuntimeError("no\nroom\0 \ud800" + "x" * 5000)
     found = make().runs()
     assert [r.outcome for r in found] == ["finished", "stopped", "failed"]
@@ -104,7 +104,7 @@ def test_a_damaged_history_is_none_and_stops_nobody(tmp_path: Path, damage: byte
     with_files.open()
     (tmp_path / "p" / "runs").write_bytes(damage)
     assert FilesStore(tmp_path, "p").runs() == ()
-    with noted(with_files, event(), lambda: 0, -1):
+    with record_run(with_files, event(), lambda: 0, -1):
         pass
     assert [r.outcome for r in with_files.runs()] == ["finished"]
     with_files.close()
@@ -114,7 +114,7 @@ def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
     found = FilesStore(tmp_path, "p")
     found.open()
     (tmp_path / "p" / "runs").mkdir()
-    with noted(found, event(), lambda: 0, -1):
+    with record_run(found, event(), lambda: 0, -1):
         reached = True
     assert reached
     found.close()
@@ -129,12 +129,12 @@ def test_one_line_is_short_and_whole() -> None:
 def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:
     failed = run(2, ended_us=5, outcome="failed", last_epoch=3, error="no room").model_copy(update={"epoch": 1})
     noted_runs = [run(1), failed, run(9).model_copy(update={"epoch": 3})]
-    found = runs(noted_runs, "process 1 on here", 7)
+    found = build_runs(noted_runs, "process 1 on here", 7)
     assert [r.outcome for r in found.runs] == ["running", "failed", "killed"]
     assert [(r.first_epoch, r.last_epoch, r.epochs) for r in found.runs] == [(4, 7, 4), (2, 3, 2), (0, 1, 2)]
     assert found.failure is None
-    killed = runs(noted_runs, None, 7).failure
+    killed = build_runs(noted_runs, None, 7).failure
     assert killed is not None
     assert killed.outcome == "killed"
-    assert runs(noted_runs[:2], None, 3).failure is not None
-    assert runs([], None, -1).failure is None
+    assert build_runs(noted_runs[:2], None, 3).failure is not None
+    assert build_runs([], None, -1).failure is None

@@ -13,7 +13,7 @@ from tests.support.pages import anchors
 
 from slackwater.cli import main as cli
 from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError
-from slackwater.messages import FAMILIES, PAGE, WARNING, family
+from slackwater.messages import FAMILIES, PAGE, WARNING, find_family
 
 FOUND = messages()
 TEXT = (ROOT / PAGE).read_text()
@@ -70,7 +70,7 @@ def test_an_error_knows_its_place() -> None:
         assert "Traceback" not in "\n".join(error._render_traceback_())
         assert error._render_traceback_()[-1].endswith(str(error.documented))
     assert SlackwaterError("x").documented is None
-    assert family(["ValueError"], "x") is None
+    assert find_family(["ValueError"], "x") is None
 
 
 class _Terminal(io.StringIO):

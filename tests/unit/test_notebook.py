@@ -118,7 +118,7 @@ def test_each_class_that_is_shown_has_a_picture() -> None:
 
     for cls in (sw.Pipeline, sw.Plan, sw.WhyReport, sw.StateView, sw.Handle):
         assert issubclass(cls, NotebookRepr)
-        assert notebook._shown.dispatch(cls) is not notebook._shown.dispatch(object)
+        assert notebook._render.dispatch(cls) is not notebook._render.dispatch(object)
     with pytest.raises(TypeError, match="no picture of a NotebookRepr"):
         NotebookRepr()._repr_html_()
     assert watched  # the states of these tests are those of the page's

@@ -218,7 +218,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 
 
 PRINTED = (
-    "slackwater.ui.notebook._shown",
+    "slackwater.ui.notebook._render",
     "slackwater.cli.printed.text",
 )  # by the class of a value that Python returns
 
@@ -274,8 +274,8 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
         "spark.shard_columns.without_preaggregation",
         "spark.shard_columns.typed_rows",
         "testing.local_engine.as_declared",
-        "ui.blocks.upcoming_closes._closes",
-        "ui.blocks.upcoming_closes._keys",
+        "ui.blocks.upcoming_closes._closing_times",
+        "ui.blocks.upcoming_closes._closing_keys",
     }
     assert (New().updates, New().identity, New().group_limit, New().open_counts(StageCounts((), ()))) == (
         False,

@@ -398,7 +398,7 @@ def test_a_client_that_asks_nothing_more_is_cut_off(sent: bytes) -> None:
 
 
 def test_idle_connections_do_not_keep_out_who_asks() -> None:
-    running = small(most=4)
+    running = small(max_connections=4)
     held = []
     try:
         for _ in range(8):

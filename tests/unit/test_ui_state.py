@@ -136,7 +136,7 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
     with one.store.peek() as snapshot:
         assert snapshot is not None
         web, app = asker.waits(one.pipeline, snapshot)
-        assert (web.count, web.what, app.count, app.rows) == (1, "files", 0, 0)
+        assert (web.count, web.unit, app.count, app.rows) == (1, "files", 0, 0)
         assert web.rows is None  # no file was read yet, so nobody knows how many rows one has
         # one that a commit has does not wait; its rows are those of one file
         store = FilesStore(tmp_path / "state", "law")

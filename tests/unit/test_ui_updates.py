@@ -58,10 +58,10 @@ def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapp
     def as_sent(blocks: Mapping[str, bytes]) -> dict[str, str]:
         return {n: b.decode().replace("\r", "&#13;") for n, b in blocks.items()}
 
-    assert parsed(one.for_one_who_has("")) == [*as_sent(first).items(), ("commit", "1-a")]
-    assert parsed(two.for_one_who_has("elsewhere")) == [*as_sent(second).items(), ("commit", "2-b")]
+    assert parsed(one.bytes_for_viewer("")) == [*as_sent(first).items(), ("commit", "1-a")]
+    assert parsed(two.bytes_for_viewer("elsewhere")) == [*as_sent(second).items(), ("commit", "2-b")]
     changed = {n: b for n, b in second.items() if first.get(n) != b}
-    assert parsed(two.for_one_who_has("1-a")) == [*as_sent(changed).items(), ("commit", "2-b")]
+    assert parsed(two.bytes_for_viewer("1-a")) == [*as_sent(changed).items(), ("commit", "2-b")]
     assert parsed(two.short) == [("commit", "2-b")]
     assert b"id: 2-b\n" in two.short
 
@@ -90,12 +90,12 @@ def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
     for thread in threads:
         thread.start()
     waiting.wait(60)
-    bell.ring()
+    bell.notify()
     for thread in threads:
         thread.join(60)
     assert woken == {"a": 5, "b": 5}
-    bell.ring()  # nobody waits, and the loops are closed
-    assert bell._waiting == {}
+    bell.notify()  # nobody waits, and the loops are closed
+    assert bell._listeners == {}
 
 
 def commit(file: Path, number: int, user: str = "u1") -> None:

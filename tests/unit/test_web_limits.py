@@ -176,7 +176,7 @@ def test_a_busy_client_gives_a_connection_up_for_another_client() -> None:
             await asyncio.sleep(3600)
         await send({"type": "http.response.body", "body": b"{}"})
 
-    running = start_server(endless, 0, service="a test", option="--port", most=4)
+    running = start_server(endless, 0, service="a test", option="--port", max_connections=4)
     held = []
     try:
         for _ in range(4):

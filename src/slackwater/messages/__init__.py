@@ -23,16 +23,16 @@ FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
 )
 
 
-def family(kinds: Sequence[str], text: str) -> MessageFamily | None:
+def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
     """Return the family of a message. `kinds`: the names of its class and base classes, or `WARNING`."""
     for kind in kinds:
         for candidate in FAMILIES:
-            if kind in candidate.kinds and candidate.takes(text):
+            if kind in candidate.kinds and candidate.matches(text):
                 return candidate
     return None
 
 
 def find_page(kinds: Sequence[str], text: str) -> str | None:
     """Return the page and heading about a message; None if its class has no family."""
-    match = family(kinds, text)
+    match = find_family(kinds, text)
     return None if match is None else f"{PAGE}#{match.anchor}"

@@ -33,5 +33,5 @@ class MessageFamily:
         """The anchor of the heading, as code hosts and the documentation site generate it."""
         return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
-    def takes(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         return not self.patterns or any(re.search(p, text) for p in self.patterns)

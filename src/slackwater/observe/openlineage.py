@@ -77,13 +77,13 @@ class _Commits:
     written: dict[str, int] = field(default_factory=dict)  # by target
     letters: int = 0
 
-    def plus(self, later: _Commits) -> _Commits:
+    def add(self, later: _Commits) -> _Commits:
         read, written = _sum(self.read, later.read), _sum(self.written, later.written)
         return _Commits(self.first, later.last, later.watermark_us, read, written, self.letters + later.letters)
 
 
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
 
 class OpenLineage(Observer):
@@ -122,11 +122,11 @@ class OpenLineage(Observer):
         self._columns = columns
 
     def status(self, status: Status) -> None:
-        before, self._before = self._before, status
+        previous, self._before = self._before, status
         if not status.phases:  # the status of a restart or of changed files, not of an epoch
             return
-        previous_rows = {} if before is None else {s.name: s.rows for s in before.sources}
-        letters = 0 if before is None else sum(before.counters.letters.values())
+        previous_rows = {} if previous is None else {s.name: s.rows for s in previous.sources}
+        letters = 0 if previous is None else sum(previous.counters.letters.values())
         new = _Commits(
             status.epoch,
             status.epoch,
@@ -136,7 +136,7 @@ class OpenLineage(Observer):
             sum(status.counters.letters.values()) - letters,
         )
         with self._wake:
-            self._commits = new if self._commits is None else self._commits.plus(new)
+            self._commits = new if self._commits is None else self._commits.add(new)
             self._wake.notify()
 
     def ended(self, error: BaseException | None) -> None:
@@ -163,7 +163,7 @@ class OpenLineage(Observer):
                 end = self._end and not commits
             if commits is not None and not (started and self._send(event_v2.RunState.RUNNING, commits)):
                 with self._wake:
-                    self._commits = commits if self._commits is None else commits.plus(self._commits)
+                    self._commits = commits if self._commits is None else commits.add(self._commits)
             if end or (self._end and self._outage.is_failing):
                 self._send(self._end[0], self._commits)
                 return
@@ -223,7 +223,7 @@ class OpenLineage(Observer):
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
         outputs = []
         written = {} if commits is None else commits.written
-        places: list[tuple[Target | None, Sequence[Field], int | None]] = [
+        targets: list[tuple[Target | None, Sequence[Field], int | None]] = [
             (
                 target_pipeline.target,
                 self._columns.output.get(name, ()),
@@ -231,8 +231,8 @@ class OpenLineage(Observer):
             )
             for name, target_pipeline in self._pipeline.per_target.items()
         ]
-        places.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
-        for target, fields, rows in places:
+        targets.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
+        for target, fields, rows in targets:
             dataset = datasets.target_dataset(self._pipeline, target)
             if dataset is None:
                 continue

@@ -47,10 +47,10 @@ class OpenTelemetry(Observer):
             exporter, math.inf
         )  # infinite, since the reader's thread would be started in every fork
         resource = Resource.create()
-        named = {"service.version": version("slackwater")}
+        attributes = {"service.version": version("slackwater")}
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-            named["service.name"] = "slackwater"
-        self._provider = MeterProvider([self._reader], resource.merge(Resource(named)), shutdown_on_exit=False)
+            attributes["service.name"] = "slackwater"
+        self._provider = MeterProvider([self._reader], resource.merge(Resource(attributes)), shutdown_on_exit=False)
         self._meter = self._provider.get_meter("slackwater", version("slackwater"))
         self._metrics, self._registered = Metrics(), set[str]()
         self._families: dict[str, Metric] = {}

@@ -113,23 +113,25 @@ def run_backfill(
         try:
             if latest is not None:
                 runner.reporter.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
-            parts = runner.prepare(latest, range_targets)
+            components = runner.prepare(latest, range_targets)
             last = None
-            if parts is not None:
-                _HistoryRunner(runner, parts, span).read()
-                last = _finish(runner, parts)
-            after = None if latest is None else latest.epoch
-            return BackfillResult(backfill.name, last or runner.reporter.last, written, last is not None, after)
+            if components is not None:
+                _HistoryRunner(runner, components, span).read()
+                last = _finish(runner, components)
+            previous_epoch = None if latest is None else latest.epoch
+            return BackfillResult(
+                backfill.name, last or runner.reporter.last, written, last is not None, previous_epoch
+            )
         finally:
             runner.close()
 
 
-def _finish(runner: Runner, parts: RunComponents) -> Status | None:
+def _finish(runner: Runner, components: RunComponents) -> Status | None:
     """Close all open windows and remove the state. Return the last status, or None if the run was stopped before."""
     if runner.stop.is_set():
         return None
-    parts.driver.flush()
-    last = runner.reporter.last or parts.driver.status_at_start()
+    components.driver.flush()
+    last = runner.reporter.last or components.driver.status_at_start()
     runner.store.remove()
     return last
 
@@ -137,22 +139,27 @@ def _finish(runner: Runner, parts: RunComponents) -> Status | None:
 class _HistoryRunner:
     """Reader that runs the rows of the range through the driver, batch by batch."""
 
-    def __init__(self, runner: Runner, parts: RunComponents, span: BackfillRange) -> None:
+    def __init__(self, runner: Runner, components: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
         self.notice = runner.reporter.notice
-        self.session, self.driver, self.engine, self.span = parts.session, parts.driver, parts.engines[0], span
-        self.readers = [self._reader(s) for s in parts.streams.sources]
+        self.session, self.driver, self.engine, self.span = (
+            components.session,
+            components.driver,
+            components.engines[0],
+            span,
+        )
+        self.readers = [self._reader(s) for s in components.streams.sources]
 
     def read(self) -> None:
         run, number = uuid.uuid4().hex, 0
         while not self.stop.is_set():
             state = self.driver.state
             batches = {r.source.name: r.next(state.sources[r.source.name], state.epoch + 1) for r in self.readers}
-            parts = {name: part for name, part in batches.items() if part is not None}
-            if not parts:
+            available = {name: source_batch for name, source_batch in batches.items() if source_batch is not None}
+            if not available:
                 return
-            some = {name: replace(p, frame=self._rows_of_range(name, p.frame)) for name, p in parts.items()}
-            batch = batch_of(BatchId(checkpoint=run, batch=number), some)
+            in_range = {name: replace(p, frame=self._rows_of_range(name, p.frame)) for name, p in available.items()}
+            batch = batch_of(BatchId(checkpoint=run, batch=number), in_range)
             try:
                 self.driver.run_batch(batch, 0)
             except SlackwaterError:

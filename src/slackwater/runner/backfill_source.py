@@ -30,11 +30,11 @@ class FilesRangeReader:
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
         read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
         remaining = [e for e in self._every if e.path not in read_paths]
-        some = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
-        if not some:
+        batch_files = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
+        if not batch_files:
             return None
-        offsets = files.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), some)
-        return SourceBatch(self.source.read(self._session, some), offsets, files=len(some))
+        offsets = files.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), batch_files)
+        return SourceBatch(self.source.read(self._session, batch_files), offsets, files=len(batch_files))
 
 
 class PlannedRangeReader:
@@ -44,14 +44,14 @@ class PlannedRangeReader:
         self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord
     ) -> None:
         spec = source.spec.model_copy(update={"starting_offsets": None, "starting_version": None})
-        begin = replace(source, spec=spec)
+        from_start = replace(source, spec=spec)
         self.source, self._session, self._store = source, session, store
-        self._planner = begin.planner(record, ())
+        self._planner = from_start.planner(record, ())
         self._planner.stop_at_current_end()
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        part = self._planner.next()
-        return None if part is None else part.read(self._session, self._store, epoch, record)
+        planned = self._planner.next()
+        return None if planned is None else planned.read(self._session, self._store, epoch, record)
 
 
 class KafkaRangeReader:
@@ -63,12 +63,15 @@ class KafkaRangeReader:
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
         self.source, self._session = source, session
         topics = source.broker.partitions(source.spec.query or "", f'source "{source.name}"')
-        parts = [(t, p) for t, listed in topics.items() for p in listed]
+        partitions = [(t, p) for t, listed in topics.items() for p in listed]
         low, high = span.records_ms
-        self._start, self._end = source.broker.offsets_at_ms(parts, low), source.broker.offsets_at_ms(parts, high)
+        self._start, self._end = (
+            source.broker.offsets_at_ms(partitions, low),
+            source.broker.offsets_at_ms(partitions, high),
+        )
         self.missing = [
             f"{t}-{p}"
-            for (t, p), (first, _) in source.broker.offset_ranges(parts).items()
+            for (t, p), (first, _) in source.broker.offset_ranges(partitions).items()
             if 0 < first == self._start[t, p] < self._end[t, p]
         ]
 
@@ -82,12 +85,12 @@ class KafkaRangeReader:
         total = sum(remaining.values())
         if not total:
             return None
-        most = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
+        limit = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition advances by its share, so that their event times stay close together
-        end = {key: start[key] + -(-most * n // total) for key, n in remaining.items()}
+        end = {key: start[key] + -(-limit * n // total) for key, n in remaining.items()}
         batch = self.source.read_between(self._session, by_topic(start), by_topic(end), record)
         if batch is None:  # the topic was created again and holds fewer records
             batch = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
         # a partition without records in the range would hold the watermark back
-        some = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
-        return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in some})
+        active = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
+        return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in active})

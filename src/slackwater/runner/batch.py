@@ -164,12 +164,12 @@ class _Planner:
         step = self.rows.pipeline.transform.step
         keys = step.group_by if isinstance(step, Window) else ()
         keys = (*step.left_keys, *step.right_keys) if isinstance(step, Join) else keys
-        shown = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
+        shown_columns = [c for c in frame.columns if c == CORRUPT or c in step.event_time_column or c in keys]
         message = F.concat(
             F.lit(f'{self.rows.pipeline.name}: bad row of "{name}": '),
             F.col("__bad"),
             F.lit(f' in "{step.event_time_column}": '),
-            F.to_json(F.struct(*(quote_column(c) for c in shown or frame.columns))),
+            F.to_json(F.struct(*(quote_column(c) for c in shown_columns or frame.columns))),
             F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
@@ -180,11 +180,11 @@ class _Planner:
         """Return the columns that are sent to the shards."""
         from slackwater.spark import analysis
 
-        (way,) = self.rows.pipeline.input_paths_from(name)
-        if self.rows.pipeline.sql_chain(way):
+        (path,) = self.rows.pipeline.input_paths_from(name)
+        if self.rows.pipeline.sql_chain(path):
             usable = usable.drop("__bad", CORRUPT)
-        out = analysis.run_sql(self.rows.session, self.rows.pipeline, way, usable)
-        rows = out.selectExpr(*self.rows.columns(way, tag, None))
+        out = analysis.run_sql(self.rows.session, self.rows.pipeline, path, usable)
+        rows = out.selectExpr(*self.rows.columns(path, tag, None))
         dropped = self.rows.end is not None and self.rows.pipeline.transform.on_error == "drop"
         return rows.where("__end IS NOT NULL") if dropped else rows
 
@@ -224,9 +224,10 @@ def _plan(
         for view, frame in (lookups or {}).items():
             in_session(plan_session, frame).createOrReplaceTempView(view)
     sources = [DataFrameSource(source, in_session(plan_session, frame)) for source, frame in frames.items()]
-    one = stage_binding.bind_stage(pipeline, plan_session, stage_binding.frames_of(plan_session, sources))
+    stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.frames_of(plan_session, sources))
     return _Planner(
-        RowPlan(plan_session, pipeline, one.operator, one.times, end=one.end(plan_session)), time.time_ns() // 1000
+        RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end(plan_session)),
+        time.time_ns() // 1000,
     )
 
 

@@ -20,32 +20,32 @@ log = logging.getLogger("slackwater")
 class WatchedFiles:
     """The files that are part of the state. `remember` adds the files of each epoch."""
 
-    def __init__(self, pipeline: str, parts: RunComponents, reporter: Reporter) -> None:
-        self._pipeline, self._parts, self._reporter = pipeline, parts, reporter
-        self._store = parts.streams.store
-        self._sources = {s.name: s for s in parts.streams.sources if isinstance(s, FilesSource)}
-        self._read = {name: FileChangeTracker() for name in self._sources}
+    def __init__(self, pipeline: str, components: RunComponents, reporter: Reporter) -> None:
+        self._pipeline, self._components, self._reporter = pipeline, components, reporter
+        self._store = components.streams.store
+        self._sources = {s.name: s for s in components.streams.sources if isinstance(s, FilesSource)}
+        self._trackers = {name: FileChangeTracker() for name in self._sources}
         for name in self._sources:
-            self._read[name].add(files.load_file_list(self._store, self._offsets(name)))
+            self._trackers[name].add(files.load_file_list(self._store, self._offsets(name)))
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
         """The files that are part of the state, by source, with size and time as they were when they were read."""
-        return {name: tracker.entries.values() for name, tracker in self._read.items()}
+        return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:
         """Add the files that the latest commit has read, for the sources of these names."""
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
-                self._read[name].add(files.load_file_list(self._store, latest))
+                self._trackers[name].add(files.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
         """Log, count and commit files that changed after they were read. `limit`: how many files are looked at."""
-        driver, count = self._parts.driver, 0
+        driver, count = self._components.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:
-            changed_entries = self._read[name].find_changed(limit)
+            changed_entries = self._trackers[name].find_changed(limit)
             if changed_entries:
                 names = [local_name(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
@@ -61,11 +61,11 @@ class WatchedFiles:
         for name, source in self._sources.items():
             try:
                 listed = files.absolute_query(source.spec.query or "")
-                here = len(self._parts.session.read.format("binaryFile").load(listed).inputFiles())
+                existing = len(self._components.session.read.format("binaryFile").load(listed).inputFiles())
             except Exception:
                 continue
-            total += max(here - self._offsets(name).count, 0)
+            total += max(existing - self._offsets(name).count, 0)
         return total
 
     def _offsets(self, name: str) -> FileOffsets:
-        return FileOffsets.coerce(self._parts.driver.state.sources[name].offsets)
+        return FileOffsets.coerce(self._components.driver.state.sources[name].offsets)

@@ -26,9 +26,9 @@ def find_problems(pipeline: Pipeline) -> list[str]:
 
     problems: list[str] = []
 
-    def attempt(look: Callable[[], object]) -> None:
+    def attempt(check: Callable[[], object]) -> None:
         try:
-            look()
+            check()
         except SlackwaterError as error:
             problems.extend(str(error).splitlines())
 
@@ -41,8 +41,8 @@ def find_problems(pipeline: Pipeline) -> list[str]:
         attempt(lambda: _check_database(str(store.url), "state store"))
     elif store is not None and store.kind == "files" and not is_local(store.path or ""):
         attempt(lambda: store_of(pipeline).runner())
-    for place, target in _target_specs(pipeline).items():
-        attempt(partial(_check_target, pipeline, place, target))
+    for key, target in _target_specs(pipeline).items():
+        attempt(partial(_check_target, pipeline, key, target))
     of_results = [
         resolve_connection(target_pipeline.target.connection, pipeline.connections)
         for target_pipeline in pipeline.per_target.values()
@@ -59,8 +59,8 @@ def find_notes(pipeline: Pipeline) -> list[str]:
 
     notes = [
         line
-        for place, spec in _target_specs(pipeline).items()
-        if (line := _creation_note(pipeline, place, spec)) is not None
+        for key, spec in _target_specs(pipeline).items()
+        if (line := _creation_note(pipeline, key, spec)) is not None
     ]
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return notes
@@ -89,23 +89,23 @@ def find_notes(pipeline: Pipeline) -> list[str]:
 
 def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
     """Return the targets and the target of dead letters, by the key of the config that describes them."""
-    places = {
+    specs = {
         f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
         for n, target_pipeline in pipeline.per_target.items()
     }
-    return places if pipeline.dead_letter is None else {**places, "dead_letter": pipeline.dead_letter}
+    return specs if pipeline.dead_letter is None else {**specs, "dead_letter": pipeline.dead_letter}
 
 
-def _creation_note(pipeline: Pipeline, place: str, spec: TargetSpec) -> str | None:
+def _creation_note(pipeline: Pipeline, key: str, spec: TargetSpec) -> str | None:
     """Return a note if a start will create the target, else None."""
     connection = resolve_connection(spec.connection, pipeline.connections)
-    return None if connection is None else system_of(connection).will_create(spec, place)
+    return None if connection is None else system_of(connection).will_create(spec, key)
 
 
-def _check_target(pipeline: Pipeline, place: str, spec: TargetSpec) -> None:
+def _check_target(pipeline: Pipeline, key: str, spec: TargetSpec) -> None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     if connection is not None:
-        system_of(connection).check_target(spec, place)
+        system_of(connection).check_target(spec, key)
 
 
 def _check_database(url: str, label: str) -> None:

@@ -23,7 +23,7 @@ from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
     """Return the newest letters of a pipeline that the filter selects. Raises StartError if they cannot be read."""
     letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
-    for frame in _frames(pipeline, letter_filter):
+    for frame in _read_frames(pipeline, letter_filter):
         letters = letter_filter.apply(pl.concat([letters, frame]), pipeline.name)
     return letters.select(letter_filter.columns)
 
@@ -42,8 +42,10 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return AttemptLedger.from_commit(None, lambda name: [])  # a state in memory: no replay can have used it
-    with store_of(pipeline).peek() as seen:
-        return AttemptLedger.from_commit(seen.commit if seen else None, seen.read_list if seen else lambda name: [])
+    with store_of(pipeline).peek() as snapshot:
+        return AttemptLedger.from_commit(
+            snapshot.commit if snapshot else None, snapshot.read_list if snapshot else lambda name: []
+        )
 
 
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
@@ -54,14 +56,14 @@ def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
     """
     letter_filter = LetterFilter(COLUMNS)
     counts = attempt_ledger(pipeline).count_by_reason(
-        letter_filter.apply(frame, pipeline.name) for frame in _frames(pipeline, letter_filter)
+        letter_filter.apply(frame, pipeline.name) for frame in _read_frames(pipeline, letter_filter)
     )
     still_open = (pl.col("letters") - pl.col("applied")).alias("open")
     columns = ("reason", "source", "letters", still_open, "applied", "tries", "first", "last")
     return counts.select(columns).sort("reason", "source", nulls_last=True)
 
 
-def _frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+def _read_frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
     target = pipeline.dead_letter
     if target is None:
         raise StartError(
@@ -69,18 +71,18 @@ def _frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl.Data
         )
     connection = resolve_connection(target.connection, pipeline.connections)
     frames = system_of(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
-    return (_typed(frame, letter_filter.columns_to_read) for frame in frames)
+    return (_cast_frame(frame, letter_filter.columns_to_read) for frame in frames)
 
 
-def _typed(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+def _cast_frame(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     fields = {f.name: f for f in LETTER}
     return frame.select(
-        (_column(frame.schema[n], fields[n]) if n in frame.columns else pl.lit(None, SCHEMA[n])).alias(n)
+        (_cast_column(frame.schema[n], fields[n]) if n in frame.columns else pl.lit(None, SCHEMA[n])).alias(n)
         for n in columns
     )
 
 
-def _column(stored_type: pl.DataType, field: Field) -> pl.Expr:
+def _cast_column(stored_type: pl.DataType, field: Field) -> pl.Expr:
     """Return a column cast to its type. Formats without times and bytes store them as text."""
     value = pl.col(field.name)
     if stored_type == pl.String and field.type == "binary":

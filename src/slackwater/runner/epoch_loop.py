@@ -27,8 +27,8 @@ from slackwater.state.commit import BatchId
 log = logging.getLogger("slackwater")
 
 PATIENCE_S = 120.0  # how long a source may fail to answer before the run fails
-_AGAIN_S = 1.0
-_LOOK_S = 1.0
+_RETRY_S = 1.0
+_CHECK_S = 1.0
 
 
 class EpochLoop:
@@ -59,7 +59,7 @@ class EpochLoop:
         thread.start()
         try:
             while thread.is_alive():
-                thread.join(_LOOK_S)
+                thread.join(_CHECK_S)
                 self.epochs.check_spark()
         except BaseException:
             self.stop.set()
@@ -79,14 +79,14 @@ class EpochLoop:
         self._silence_counted = self._rows_at = time.monotonic()
         while not self.stop.is_set():
             began, clock = time.monotonic(), time.time()
-            parts = self._poll_sources(began)
+            planned = self._poll_sources(began)
             if self.stop.is_set():
                 return
-            if parts:
-                self._run_epoch(parts, began)
+            if planned:
+                self._run_epoch(planned, began)
                 self.stop.wait(self._until_trigger(clock) if self._every and not self.available_now else 0)
-            elif parts is None:
-                self.stop.wait(_AGAIN_S)
+            elif planned is None:
+                self.stop.wait(_RETRY_S)
             elif self.available_now:
                 return
             else:
@@ -102,7 +102,7 @@ class EpochLoop:
         """
         self.epochs.expect_next()
         try:
-            parts = self.planners.next()
+            planned = self.planners.next()
         except SourceUnavailableError as error:
             if self._answered is None or began - self._answered > PATIENCE_S:
                 raise error.cause from None
@@ -113,13 +113,13 @@ class EpochLoop:
         if self._unanswered:
             self._silence_counted, self._unanswered = began, False  # an outage does not count as silence
         self._answered = time.monotonic()
-        return parts
+        return planned
 
-    def _run_epoch(self, parts: Mapping[str, PlannedBatch], began: float) -> None:
+    def _run_epoch(self, planned: Mapping[str, PlannedBatch], began: float) -> None:
         id_, self._number = BatchId(checkpoint=self._run, batch=self._number), self._number + 1
 
         def batch() -> Batch:
-            return replace(self.planners.batch(id_, parts, self.epochs.driver.state), began=began)
+            return replace(self.planners.batch(id_, planned, self.epochs.driver.state), began=began)
 
         quiet_us, self._silence_counted = self._quiet_us(began), began
         self.epochs.run(batch, quiet_us)
@@ -137,8 +137,8 @@ class EpochLoop:
         A poll finds all rows since the previous one, so the time of an epoch in between counts, too. After a long pause, such
         as the sleep of the machine, only a part counts: nobody polled meanwhile.
         """
-        most = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
-        return int(min(polled_at - self._silence_counted, most) * 1e6)
+        longest = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
+        return int(min(polled_at - self._silence_counted, longest) * 1e6)
 
     def _until_trigger(self, polled_at: float) -> float:
         """Return the seconds until the next whole interval of the clock after a poll.

@@ -19,10 +19,10 @@ from slackwater.sources.base import Batch, Seekable, spark_error_reason
 class EpochRunner:
     """Runner of epochs. `run` and `tick` must be called from one thread at a time."""
 
-    def __init__(self, runner: Runner, parts: RunComponents, files: WatchedFiles) -> None:
+    def __init__(self, runner: Runner, components: RunComponents, files: WatchedFiles) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
-        self.parts, self.files, self.driver = parts, files, parts.driver
+        self.components, self.files, self.driver = components, files, components.driver
         self._spark = runner.spark
         # state of the run
         self._epoch = -1  # the epoch in progress
@@ -63,7 +63,7 @@ class EpochRunner:
             raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 
     def _advertise(self, batch: Batch) -> None:
-        for source in self.parts.streams.sources:
+        for source in self.components.streams.sources:
             offsets = batch.offsets.get(source.name)
             if offsets is not None and isinstance(source, Seekable):
                 source.advertise(offsets)

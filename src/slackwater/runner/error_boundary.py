@@ -36,7 +36,7 @@ _SECONDS = 3.0  # how long to wait for a killed process to end, or for a connect
 
 
 def error_boundary(
-    where: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
+    pipeline: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> AbstractContextManager[None]:
     """Return a context that converts errors as the table above says.
 
@@ -45,45 +45,47 @@ def error_boundary(
         session: returns the Spark session, None before Spark is started.
         committed: returns a sentence about the last commit.
     """
-    return _ErrorBoundary(where, session, committed)
+    return _ErrorBoundary(pipeline, session, committed)
 
 
 class _ErrorBoundary(AbstractContextManager[None]):
     """Context manager of `error_boundary`. A generator would not do: contextlib restores the trace with Py4J's frames."""
 
-    def __init__(self, where: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
-        self._where, self._session, self._committed = where, session, committed
-        self._all = bool(os.environ.get("SLACKWATER_DEBUG"))
+    def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
+        self._pipeline, self._session, self._committed = pipeline, session, committed
+        self._keeps_traces = bool(os.environ.get("SLACKWATER_DEBUG"))
         self._restore_logging: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
-        if not self._all:
+        if not self._keeps_traces:
             self._restore_logging = _hide_bridge()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if not isinstance(error, Exception):
                 return
-            shown_error = _user_error(error, self._where, self._session(), self._committed)
-            if self._all and shown_error is not error:
+            shown_error = _user_error(error, self._pipeline, self._session(), self._committed)
+            if self._keeps_traces and shown_error is not error:
                 raise shown_error from error
-            if isinstance(shown_error, SlackwaterError) and not self._all:
+            if isinstance(shown_error, SlackwaterError) and not self._keeps_traces:
                 raise shown_error.with_traceback(None) from None
         finally:
             self._restore_logging()
 
 
-def _user_error(error: Exception, where: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
-    how = None if spark is None or isinstance(error, SparkEndedError) else spark_exit(spark)
-    if how is not None:
+def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
+    exit_text = None if spark is None or isinstance(error, SparkEndedError) else spark_exit(spark)
+    if exit_text is not None:
         last = committed()
         return SparkEndedError(
-            f"{where}: Spark's process {how}; {last + '; ' if last else ''}start again, it goes on from the last commit. If "
+            f"{pipeline}: Spark's process {exit_text}; {last + '; ' if last else ''}start again, it goes on from the last commit. If "
             'this comes again, give Spark more memory ("spark.driver.memory" in [spark], 2g unless set) or read less per '
             "epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
     text = None if isinstance(error, SlackwaterError) else service_error_text(error)
-    return error if text is None else EpochError(f"{where}: {text}; what was committed stays; fix that and start again")
+    return (
+        error if text is None else EpochError(f"{pipeline}: {text}; what was committed stays; fix that and start again")
+    )
 
 
 def service_error_text(error: Exception) -> str | None:
@@ -133,7 +135,7 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             return f"(process {process.pid}) does not answer any more"
-    return None if code is None else f"(process {process.pid}) {_outcome(code)}"
+    return None if code is None else f"(process {process.pid}) {_exit_text(code)}"
 
 
 def has_ended(spark: SparkSession) -> bool:
@@ -147,7 +149,7 @@ def has_ended(spark: SparkSession) -> bool:
     return gateway is not None and not _is_listening(gateway)
 
 
-def _outcome(code: int) -> str:
+def _exit_text(code: int) -> str:
     """Return the exit code of Spark's process as text; the numbers are those of Spark's `SparkExitCode`."""
     if code == -signal.SIGKILL or code == 128 + signal.SIGKILL:
         return "was killed (SIGKILL), as the system does when memory runs out"

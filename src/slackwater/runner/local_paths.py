@@ -17,28 +17,30 @@ from slackwater.errors import StartError
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
     """Yield a line `key: fact` for each directory that a run could not write to."""
     for key, path in local_directories(pipeline):
-        shown, directory = _shown(path), _plain(path)
+        shown_path, directory = _path_text(path), _absolute(path)
         existing = directory
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
             which = "is a file" if existing == directory else "lies below a file"
-            yield f"{key}: {shown} {which}; expected a directory, or one that can be created"
+            yield f"{key}: {shown_path} {which}; expected a directory, or one that can be created"
         elif not os.access(existing, os.W_OK | os.X_OK):
             problem = "cannot be written" if existing == directory else "cannot be created"
-            yield f"{key}: {shown} {problem} (Permission denied); choose another path, or give this user the right to write there"
-        elif refused := [part for part in _inner(key, directory, pipeline) if not os.access(part, os.W_OK | os.X_OK)]:
+            yield f"{key}: {shown_path} {problem} (Permission denied); choose another path, or give this user the right to write there"
+        elif refused := [
+            part for part in _subdirectories(key, directory, pipeline) if not os.access(part, os.W_OK | os.X_OK)
+        ]:
             yield f'{key}: "{refused[0]}" cannot be written (Permission denied); give this user the right to write there'
 
 
-def _inner(key: str, place: Path, pipeline: Pipeline) -> Iterator[Path]:
+def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[Path]:
     """Yield the subdirectories of a configured directory that earlier runs created and that a run writes to."""
     inner = (
         [pipeline.name, *(f"{pipeline.name}/{part}" for part in STATE_FOLDERS)]
         if key == "state_store.path"
         else [OUTPUT_FOLDER]
     )
-    return (place / part for part in inner if (place / part).is_dir())
+    return (directory / part for part in inner if (directory / part).is_dir())
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
@@ -50,10 +52,10 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
         if connection is None or connection.kind != "files":
             continue
         query = source.query or ""
-        parts = Path(query.removeprefix("file://").removeprefix("file:")).parts
-        plain = Path(*itertools.takewhile(lambda part: not any(c in part for c in "*?[{"), parts))
-        if is_local(query) and not plain.exists():
-            subject = "the directory" if isinstance(query, EnvString) else f'"{plain}"'
+        segments = Path(query.removeprefix("file://").removeprefix("file:")).parts
+        directory = Path(*itertools.takewhile(lambda part: not any(c in part for c in "*?[{"), segments))
+        if is_local(query) and not directory.exists():
+            subject = "the directory" if isinstance(query, EnvString) else f'"{directory}"'
             yield f"sources[{i}].query: {subject} is not there"
 
 
@@ -88,21 +90,21 @@ def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Pat
         if written == path or old.resolve() == new.resolve():
             continue
         for sign in (signs[key], *(["_delta_log"] if key != "state_store.path" else [])):
-            if _holds(old / sign) and not _holds(new / sign):
+            if _has_content(old / sign) and not _has_content(new / sign):
                 yield key, written, old, new
                 break
 
 
-def _holds(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     return path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
-def _plain(path: str) -> Path:
+def _absolute(path: str) -> Path:
     return Path(path.removeprefix("file://").removeprefix("file:")).absolute()
 
 
-def _shown(path: str) -> str:
-    return format_value(path) if isinstance(path, EnvString) else f'"{_plain(path)}"'
+def _path_text(path: str) -> str:
+    return format_value(path) if isinstance(path, EnvString) else f'"{_absolute(path)}"'
 
 
 __all__ = ["check_moved_directories", "missing_directories", "unwritable_directories"]

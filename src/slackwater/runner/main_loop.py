@@ -15,15 +15,15 @@ from slackwater.sources.planning import planners_of
 from slackwater.spark import session
 
 
-def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, stated: bool) -> None:
+def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool, stated: bool) -> None:
     """Run to the end of the input (`available_now`) or until the runner is stopped.
 
     `stated`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
     """
-    commit_start_offsets(parts, stated)
-    files = WatchedFiles(runner.pipeline.name, parts, runner.reporter)
-    epochs = EpochRunner(runner, parts, files)
-    planners = planners_of(parts.streams, parts.driver.state, files.read)
+    commit_start_offsets(components, stated)
+    files = WatchedFiles(runner.pipeline.name, components, runner.reporter)
+    epochs = EpochRunner(runner, components, files)
+    planners = planners_of(components.streams, components.driver.state, files.read)
     if available_now:
         if planners is not None:
             planners.stop_at_current_end()
@@ -33,34 +33,34 @@ def run_to_end(runner: Runner, parts: RunComponents, *, available_now: bool, sta
     if planners is None:
         streaming_query.follow_query(epochs, available_now)
     else:
-        _forget_checkpoints(parts)
-        session.list_files_locally(parts.session)
+        _forget_checkpoints(components)
+        session.list_files_locally(components.session)
         EpochLoop(epochs, planners, available_now).follow()
     if available_now:
         files.report_changes(None)
-        for engine in parts.engines:
+        for engine in components.engines:
             engine.hints.warn_missing()
 
 
-def commit_start_offsets(parts: RunComponents, stated: bool) -> None:
+def commit_start_offsets(components: RunComponents, stated: bool) -> None:
     """Commit the first offsets of sources that were never read, before anything else is committed.
 
     These are the offsets that "latest" stands for now, or the offsets that the start stated.
     """
     start_offsets: dict[str, Offsets] = {}
-    for source in parts.streams.sources:
-        if not isinstance(source, Seekable) or parts.driver.state.sources[source.name].offsets is not None:
+    for source in components.streams.sources:
+        if not isinstance(source, Seekable) or components.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
         # stated offsets stay valid even if this run dies before its first epoch
         if (offsets := source.latest() if latest else source.configured_start() if stated else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
-        parts.driver.commit_start_offsets(start_offsets)
+        components.driver.commit_start_offsets(start_offsets)
 
 
-def _forget_checkpoints(parts: RunComponents) -> None:
+def _forget_checkpoints(components: RunComponents) -> None:
     """Remove the checkpoints of earlier runs with Spark's streaming query: now the state alone says where to continue."""
-    home = parts.streams.store.checkpoint
-    for one in home.iterdir() if home.is_dir() else ():
-        shutil.rmtree(one, ignore_errors=True)
+    home = components.streams.store.checkpoint
+    for checkpoint in home.iterdir() if home.is_dir() else ():
+        shutil.rmtree(checkpoint, ignore_errors=True)

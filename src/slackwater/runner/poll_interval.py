@@ -33,7 +33,7 @@ class PollInterval:
 
     def __init__(self, set_pause_ms: Callable[[int], None] | None) -> None:
         self.pause_ms = SHORTEST_MS
-        self._set = set_pause_ms
+        self._set_pause_ms = set_pause_ms
 
     def speed_up(self) -> None:
         """Poll as often as possible, because rows arrived."""
@@ -57,8 +57,8 @@ class PollInterval:
         return min(max(quiet * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:
-        if self._set is not None and pause_ms != self.pause_ms:
-            self._set(pause_ms)
+        if self._set_pause_ms is not None and pause_ms != self.pause_ms:
+            self._set_pause_ms(pause_ms)
             self.pause_ms = pause_ms
 
 

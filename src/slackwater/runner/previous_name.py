@@ -30,8 +30,8 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     """Return the pipeline under its previous name if the next start takes over that state; else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.written() is not None:
         return None
-    named = pipeline.model_copy(update={"name": pipeline.formerly})
-    return None if store_of(named).written() is None else named
+    previous = pipeline.model_copy(update={"name": pipeline.formerly})
+    return None if store_of(previous).written() is None else previous
 
 
 def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
@@ -39,15 +39,15 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
 
     Return a line about the rename; None if there is no such state. Raises StateError, LockHeldError.
     """
-    named = previous_pipeline(pipeline, store)
-    if named is None:
+    previous = previous_pipeline(pipeline, store)
+    if previous is None:
         return None
-    former = store_of(named)
-    with former.peek() as snapshot:
-        if snapshot is not None and (refused := target_marks.check_marks(named, snapshot)) is not None:
+    previous_store = store_of(previous)
+    with previous_store.peek() as snapshot:
+        if snapshot is not None and (refused := target_marks.check_marks(previous, snapshot)) is not None:
             raise refused
-    commit, aside = rename_state(former, pipeline.name)
-    return f"the state of {named.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
+    commit, aside = rename_state(previous_store, pipeline.name)
+    return f"the state of {previous.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
 
 
 def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
@@ -84,16 +84,18 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """Yield each pipeline with a state in the same store that writes to a target of this pipeline, and that target."""
-    places = {destinations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()}
+    locations = {
+        destinations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
+    }
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
         written = store_of(pipeline.model_copy(update={"name": other})).written()
         targets = {} if written is None else with_targets(written.record).get("targets", {})
         for target in targets.values():
-            place = tuple(target.get("place", ()))
-            if place in places and any(place):
-                yield other, f'"{destinations.location_name(place)}"'
+            location = tuple(target.get("place", ()))
+            if location in locations and any(location):
+                yield other, f'"{destinations.location_name(location)}"'
                 break
 
 

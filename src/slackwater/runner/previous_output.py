@@ -21,19 +21,19 @@ CHOICES = (ASIDE, KEEP)
 
 def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
     """Return the targets to which a new state would add rows next to those of an earlier one, each with its config key."""
-    places: list[tuple[str, HasPreviousOutput]] = []
+    targets: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # targets that it wrote to before it was renamed
-        places += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
+        targets += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
     for name, target_pipeline in pipeline.per_target.items():
         label = f'target "{name}"' if pipeline.targets else "target"
         if (
-            place := _existing_target(target_pipeline, target_pipeline.target, target_pipeline.writer, True)
+            target := _existing_target(target_pipeline, target_pipeline.target, target_pipeline.writer, True)
         ) is not None:
-            places.append((label, place))
+            targets.append((label, target))
     if pipeline.dead_letter is not None:
-        place = _existing_target(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
-        places += [] if place is None else [("dead_letter", place)]
-    return places
+        target = _existing_target(pipeline, pipeline.dead_letter, f"{pipeline.name}-letters", False)
+        targets += [] if target is None else [("dead_letter", target)]
+    return targets
 
 
 def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: bool) -> HasPreviousOutput | None:
@@ -51,9 +51,9 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
     """
     notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
-    for name, place in previous_outputs(pipeline):
-        if (output_text := place.describe_previous_output()) is None or (
-            choice == ASIDE and isinstance(place, FilesTarget)
+    for name, target in previous_outputs(pipeline):
+        if (output_text := target.describe_previous_output()) is None or (
+            choice == ASIDE and isinstance(target, FilesTarget)
         ):
             continue
         # dead letters are a log; and without a durable state every run starts over
@@ -62,7 +62,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             continue
         offer = (
             "put them aside with --put-aside-output"
-            if isinstance(place, FilesTarget)
+            if isinstance(target, FilesTarget)
             else "empty it, or name another place"
         )
         raise StartError(
@@ -75,9 +75,9 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
 def put_aside(pipeline: Pipeline) -> list[str]:
     """Move output files of earlier states away and return a line about each new location. The runner holds the lock."""
     moved = []
-    for name, place in previous_outputs(pipeline):
-        if isinstance(place, FilesTarget) and (where := place.put_aside()) is not None:
+    for name, target in previous_outputs(pipeline):
+        if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:
             moved.append(
-                f"{name}: the files of the former state are now in {where}; remove them when nobody needs them"
+                f"{name}: the files of the former state are now in {location}; remove them when nobody needs them"
             )
     return moved

@@ -65,32 +65,32 @@ def replay_dead_letters(
                 raise StartError(
                     f"{pipeline.name}: there is no state yet, so nothing was ever late; run the pipeline first"
                 )
-            parts = runner.prepare(latest)
-            assert parts is not None, "nobody stops a replay"
+            components = runner.prepare(latest)
+            assert components is not None, "nobody stops a replay"
 
-            def rows(some: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return dead_letter_frames.letter_frames(parts.session, parts.streams.sources, some)
+            def rows(letters: pl.DataFrame) -> Mapping[str, DataFrame]:
+                return dead_letter_frames.letter_frames(components.session, components.streams.sources, letters)
 
             letters = dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
             )  # includes letters that this start published
-            return apply(parts.driver, choose(letters), rows, dry, limit)
+            return apply(components.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()
 
 
 def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None) -> None:
     """Raise StartError, before Spark starts, if there are letters of late rows and the target cannot be corrected."""
-    why = replayable.late_refusal(pipeline)
-    if why is None:
+    refusal = replayable.late_refusal(pipeline)
+    if refusal is None:
         return
     letters = choose(dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()))
     late = late_letters(letters, dead_letter_reader.attempt_ledger(pipeline), limit)
     if late:
-        others = sorted({*letters["reason"].drop_nulls()} - {LATE})
-        way = f"; to replay the others: --reason {others[0]}" if others else ""
+        other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
+        hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""
         raise StartError(
-            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {why}; nothing was replayed{way}"
+            f"{pipeline.name}: {plural(late, 'letter')} of late rows cannot be replayed: {refusal}; nothing was replayed{hint}"
         )
 
 

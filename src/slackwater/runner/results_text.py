@@ -16,7 +16,7 @@ from slackwater.engine.status import BufferCounts, StageStatus, Status
 
 FLUSH = "by --flush"  # as the command line calls it
 _TAKEN_BACK = "supersede"
-_WHY = {
+_REASON_TEXTS = {
     "close": "closed by the watermark",
     "cap": "cut at {cap}",
     "flush": "{flush}",
@@ -36,34 +36,36 @@ def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
         )
         return
     for stage in status.stages:
-        said = _result_line(
+        text = _result_line(
             stage.kind, stage.counters.emitted, _open_text(stage), _cap_text(status.config, stage.name), flush
         )
-        yield f'stage "{stage.name}": {said}'
+        yield f'stage "{stage.name}": {text}'
 
 
-def _result_line(kind: str, emitted: Mapping[str, int], waits: str, cap: str, flush: str) -> str:
+def _result_line(kind: str, emitted: Mapping[str, int], open_text: str, cap: str, flush: str) -> str:
     """Return one line about results. `emitted`: counts by reason."""
-    counts = {why: n for why, n in emitted.items() if n and why != _TAKEN_BACK}
+    counts = {reason: n for reason, n in emitted.items() if n and reason != _TAKEN_BACK}
     total = sum(counts.values())
     noun = "session" if kind == "session" else "window" if kind in KINDS_OF_WINDOW else "row"
-    said = plural(total, noun)
-    if any(why in _WHY for why in counts):  # stateless and keyed steps have one reason, which is their name
-        said += ": " + ", ".join(_reason(why, n, cap, flush) for why, n in _ordered(counts))
+    text = plural(total, noun)
+    if any(
+        reason in _REASON_TEXTS for reason in counts
+    ):  # stateless and keyed steps have one reason, which is their name
+        text += ": " + ", ".join(_reason(reason, n, cap, flush) for reason, n in _ordered(counts))
     if gone := emitted.get(_TAKEN_BACK, 0):
-        said += f", and {gone:,} taken back"
-    return f"{said}; {waits}"
+        text += f", and {gone:,} taken back"
+    return f"{text}; {open_text}"
 
 
 def _ordered(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    order = [*_WHY]
+    order = [*_REASON_TEXTS]
     return sorted(counts.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
 
 
-def _reason(why: str, count: int, cap: str, flush: str) -> str:
-    if why == "match":
+def _reason(reason: str, count: int, cap: str, flush: str) -> str:
+    if reason == "match":
         return plural(count, "pair")
-    return f"{count:,} {_WHY.get(why, why).format(cap=cap, flush=flush)}"
+    return f"{count:,} {_REASON_TEXTS.get(reason, reason).format(cap=cap, flush=flush)}"
 
 
 def _open_text(status: Status | StageStatus) -> str:
@@ -71,7 +73,7 @@ def _open_text(status: Status | StageStatus) -> str:
     kind = status.window_kind if isinstance(status, Status) else status.kind
     buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:
-        return f"{' and '.join(f'{held.rows:,} {side}' for side, held in buffered.items())} rows wait for partners"
+        return f"{' and '.join(f'{buffer.rows:,} {side}' for side, buffer in buffered.items())} rows wait for partners"
     if kind in KINDS_OF_WINDOW:
         return f"{status.windows_active if isinstance(status, Status) else status.open:,} open"
     return f"{plural(status.groups, 'key')} kept" if status.groups else "no state"

@@ -150,17 +150,17 @@ def _run(
             for line in explain.plan_warnings(pipeline):
                 reporter.notice("warning", line)
             check_moved_directories(pipeline)
-        before: tuple[str, int] | None = None
+        previous_failure: tuple[str, int] | None = None
         while True:
             try:
                 return _run_once(runner, available_now, flush, rebuild, former_output)
             except NewColumnsError as error:
-                if (now := (str(error), runner.epoch)) == before:
+                if (failure := (str(error), runner.epoch)) == previous_failure:
                     raise EpochError(
                         f"{pipeline.name}: a start did not find columns that came, so they are gone again; "
                         f'schema_changes = "ignore" passes them over: {error}'
                     ) from None
-                before, rebuild, former_output = now, None, None
+                previous_failure, rebuild, former_output = failure, None, None
                 reporter.notice("info", f"{pipeline.name} starts anew with columns that are new: {error}")
                 runner = runner.new_runner()
 
@@ -171,10 +171,12 @@ def _run_once(
     """Run once, bound to the columns that the sources have at the start. Raises NewColumnsError if new ones are accepted."""
     with runner.error_boundary():
         latest = _open_store(runner, rebuild is not None, former_output)
-        before = -1 if latest is None else latest.epoch
+        previous_epoch = -1 if latest is None else latest.epoch
         try:
             with (
-                run_history.record_run(runner.store, runner.stop, lambda: max(runner.epoch, before), before),
+                run_history.record_run(
+                    runner.store, runner.stop, lambda: max(runner.epoch, previous_epoch), previous_epoch
+                ),
                 runner.error_boundary(),
             ):
                 return _with_state(runner, latest, available_now, flush, rebuild, former_output)
@@ -207,12 +209,12 @@ def _with_state(
             for line in previous_output.put_aside(pipeline):
                 reporter.notice("warning", line)
     create_targets(pipeline)
-    parts = runner.prepare(latest, former_output=former_output)
-    if parts is None:
+    components = runner.prepare(latest, former_output=former_output)
+    if components is None:
         return None
-    main_loop.run_to_end(runner, parts, available_now=available_now, stated=bool(rebuild))
+    main_loop.run_to_end(runner, components, available_now=available_now, stated=bool(rebuild))
     if flush and not runner.stop.is_set():
-        parts.driver.flush()
+        components.driver.flush()
     return reporter.last
 
 

@@ -95,7 +95,7 @@ def status_line(status: Status) -> str:
 
 def _open_fields(status: Status) -> str:
     if status.buffered:
-        return " ".join(f"buffered_{side}={held.rows}" for side, held in status.buffered.items())
+        return " ".join(f"buffered_{side}={buffer.rows}" for side, buffer in status.buffered.items())
     return f"open_windows={status.windows_active}"
 
 
@@ -105,22 +105,22 @@ class ThrottledStatusLog:
     The first and the last epoch are always logged, and so are epochs that emitted rows or had late ones.
     """
 
-    def __init__(self, every: float = 1.0) -> None:
-        self._every, self._last = every, -math.inf
-        self._held_back: Status | None = None
+    def __init__(self, interval_s: float = 1.0) -> None:
+        self._interval_s, self._last = interval_s, -math.inf
+        self._skipped: Status | None = None
 
     def status(self, status: Status) -> None:
         now = time.monotonic()
-        if now - self._last < self._every and not (status.emitted or status.late):
-            self._held_back = status
+        if now - self._last < self._interval_s and not (status.emitted or status.late):
+            self._skipped = status
             return
-        self._last, self._held_back = now, None
+        self._last, self._skipped = now, None
         log.info("%s", status_line(status))
 
     def close(self) -> None:
-        if self._held_back is not None:
-            log.info("%s", status_line(self._held_back))
-            self._held_back = None
+        if self._skipped is not None:
+            log.info("%s", status_line(self._skipped))
+            self._skipped = None
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Runner:
         # configuration
         self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
         self.store = store_of(pipeline)
-        self._given = spark
+        self._lent_session = spark
         # state of the run: None before `prepare`
         self.spark: SparkSession | None = None
         self._latest: Commit | None = None  # the latest commit at the start
@@ -126,7 +126,7 @@ class Runner:
         store = pipeline.state_store
         shards = (store.shards if store else None) or spark_connect.task_slots(base)
         private_session = session.private_session(base, shards)
-        warm = threading.Thread(target=_warm, args=(private_session, shards, pipeline), daemon=True)
+        warm = threading.Thread(target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True)
         warm.start()
         lookups = Lookups(private_session, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
@@ -139,7 +139,7 @@ class Runner:
         streams = SourceSet(private_session, sources, self.store)
         steps = bind_all(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
-        self._warn(schemas, stored_columns)
+        self._warn_about_config(schemas, stored_columns)
         hooks = Callbacks(
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
@@ -151,11 +151,13 @@ class Runner:
         engines = {name: step.engine(private_session, lookups.refresh) for name, step in steps.items()}
         stages = stages_of(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
-        output = {n: operators[str(one.target.from_)].output for n, one in pipeline.per_target.items()}
-        self.reporter.observers.described(RunSchema({s.name: _columns(s.schema) for s in sources}, output))
+        output = {
+            n: operators[str(target_pipeline.target.from_)].output for n, target_pipeline in pipeline.per_target.items()
+        }
+        self.reporter.observers.described(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
         letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
-        away = self._open_targets(targets, letters)
-        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, away, found_marks)
+        open_errors = self._open_targets(targets, letters)
+        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, found_marks)
         if self.stop.is_set():
             return None
         driver.start(latest, shards, schemas, state_id, branches=latest is not stored)
@@ -172,30 +174,30 @@ class Runner:
 
         The start fails because of them, but first publishes to the other targets what they miss.
         """
-        away = {}
-        for name, place in ((LETTERS, letters), *targets.items()):
-            if place is None:
+        errors = {}
+        for name, writer in ((LETTERS, letters), *targets.items()):
+            if writer is None:
                 continue
-            self._opened.callback(place.close)
+            self._opened.callback(writer.close)
             try:
-                place.open()
+                writer.open()
             except StartError as error:
-                named = len(targets) > 1 and place is not letters
-                away[name] = StartError(f'target "{name}": {error}') if named else error
-        return away
+                has_name = len(targets) > 1 and writer is not letters
+                errors[name] = StartError(f'target "{name}": {error}') if has_name else error
+        return errors
 
     def _start_spark(self) -> SparkSession | None:
         if self.stop.is_set():
             return None
         notice = self.reporter.notice
         with session.mark_starting():  # this may also download jars
-            self.spark = self._given or session.start_session(spark_settings(self.pipeline, notice), notice)
+            self.spark = self._lent_session or session.start_session(spark_settings(self.pipeline, notice), notice)
         if self.stop.is_set():
             return None
         self._opened.callback(error_boundary.hide_traces(self.spark))
         return self.spark
 
-    def _warn(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:
+    def _warn_about_config(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:
         for name, schema in schemas.items():
             for line in commit_from_config.check_schema(name, stored_columns.get(name), schema):
                 self.reporter.notice("warning", line)
@@ -204,7 +206,7 @@ class Runner:
                 self.reporter.notice("warning", line)
 
 
-def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
+def _warm_up_workers(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
     windows = [stage.transform.window for stage in pipeline.stage_pipelines.values()]
     try:
         warm_up(spark, shards, loops=any(w is not None and w.kind == "session" for w in windows))
@@ -212,5 +214,5 @@ def _warm(spark: SparkSession, shards: int, pipeline: Pipeline) -> None:
         log.debug("warming up the workers failed: %s", error)
 
 
-def _columns(schema: StructType) -> list[Field]:
+def _fields(schema: StructType) -> list[Field]:
     return [Field(f.name, f.dataType.simpleString()) for f in schema.fields]

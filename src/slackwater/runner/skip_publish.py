@@ -67,11 +67,11 @@ def pending_output(pipeline: Pipeline) -> PendingOutput | None:
 
 
 def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> PendingOutput:
-    waits: dict[str, list[str]] = {}
+    waiting_targets: dict[str, list[str]] = {}
     for name in missing:
         if name != LETTERS:
-            waits.setdefault(commit.targets[name].stage, []).append(name)
-    rows = {tuple(names): pl.concat(store.outputs(commit.output_of(s))) for s, names in waits.items()}
+            waiting_targets.setdefault(commit.targets[name].stage, []).append(name)
+    rows = {tuple(names): pl.concat(store.outputs(commit.output_of(s))) for s, names in waiting_targets.items()}
     letters = sum(o.rows for o in commit.letters) if LETTERS in missing else 0
     return PendingOutput(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
 
@@ -95,9 +95,9 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         pending = _read_pending(store, commit, commit.missing(store.reached()))
         letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
         if to is None:
-            place = _to_letters(pipeline, commit, pending, letters)
+            location = _write_letters(pipeline, commit, pending, letters)
         else:
-            place = _to_files(to, pipeline, commit, pending, letters)
+            location = _write_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
         # the targets keep their marks: the next start expects these
         remaining_commit = without_parts(commit, skipped)
@@ -105,16 +105,16 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         store.note_published(epoch)
         if store.published() < epoch:
             raise StartError(
-                f"{pipeline.name}: epoch {epoch} is set aside in {place} and could not be noted; repeat this"
+                f"{pipeline.name}: epoch {epoch} is set aside in {location} and could not be noted; repeat this"
             )
     log.warning(
         "%s: epoch %d was set aside: %s now in %s",
         pipeline.name,
         epoch,
         plural(pending.total, "row is", "rows are"),
-        place,
+        location,
     )
-    return place
+    return location
 
 
 @contextmanager
@@ -163,12 +163,16 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
     return rows.select(letter_columns.get(f.name, pl.lit(None)).cast(f.polars).alias(f.name) for f in LETTER)
 
 
-def _to_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
+def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and letters with separate markers, so that a repetition after a crash writes nothing twice."""
     of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
-    rows = [results_as_letters(some, pipeline.name, commit.epoch) for some in pending.rows.values() if some.height]
+    rows = [
+        results_as_letters(stage_rows, pipeline.name, commit.epoch)
+        for stage_rows in pending.rows.values()
+        if stage_rows.height
+    ]
     for target, frame in ((of_rows, pl.concat(rows) if rows else None), (of_letters, letters)):
         if frame is not None:
             target.open()
@@ -181,7 +185,7 @@ def _to_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, lett
     return f"the dead letters ({of_rows.description})"
 
 
-def _to_files(
+def _write_files(
     to: Path, pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None
 ) -> str:
     frames = {}

@@ -63,10 +63,10 @@ class BoundStage(NamedTuple):
         window = self.pipeline.transform.window
         if window is None or not isinstance(window.gap_ms, str):
             return None
-        every = [
+        expressions = [
             analysis.end_expression(self.pipeline, session, w, self.frames[w.origin]) for w in self.pipeline.input_paths
         ]
-        return every[0]
+        return expressions[0]
 
 
 def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
@@ -80,12 +80,12 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
     outputs = {
-        way.key: analysis.check_sql(session, stage_pipeline, way, frames[way.origin])
-        for way in stage_pipeline.input_paths
+        path.key: analysis.check_sql(session, stage_pipeline, path, frames[path.origin])
+        for path in stage_pipeline.input_paths
     }
     inputs: dict[str, dict[str, Field]] = {}
-    for way in stage_pipeline.input_paths:
-        inputs.setdefault(way.name, outputs[way.key])
+    for path in stage_pipeline.input_paths:
+        inputs.setdefault(path.name, outputs[path.key])
     operator = compile_step(stage_pipeline, inputs)
     for together in _paths_to_one_input(stage_pipeline):
         which = operator.input_index(together[0].name)
@@ -121,15 +121,15 @@ def stages_of(
     return [
         StageRunner(
             name,
-            one.pipeline,
-            one.operator,
+            stage.pipeline,
+            stage.operator,
             store,
             engines[name],
             faults.in_worker,
             number,
-            skew_warnings=ClockSkewWarnings(one.pipeline),
+            skew_warnings=ClockSkewWarnings(stage.pipeline),
         )
-        for number, (name, one) in enumerate(steps.items())
+        for number, (name, stage) in enumerate(steps.items())
     ]
 
 

@@ -38,7 +38,7 @@ class _StreamingQuery:
     def __init__(self, epochs: EpochRunner, available_now: bool) -> None:
         # configuration
         self.epochs, self.available_now = epochs, available_now
-        self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.parts.streams
+        self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.components.streams
         self.checkpoint = self.streams.checkpoint(epochs.driver.state)
         # shared by the two threads
         self._turn = threading.Lock()  # held by an epoch or a tick
@@ -85,16 +85,16 @@ class _StreamingQuery:
 
     def watch(self, query: StreamingQuery) -> None:
         """Wait for the end of the query, and tick while the sources have no rows."""
-        pause, every = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
+        pause_s, interval_s = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
             quiet_s = time.monotonic() - self._rows_at
             self.stop.wait(0.02 if self.available_now else self._poll_interval.check_seconds(quiet_s))
-            now = time.monotonic() if every else self._poll_interval.polled_until(time.monotonic())
+            now = time.monotonic() if interval_s else self._poll_interval.polled_until(time.monotonic())
             since = self._idle_since
             waited = now - since
             # with timed triggers the sources are polled once per interval, so whole intervals count
-            quiet = waited // every * every if every else min(waited, 4 * pause)
-            if self.available_now or self._failure is not None or waited < pause or not quiet:
+            quiet = waited // interval_s * interval_s if interval_s else min(waited, 4 * pause_s)
+            if self.available_now or self._failure is not None or waited < pause_s or not quiet:
                 continue
             nothing = _has_nothing(query)
             if self._turn.acquire(blocking=False):
@@ -104,7 +104,7 @@ class _StreamingQuery:
                     if not nothing or self._idle_since != since:
                         continue  # the sources are being polled, or rows arrived meanwhile
                     self.epochs.tick(int(quiet * 1e6))
-                    self._idle_since = self._idle_since + quiet if every else now
+                    self._idle_since = self._idle_since + quiet if interval_s else now
                     self._poll_interval.slow_down(time.monotonic() - self._rows_at)
                 except BaseException:
                     self._stopping = True

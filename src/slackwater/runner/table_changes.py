@@ -69,15 +69,16 @@ def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit
     end = time.monotonic() + LONGEST_S
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
-    further, unsure = _downstream_changes(pipeline, commit, checks)
+    downstream, unknown = _downstream_changes(pipeline, commit, checks)
     late = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
     return replace(
         comparison,
-        changes=(*comparison.changes, *(change for one in checks for change in one.changes), *further),
-        waits="; ".join(why for why in (comparison.waits, *(one.refused for one in checks)) if why) or None,
+        changes=(*comparison.changes, *(change for check in checks for change in check.changes), *downstream),
+        waits="; ".join(reason for reason in (comparison.waits, *(check.refused for check in checks)) if reason)
+        or None,
         unknown=(
-            *(one.unknown or f'source "{one.spec.name}" {late}' for one in checks if one.unknown is not None),
-            *unsure,
+            *(check.unknown or f'source "{check.spec.name}" {late}' for check in checks if check.unknown is not None),
+            *unknown,
         ),
     )
 
@@ -89,19 +90,19 @@ def _downstream_changes(
 
     Also return a line for each stage whose new output columns are only known at the start.
     """
-    if not any(one.changes for one in checks):
+    if not any(check.changes for check in checks):
         return [], []
-    now = {one.spec.name: one.columns for one in checks if one.columns is not None}
+    now = {check.spec.name: check.columns for check in checks if check.columns is not None}
     previous_columns = {
         **now,
         **{
-            one.spec.name: commit_from_config.schema_types(one.stored_columns)
-            for one in checks
-            if one.changes and one.stored_columns
+            check.spec.name: commit_from_config.schema_types(check.stored_columns)
+            for check in checks
+            if check.changes and check.stored_columns
         },
     }
     was, is_ = sql_check.stage_columns(pipeline, previous_columns), sql_check.stage_columns(pipeline, now)
-    changes, unsure, new = list[KeyChange](), list[str](), dict[str, Types]()
+    changes, unknown, new = list[KeyChange](), list[str](), dict[str, Types]()
     matched_stages = match_stages(pipeline.former_names, commit).matched
     for n, ((name, stage_pipeline), state) in enumerate(
         zip(pipeline.stage_pipelines.items(), matched_stages, strict=True)
@@ -110,9 +111,9 @@ def _downstream_changes(
         if stage_pipeline.transform.window is not None:
             continue  # aggregations name the columns of its results
         if not (before.is_complete and after.is_complete):
-            unsure.append(f'stage "{name}": which of the new columns come out of it is known at the start')
+            unknown.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue
         new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
         if new[name] and state is not None and stage_pipeline.transform.join is not None:
             changes.append(added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
-    return [*changes, *added_columns.target_changes(pipeline, commit, new)], unsure
+    return [*changes, *added_columns.target_changes(pipeline, commit, new)], unknown

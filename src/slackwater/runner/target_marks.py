@@ -60,7 +60,7 @@ class MarkMismatch:
         return target.can_put_newer_aside(self.marked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
-        place = f"{self.marked.title} ({self.marked.target.description})"
+        subject = f"{self.marked.title} ({self.marked.target.description})"
         written = self.marked.expected.marks[-1:]
         if self.kind == BEHIND:
             holds = (
@@ -68,11 +68,11 @@ class MarkMismatch:
                 if self.mark is None
                 else f"epoch {self.mark.epoch}"
             )
-            return f"{place} holds {holds}, and the state wrote epoch {written[0].epoch} there"
+            return f"{subject} holds {holds}, and the state wrote epoch {written[0].epoch} there"
         assert self.mark is not None, "only BEHIND has none"
         if self.kind == AHEAD:
-            return f"{place} holds epoch {self.mark.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
-        return f"{place} holds epoch {self.mark.epoch} of another history: another state, or a copy of this one, wrote there"
+            return f"{subject} holds epoch {self.mark.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
+        return f"{subject} holds epoch {self.mark.epoch} of another history: another state, or a copy of this one, wrote there"
 
 
 def marked_targets(
@@ -87,26 +87,26 @@ def marked_targets(
     current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     now_called = dict(zip(commit.targets, current.targets, strict=True))
     lacking = {now_called.get(name, name) for name in missing}
-    for name, title, spec, own_writer, stage in _places(pipeline):
-        place, was = destinations.target_location(spec), current.targets.get(name)
+    for name, title, spec, own_writer, stage in _target_specs(pipeline):
+        location, record = destinations.target_location(spec), current.targets.get(name)
         # after a rename the target has the mark of the previous name until it gets rows
-        former = own_writer if was is None or was.place != place else was.writer
+        former = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, former)):
             target = _marking_target(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
             assert connection is not None, "it is marked"
-            expected = expected_marks(current, name, place, writer, name in lacking)
+            expected = expected_marks(current, name, location, writer, name in lacking)
             if not exact:
                 expected = ExpectedMarks(expected.rollback)
             upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
             yield MarkedTarget(name, title, target, expected, upserts)
 
 
-def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
+def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
     """Return name, title, target, writer and pipeline of each target, and of the dead letters (without a pipeline)."""
-    places: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
+    specs: list[tuple[str, str, TargetSpec, str, Pipeline | None]] = [
         (
             name,
             f'target "{name}"' if pipeline.targets else "the target",
@@ -117,8 +117,8 @@ def _places(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipelin
         for name, target_pipeline in pipeline.per_target.items()
     ]
     if pipeline.dead_letter is not None:
-        places.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
-    return places
+        specs.append((LETTERS, "dead_letter", pipeline.dead_letter, f"{pipeline.name}-letters", None))
+    return specs
 
 
 def _marking_target(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> MarkingTarget | None:
@@ -141,12 +141,12 @@ def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, Target
         else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     )
     marks: dict[str, TargetMark | None] = {}
-    for name, _, spec, writer, _ in _places(pipeline):
-        place = destinations.target_location(spec)
+    for name, _, spec, writer, _ in _target_specs(pipeline):
+        location = destinations.target_location(spec)
         if current is not None:
-            was = current.targets.get(name)
-            is_named = was is not None and (was.writer, was.place) == (writer, place)
-            if is_named or (name == LETTERS and current.letters_to == place):
+            record = current.targets.get(name)
+            is_named = record is not None and (record.writer, record.place) == (writer, location)
+            if is_named or (name == LETTERS and current.letters_to == location):
                 continue
         lineage = "" if commit is None else commit.lineage
         if (target := _marking_target(pipeline, spec, writer, lineage)) is not None:
@@ -165,17 +165,17 @@ def find_mismatches(
     wrong: list[MarkMismatch] = []
     marks: dict[str, TargetMark | None] = {}
     unread: list[str] = []
-    for one in marked_targets(pipeline, commit, missing, exact):
+    for marked in marked_targets(pipeline, commit, missing, exact):
         try:
-            mark = one.target.read_mark(commit.lineage, one.expected.marks, fence)
+            mark = marked.target.read_mark(commit.lineage, marked.expected.marks, fence)
         except StartError as error:
-            unread.append(f"{one.title}: {error}")
+            unread.append(f"{marked.title}: {error}")
             continue
-        if one.expected.was_target or not exact:
-            marks[one.name] = mark
-        kind = find_mismatch(commit, one.expected, mark)
+        if marked.expected.was_target or not exact:
+            marks[marked.name] = mark
+        kind = find_mismatch(commit, marked.expected, mark)
         if kind is not None:
-            wrong.append(MarkMismatch(one, kind, mark))
+            wrong.append(MarkMismatch(marked, kind, mark))
     return wrong, marks, unread
 
 
@@ -183,20 +183,20 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMi
     """Return the error that refuses a start and says what the user can do; None if all targets fit."""
     if not wrong:
         return None
-    facts = "; ".join(one.text(commit) for one in wrong)
-    behind = [one for one in wrong if one.kind == BEHIND]
-    ways = ["restore the target" if behind else "restore the newer state"]
-    if all(one.is_movable for one in wrong):
-        ways.append("move the newer files away and write them again with --put-aside-output")
-    elif not behind and all(one.marked.upserts for one in wrong):
-        ways.append("write the newer rows again in their place with --keep-output")
+    facts = "; ".join(mismatch.text(commit) for mismatch in wrong)
+    behind = [mismatch for mismatch in wrong if mismatch.kind == BEHIND]
+    choices = ["restore the target" if behind else "restore the newer state"]
+    if all(mismatch.is_movable for mismatch in wrong):
+        choices.append("move the newer files away and write them again with --put-aside-output")
+    elif not behind and all(mismatch.marked.upserts for mismatch in wrong):
+        choices.append("write the newer rows again in their place with --keep-output")
     elif not behind:
-        ways.append("write the newer rows a second time with --keep-output")
+        choices.append("write the newer rows a second time with --keep-output")
     else:
-        ways.append("go on without what is gone with --keep-output")
-    ways.append("start over with --rebuild")
+        choices.append("go on without what is gone with --keep-output")
+    choices.append("start over with --rebuild")
     return StateError(
-        f"{pipeline.name}: the state and what it wrote do not fit: {facts}. Do one of: {'; '.join(ways)}; nothing was changed"
+        f"{pipeline.name}: the state and what it wrote do not fit: {facts}. Do one of: {'; '.join(choices)}; nothing was changed"
     )
 
 
@@ -221,19 +221,21 @@ def settle_marks(
     marks = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
     if choice == previous_output.KEEP:
         done = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
-    elif choice == previous_output.ASIDE and all(one.is_movable for one in wrong):
-        done = [_put_newer_aside(one) for one in wrong]
-        for one in wrong:
-            if not one.marked.expected.was_target:
+    elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in wrong):
+        done = [_put_newer_aside(mismatch) for mismatch in wrong]
+        for mismatch in wrong:
+            if not mismatch.marked.expected.was_target:
                 continue  # the commit has no marks of this target
-            marks[one.marked.name] = one.marked.expected.rollback if one.marked.expected.rollback.epoch >= 0 else None
+            marks[mismatch.marked.name] = (
+                mismatch.marked.expected.rollback if mismatch.marked.expected.rollback.epoch >= 0 else None
+            )
     else:
         raise refused
     return branch_off(commit, uuid.uuid4().hex, marks, missing), done
 
 
-def _put_newer_aside(one: MarkMismatch) -> str:
-    target, mark = one.marked.target, one.marked.expected.rollback
+def _put_newer_aside(mismatch: MarkMismatch) -> str:
+    target, mark = mismatch.marked.target, mismatch.marked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
-    where = target.put_newer_aside(mark)
-    return f"{one.marked.title}: the files written after epoch {mark.epoch} are now in {where}; remove them when nobody needs them"
+    location = target.put_newer_aside(mark)
+    return f"{mismatch.marked.title}: the files written after epoch {mark.epoch} are now in {location}; remove them when nobody needs them"

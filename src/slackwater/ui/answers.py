@@ -69,7 +69,7 @@ def with_tag(request: Request, tag: str, content: bytes, kind: str) -> Response:
     `kind`: the media type.
     """
     quoted = f'"{tag}"'
-    held = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
-    if quoted in held or "*" in held:
+    client_tags = [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]
+    if quoted in client_tags or "*" in client_tags:
         return Response(status_code=304, headers={"ETag": quoted})
     return Response(content, media_type=kind, headers={"ETag": quoted})

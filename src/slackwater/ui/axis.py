@@ -17,12 +17,12 @@ STEPS = (
 )
 
 
-def tick_step(length: int, most: int) -> int:
-    """Return the shortest round time step (µs) that divides `length` into at most `most` parts."""
-    step = next((s for s in STEPS if length <= s * most), None)
+def tick_step(length: int, max_ticks: int) -> int:
+    """Return the shortest round time step (µs) that divides `length` into at most `max_ticks` parts."""
+    step = next((s for s in STEPS if length <= s * max_ticks), None)
     if step is not None:
         return step
-    years = -(-length // (most * STEPS[-1]))
+    years = -(-length // (max_ticks * STEPS[-1]))
     return STEPS[-1] * int(years)
 
 
@@ -36,24 +36,24 @@ class Axis:
     end: float
 
     def position(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        return round(self.start + (inside - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
+        clamped = min(max(value, self.low), self.high)
+        return round(self.start + (clamped - self.low) * (self.end - self.start) / max(self.high - self.low, 1), 2)
 
-    def times(self, most: int = 7) -> list[tuple[float, str, bool]]:
-        """Return at most `most` time ticks: coordinate, label, and whether the label is a date."""
-        every = tick_step(self.high - self.low, most)
-        first = -(-self.low // every) * every
+    def times(self, max_ticks: int = 7) -> list[tuple[float, str, bool]]:
+        """Return at most `max_ticks` time ticks: coordinate, label, and whether the label is a date."""
+        step = tick_step(self.high - self.low, max_ticks)
+        first = -(-self.low // step) * step
         ticks, day = list[tuple[float, str, bool]](), ""
-        for us in range(first, self.high + 1, every):
-            text, is_day = _clock(us, every, day)
+        for us in range(first, self.high + 1, step):
+            text, is_day = _clock(us, step, day)
             day = _date(us)
             ticks.append((self.position(us), text, is_day))
         return ticks
 
-    def counts(self, most: int = 4) -> list[int]:
+    def counts(self, max_ticks: int = 4) -> list[int]:
         """Return round whole numbers to label, from 0."""
         unit = 1
-        while self.high / unit > most:
+        while self.high / unit > max_ticks:
             unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
         return list(range(0, self.high + 1, unit))
 
@@ -71,15 +71,15 @@ def _date(us: int) -> str:
         return ""
 
 
-def _clock(us: int, every: int, day: str) -> tuple[str, bool]:
+def _clock(us: int, step: int, day: str) -> tuple[str, bool]:
     """Return the label of a tick, and whether it is a date. `day`: the date of the previous tick."""
     try:
         moment = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
     except OverflowError:
         return f"{us / S:.3g} s", False
-    if every >= D or (not (us % D)):
+    if step >= D or (not (us % D)):
         return f"{moment:%Y-%m-%d}", True
-    text = f"{moment:%H:%M}" if every >= M else f"{moment:%H:%M:%S}"
-    if every < S:
+    text = f"{moment:%H:%M}" if step >= M else f"{moment:%H:%M:%S}"
+    if step < S:
         text += f".{moment.microsecond:06d}".rstrip("0")
     return text, False

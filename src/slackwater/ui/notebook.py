@@ -37,9 +37,9 @@ SCAN_S = 3.0  # time limit of the scan for them
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
-def to_html(shown: object) -> str:
+def to_html(value: object) -> str:
     """Return a value as HTML with its styles, without scripts and links."""
-    return str(element("div", element("style", Markup(_styles())), _shown(shown), class_="slackwater"))
+    return str(element("div", element("style", Markup(_styles())), _render(value), class_="slackwater"))
 
 
 @cache
@@ -63,16 +63,16 @@ def _styles() -> str:
 
 
 @singledispatch
-def _shown(shown: object) -> Markup:
-    raise TypeError(f"no picture of a {type(shown).__name__}")
+def _render(value: object) -> Markup:
+    raise TypeError(f"no picture of a {type(value).__name__}")
 
 
-@_shown.register
+@_render.register
 def _pipeline(pipeline: Pipeline) -> Markup:
-    return _join(_head(pipeline.name), _plan(explain.build_plan(pipeline)))
+    return _join(_heading(pipeline.name), _plan(explain.build_plan(pipeline)))
 
 
-@_shown.register
+@_render.register
 def _plan(plan: Plan) -> Markup:
     rows = [
         [
@@ -87,7 +87,7 @@ def _plan(plan: Plan) -> Markup:
     return _join(_table(["stage", "where", ""], rows), *_lines(f"Delivery: {plan.guarantee}", *state, *notes))
 
 
-@_shown.register
+@_render.register
 def _why(report: WhyReport) -> Markup:
     running = report.runner or "none is up, so nothing moves"
     lines = _lines(
@@ -96,7 +96,7 @@ def _why(report: WhyReport) -> Markup:
         f"Runner: {running}",
     )
     return _join(
-        _head(report.pipeline),
+        _heading(report.pipeline),
         *lines,
         *(
             _stage_watermark(s, f"Stage {quote_stage(s.stage)}: watermark" if report.stages else "Watermark")
@@ -108,17 +108,17 @@ def _why(report: WhyReport) -> Markup:
 
 
 def _stage_watermark(s: StageReport, head: str) -> Markup:
-    held = f"{head} {format_time(s.watermark_us)}, "
+    text = f"{head} {format_time(s.watermark_us)}, "
     if s.through:
-        return _join(*_lines(f"{held}waits for {waiting_text(s)}"))
-    return _join(*_lines(f"{held}held by {_held(s.holder)}"))
+        return _join(*_lines(f"{text}waits for {waiting_text(s)}"))
+    return _join(*_lines(f"{text}held by {_holder_text(s.holder)}"))
 
 
 def _open_rows(s: StageReport, stage: str | None) -> Markup:
     """Return the open windows of a stage, or the rows that wait in a join."""
     if s.kept is not None:
         return Markup("")
-    named = ["closes at watermark", "start", "key", "rows"]
+    headers = ["closes at watermark", "start", "key", "rows"]
     opened = [
         [
             format_time(o.closes_us),
@@ -134,10 +134,10 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     if s.sides:
         sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
         return _table(["side", "source", "rows kept", "each so long"], sides)
-    return _join(*_lines(heading), _table(named, opened))
+    return _join(*_lines(heading), _table(headers, opened))
 
 
-def _held(holder: ClockReport | None) -> str:
+def _holder_text(holder: ClockReport | None) -> str:
     if holder is None:
         return "nobody: all sources are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"
@@ -146,7 +146,7 @@ def _held(holder: ClockReport | None) -> str:
     )
 
 
-@_shown.register
+@_render.register
 def _state(view: StateView) -> Markup:
     try:
         commit = view.manifest()
@@ -157,7 +157,7 @@ def _state(view: StateView) -> Markup:
         try:
             windows = view.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
-            return _join(_head(commit.pipeline), *_lines(summary, str(error)))
+            return _join(_heading(commit.pipeline), *_lines(summary, str(error)))
     except SlackwaterError as error:
         return _problem(error)
     names, window = state_column_names(logic), logic.window
@@ -176,17 +176,17 @@ def _state(view: StateView) -> Markup:
     listing = [[_text(r[c]) for c in (*shown, status, names["_closes_at"])] for r in rows]
     more = f"By start, the first {plural(MOST, 'window')}" if len(rows) == MOST else plural(len(rows), "window")
     return _join(
-        _head(commit.pipeline),
+        _heading(commit.pipeline),
         *_lines(summary, more),
         sessions.draw_sessions(spans, mark),
         _table([*shown, "is", "closes at watermark"], listing),
     )
 
 
-@_shown.register
+@_render.register
 def _handle(handle: Handle) -> Markup:
     latest, error = handle.latest, handle.error
-    how = "running" if handle.is_running else "ended"
+    state = "running" if handle.is_running else "ended"
     summary = ["Nothing is committed yet"]
     if latest is not None:
         c = latest.counters
@@ -195,7 +195,7 @@ def _handle(handle: Handle) -> Markup:
             f"{plural(c.rows_in, 'row')} in: {format_number(c.rows_used)} used, {format_number(c.rows_late)} late, {format_number(c.rows_refused)} refused, "
             f"{format_number(c.rows_bad)} bad; {format_number(c.rows_emitted)} emitted, {format_number(latest.windows_active)} open",
         ]
-    parts = [_head(handle.pipeline.name), *_lines(how.capitalize(), *summary)]
+    parts = [_heading(handle.pipeline.name), *_lines(state.capitalize(), *summary)]
     if error is not None:
         parts.append(_problem(error))
     return _join(*parts)
@@ -208,7 +208,7 @@ def _join(*parts: Markup) -> Markup:
     return Markup("").join(parts)
 
 
-def _head(name: str) -> Markup:
+def _heading(name: str) -> Markup:
     return element("p", element("strong", name))
 
 
@@ -217,8 +217,8 @@ def _lines(*texts: str) -> list[Markup]:
 
 
 def _problem(error: BaseException) -> Markup:
-    place = getattr(error, "documented", None)
-    return element("p", f"{error}" + (f" (what it means: {place})" if place else ""), class_="bad")
+    page = getattr(error, "documented", None)
+    return element("p", f"{error}" + (f" (what it means: {page})" if page else ""), class_="bad")
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str | Markup]]) -> Markup:

@@ -41,8 +41,8 @@ class PageCache:
         self.problem: str | None = None
         self.waits = False  # whether the only problem is that nothing is committed yet
         self._contents: tuple[str, dict[str, bytes]] = ("", {})
-        self._looking = threading.Lock()
-        self._next = self._next_runner = self._asked = 0.0
+        self._lock = threading.Lock()
+        self._next = self._next_runner = self._requested = 0.0
         self._observed: tuple[object, ...] = ()
         self._runner: str | None = None
         self._latest_run: tuple[Run, ...] = ()
@@ -59,17 +59,17 @@ class PageCache:
 
     @property
     def is_watched(self) -> bool:
-        return self.viewers > 0 or time.monotonic() - self._asked < WATCHED_S
+        return self.viewers > 0 or time.monotonic() - self._requested < WATCHED_S
 
     def now(self) -> PageModel | None:
         """Refresh and return the model for a request; None while there is a `problem`."""
-        self._asked = time.monotonic()
+        self._requested = time.monotonic()
         self.refresh()
         return self.model
 
     def refresh(self) -> None:
         """Build the model again if there may be a new commit."""
-        with self._looking:
+        with self._lock:
             now, used, before = time.monotonic(), time.process_time(), self.tag
             if now < self._next:
                 return
@@ -84,7 +84,7 @@ class PageCache:
                 self.waits = isinstance(error, NoCommitError)
             if self.viewers and self.tag != before:
                 self._refresh_update()
-                self.notifier.ring()
+                self.notifier.notify()
             # waiting for disks and for other processes does not count as cost
             spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
@@ -108,7 +108,7 @@ class PageCache:
 
     def update(self) -> PageUpdate:
         """Return the update to the latest model and render it if necessary. Call `refresh` first."""
-        with self._looking:
+        with self._lock:
             return self._refresh_update()
 
     def _refresh_update(self) -> PageUpdate:
@@ -121,13 +121,13 @@ class PageCache:
         model = self.now()
         if model is None:
             return None
-        tag, held = self._contents
+        tag, contents = self._contents
         if tag != model.tag:
-            held = {}
-            self._contents = (model.tag, held)
-        content = held.get(name)
+            contents = {}
+            self._contents = (model.tag, contents)
+        content = contents.get(name)
         if content is None:
-            content = held[name] = make(model)
+            content = contents[name] = make(model)
         return model.tag, content
 
 
@@ -141,9 +141,9 @@ class CommitWatcher:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
-            for live in self._caches():
-                if live.is_watched:
-                    live.refresh()
+            for cache in self._caches():
+                if cache.is_watched:
+                    cache.refresh()
 
     def stop(self) -> None:
         self._stop.set()

@@ -26,9 +26,9 @@ from slackwater.ui.backlog_poller import BacklogPoller
 from slackwater.ui.blocks.growth import StateGrowth, build_growth
 from slackwater.ui.blocks.header import Header, build_header
 from slackwater.ui.blocks.join_buffers import JoinBuffers, build_buffers
-from slackwater.ui.blocks.key import KeyView, one_key
+from slackwater.ui.blocks.key import KeyView, build_key
 from slackwater.ui.blocks.row_accounting import RowAccounting, build_accounting
-from slackwater.ui.blocks.runs import Runs, runs
+from slackwater.ui.blocks.runs import Runs, build_runs
 from slackwater.ui.blocks.stages import StageSummary, build_stages
 from slackwater.ui.blocks.throughput import Throughput, build_throughput
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
@@ -102,9 +102,9 @@ def look_at(watched: PageSource, now_us: int, epoch: int | None = None, stage: s
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
             raise _missing_commit_error(watched)
-        noted = watched.store.runs() if epoch is None else None
+        recorded_runs = watched.store.runs() if epoch is None else None
         return build_model(
-            watched, snapshot, retained_commits(watched.store), watched.store.runner(), now_us, stage, noted
+            watched, snapshot, retained_commits(watched.store), watched.store.runner(), now_us, stage, recorded_runs
         )
 
 
@@ -115,10 +115,10 @@ def _missing_commit_error(watched: PageSource) -> StateError:
         if runner is not None
         else f"it begins with the first epoch of: slackwater run {watched.file}"
     )
-    failure = runs(watched.store.runs(), runner, -1).failure
+    failure = build_runs(watched.store.runs(), runner, -1).failure
     if failure is not None:
-        why = "" if failure.error is None else f": {failure.error}"
-        line = f"the run that started at {format_seconds(failure.started_us)} {failure.said}{why}"
+        error_text = "" if failure.error is None else f": {failure.error}"
+        line = f"the run that started at {format_seconds(failure.started_us)} {failure.said}{error_text}"
         return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
@@ -127,9 +127,9 @@ def look_at_all(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageM
     """Build the models of the latest commit: of the whole pipeline and of each of several stages. Raises as `look_at`."""
     with latest_snapshot(watched) as snapshot:
         common = retained_commits(watched.store), watched.store.runner(), now_us
-        whole = build_model(watched, snapshot, *common, noted=watched.store.runs())
-        several = whole.stages if whole.stages[1:] else ()
-        return whole, [build_model(watched, snapshot, *common, s.name) for s in several]
+        pipeline_model = build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
+        several = pipeline_model.stages if pipeline_model.stages[1:] else ()
+        return pipeline_model, [build_model(watched, snapshot, *common, s.name) for s in several]
 
 
 def build_model(
@@ -139,45 +139,47 @@ def build_model(
     runner: str | None,
     now_us: int,
     stage: str | None = None,
-    noted: Sequence[Run] | None = None,
+    recorded_runs: Sequence[Run] | None = None,
 ) -> PageModel:
     commit = snapshot.commit
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
     pipeline = watched.pipeline_at(commit)
-    whole = why_from_snapshot(pipeline, snapshot, runner, now_us)
-    summaries = build_stages(commit, whole)
+    pipeline_report = why_from_snapshot(pipeline, snapshot, runner, now_us)
+    summaries = build_stages(commit, pipeline_report)
     closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
-    answer = whole
-    if stage is not None and whole.stages:
+    report = pipeline_report
+    if stage is not None and pipeline_report.stages:
         index = staged.place_of(commit, stage, "stage")
-        answer = replace(whole, **vars(next(s for s in whole.stages if s.stage == stage)), stages=())
-        (here,) = (s for s in summaries if s.name == stage)
-        closing_of, joined_of = here if _has_windows(here) else None, here if here.kind == "join" else None
+        report = replace(
+            pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
+        )
+        (summary,) = (s for s in summaries if s.name == stage)
+        closing_of, joined_of = summary if _has_windows(summary) else None, summary if summary.kind == "join" else None
         snapshot = staged.snapshot_of(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
         history = [staged.commit_of(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
     else:
         stage = None
-    counted = build_accounting(history, *_lateness(answer))
+    counted = build_accounting(history, *_lateness(report))
     return PageModel(
-        tag_of(commit, runner, answer.is_published, (noted or ())[-1:]),
+        tag_of(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
         now_us,
-        build_header(answer, counted, list(watched.render_why(answer, watched.file)), stage),
-        build_watermark(answer, history),
+        build_header(report, counted, list(watched.render_why(report, watched.file)), stage),
+        build_watermark(report, history),
         counted,
         None if closing_of is None else build_closes(_stage_snapshot(snapshot, closing_of)),
         build_growth(history),
         None if stage is not None else build_throughput(history, watched.asker.waits(pipeline, snapshot), now_us),
         None
         if joined_of is None
-        else build_buffers(_stage_snapshot(snapshot, joined_of), _join_sources(whole, joined_of.name)),
+        else build_buffers(_stage_snapshot(snapshot, joined_of), _join_sources(pipeline_report, joined_of.name)),
         summaries,
         tuple(m.epoch for m in history),
         stage,
         closing_of,
         joined_of,
-        None if stage is not None or noted is None else runs(noted, runner, commit.epoch),
+        None if stage is not None or recorded_runs is None else build_runs(recorded_runs, runner, commit.epoch),
     )
 
 
@@ -194,17 +196,17 @@ def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
     return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, stage.name))
 
 
-def _join_sources(why: WhyReport, stage: str) -> list[str]:
+def _join_sources(report: WhyReport, stage: str) -> list[str]:
     """Return the inputs of the left and the right side of a join."""
-    return [side.source for s in why.reported_stages if s.stage == stage for side in s.sides]
+    return [side.source for s in report.reported_stages if s.stage == stage for side in s.sides]
 
 
-def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
+def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
     """Return the lateness statistics and the advice of the only stage that reads sources.
 
     If several stages read sources, return no statistics and one advice per stage.
     """
-    readers = [s for s in why.reported_stages if s.lateness.rows]
+    readers = [s for s in report.reported_stages if s.lateness.rows]
     if len(readers) == 1:
         return readers[0].lateness, advice_text(readers[0].lateness)
     each = [
@@ -213,9 +215,9 @@ def _lateness(why: WhyReport) -> tuple[LatenessStats, str | None]:
     return NOTHING, "; ".join(each) or None
 
 
-def tag_of(commit: Commit, runner: str | None, published: bool, noted: Sequence[Run] = ()) -> str:
+def tag_of(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
     """Return a tag of the epoch, the state, the runner, whether it is published, and the latest run."""
-    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{noted}"
+    rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 
@@ -244,20 +246,20 @@ def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | N
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
     """Return the view of one key in the latest commit. Raises StateError, and StartError for a wrong key."""
     with latest_snapshot(watched) as snapshot:
-        one, name = windows_of(snapshot, stage)
-        one_key(one, key)  # raises an error about the key that names its stage
+        stage_snapshot, name = windows_of(snapshot, stage)
+        build_key(stage_snapshot, key)  # raises an error about the key that names its stage
         try:
-            answer = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
+            report = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
             if not watched.is_described:
-                answer = with_history(watched.pipeline, watched.store, answer, key)
+                report = with_history(watched.pipeline, watched.store, report, key)
         except SlackwaterError:
-            return one_key(one, key)
-        history = None if answer.key is None else answer.key.history
-        return one_key(one, key, _lines_of_key(watched, answer), history)
+            return build_key(stage_snapshot, key)
+        history = None if report.key is None else report.key.history
+        return build_key(stage_snapshot, key, _lines_of_key(watched, report), history)
 
 
-def _lines_of_key(watched: PageSource, answer: WhyReport) -> list[str]:
+def _lines_of_key(watched: PageSource, report: WhyReport) -> list[str]:
     """Return the last paragraph of `why --key`, which is about the key."""
-    lines = list(watched.render_why(answer, watched.file))
+    lines = list(watched.render_why(report, watched.file))
     begins = max((n for n, line in enumerate(lines) if not line), default=-1) + 1
     return lines[begins:]

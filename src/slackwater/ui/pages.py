@@ -44,7 +44,7 @@ from slackwater.ui.format import (
     format_time,
 )
 from slackwater.ui.page_model import PageModel
-from slackwater.ui.svg import HALF, in_both
+from slackwater.ui.svg import HALF, draw_both_widths
 from slackwater.ui.tables import with_labels
 
 STAGE_BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
@@ -121,36 +121,36 @@ def _templates() -> Environment:
         path=local_name,
     )
     env.globals.update(
-        draw_lanes=in_both(watermark.draw_lanes),
-        draw_behind=in_both(watermark.draw_lag),
+        draw_lanes=draw_both_widths(watermark.draw_lanes),
+        draw_behind=draw_both_widths(watermark.draw_lag),
         shown_lanes=watermark.shown_lanes,
-        draw_total=in_both(row_accounting.draw_total),
-        draw_epochs=in_both(row_accounting.draw_epochs),
-        draw_bins=in_both(upcoming_closes.draw_closes),
-        draw_key=in_both(key.draw_key_timeline),
-        draw_bytes=in_both(growth.draw_size, HALF),
-        draw_rows=in_both(growth.draw_rows, HALF),
-        draw_lateness=in_both(lateness.draw_lateness),
-        draw_laps=in_both(throughput.draw_epoch_times),
+        draw_total=draw_both_widths(row_accounting.draw_total),
+        draw_epochs=draw_both_widths(row_accounting.draw_epochs),
+        draw_bins=draw_both_widths(upcoming_closes.draw_closes),
+        draw_key=draw_both_widths(key.draw_key_timeline),
+        draw_bytes=draw_both_widths(growth.draw_size, HALF),
+        draw_rows=draw_both_widths(growth.draw_rows, HALF),
+        draw_lateness=draw_both_widths(lateness.draw_lateness),
+        draw_laps=draw_both_widths(throughput.draw_epoch_times),
         draw_stages=stages.draw_stages,
-        draw_ages=in_both(join_buffers.draw_ages),
+        draw_ages=draw_both_widths(join_buffers.draw_ages),
         phase_labels=PHASE_LABELS,
         key_query=key_query,
     )
     return env
 
 
-def _rendered(template: str, **values: Any) -> bytes:
+def _render(template: str, **values: Any) -> bytes:
     return with_labels(_templates().get_template(template).render(**values)).encode(errors="replace")
 
 
-def render_fragment(name: str, model: PageModel, place: PageLocation) -> bytes:
+def render_fragment(name: str, model: PageModel, location: PageLocation) -> bytes:
     """Render one block as HTML."""
-    return _rendered(f"_{name}.html", model=model, place=place)
+    return _render(f"_{name}.html", model=model, location=location)
 
 
 def render_page(
-    model: PageModel, place: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
+    model: PageModel, location: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
 ) -> bytes:
     """Render a page with all blocks. A saved file contains its styles and has no scripts and no links.
 
@@ -158,15 +158,15 @@ def render_page(
         epochs: the epochs that the page links to; by default those of the model.
         of_stages: models of stages, whose blocks follow in a saved file.
     """
-    blocks, stages = _blocks(model, place), [(s, _blocks(s, place)) for s in of_stages]
-    style = None if place.base is not None else Markup(static_file("ui.css").decode())
+    blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]
+    style = None if location.base is not None else Markup(static_file("ui.css").decode())
     values: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or model.kept_epochs}
-    if place.base is None:
+    if location.base is None:
         record = {b: block_data(b, model) for b in block_names(model)}
         if stages:
             record["stages"] = {s.stage: {b: block_data(b, s) for b in STAGE_BLOCKS} for s in of_stages}
         values["record"] = json.dumps(record, ensure_ascii=False, indent=1)
-    return _rendered("page.html", model=model, place=place, blocks=blocks, stages=stages, **values)
+    return _render("page.html", model=model, location=location, blocks=blocks, stages=stages, **values)
 
 
 def block_names(model: PageModel) -> tuple[str, ...]:
@@ -174,45 +174,45 @@ def block_names(model: PageModel) -> tuple[str, ...]:
     return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
-def _blocks(model: PageModel, place: PageLocation) -> dict[str, Markup]:
+def _blocks(model: PageModel, location: PageLocation) -> dict[str, Markup]:
     return {
-        name: Markup(render_fragment(name, model, place).decode()) for name in block_names(model)
+        name: Markup(render_fragment(name, model, location).decode()) for name in block_names(model)
     }  # already escaped
 
 
-def bin_page(model: PageModel, place: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
-    return _rendered("bin.html", model=model, place=place, style=None, low=low, high=high, windows=windows)
+def bin_page(model: PageModel, location: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
+    return _render("bin.html", model=model, location=location, style=None, low=low, high=high, windows=windows)
 
 
-def key_page(pipeline: str, place: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
-    return _rendered("key.html", pipeline=pipeline, stage=stage, place=place, style=None, key=view)
+def key_page(pipeline: str, location: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
+    return _render("key.html", pipeline=pipeline, stage=stage, location=location, style=None, key=view)
 
 
 def letters_page(
-    pipeline: str, place: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
+    pipeline: str, location: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
 ) -> bytes:
     """Render the page of the newest dead letters, at most `most`."""
-    return _rendered(
-        "letters.html", pipeline=pipeline, place=place, style=None, reason=reason, letters=letters, most=most
+    return _render(
+        "letters.html", pipeline=pipeline, location=location, style=None, reason=reason, letters=letters, most=most
     )
 
 
-def hot_page(model: PageModel, place: PageLocation, keys: Sequence[HotKey]) -> bytes:
-    return _rendered("hot.html", model=model, place=place, style=None, keys=keys)
+def hot_page(model: PageModel, location: PageLocation, keys: Sequence[HotKey]) -> bytes:
+    return _render("hot.html", model=model, location=location, style=None, keys=keys)
 
 
 def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
     """Render the overview. Each entry has name, address, model, problem, and whether only the first commit is missing."""
-    return _rendered("overview.html", pipelines=pipelines, place=PageLocation(""), style=None)
+    return _render("overview.html", pipelines=pipelines, location=PageLocation(""), style=None)
 
 
-def render_problem(pipeline: str, place: PageLocation, line: str, waits: bool = False) -> bytes:
+def render_problem(pipeline: str, location: PageLocation, line: str, waits: bool = False) -> bytes:
     """Render a page with a problem. `waits`: only the first commit is missing, so the page reloads."""
-    return _rendered("problem.html", pipeline=pipeline, place=place, style=None, line=line, waits=waits)
+    return _render("problem.html", pipeline=pipeline, location=location, style=None, line=line, waits=waits)
 
 
 def problem_fragment(line: str, waits: bool = False) -> bytes:
-    return _rendered("_problem.html", line=line, waits=waits)
+    return _render("_problem.html", line=line, waits=waits)
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def block_data(name: str, model: PageModel) -> Any:
     """Return a block as plain data for JSON; None if the model does not have it."""
     block = _DATA[name](model)
     if isinstance(block, tuple):
-        return [dataclasses.asdict(one) for one in block]
+        return [dataclasses.asdict(row) for row in block]
     return None if block is None else dataclasses.asdict(block)
 
 

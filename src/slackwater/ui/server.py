@@ -106,29 +106,33 @@ class Ui:
         self._closing = False
         self._views = [StateView(w.store) for w in watched]
         several = len(names) > 1
-        others = tuple((name, f"/p/{name}") for name in names) if several else ()
+        links = tuple((name, f"/p/{name}") for name in names) if several else ()
         self._caches: list[PageCache] = []
         routes: list[Any] = [Route("/static/{name}", _static)]
         self._of_stages: dict[tuple[str, str], PageCache] = {}
         for one_watched, view in zip(watched, self._views, strict=True):
             base = f"/p/{one_watched.pipeline.name}" if several else ""
-            place = PageLocation(base, others=others)
-            live = PageCache(one_watched, _block_renderer(pages.BLOCKS, place))
-            self._caches.append(live)
+            location = PageLocation(base, others=links)
+            cache = PageCache(one_watched, _block_renderer(pages.BLOCKS, location))
+            self._caches.append(cache)
 
             def whole(
-                request: Request, live: PageCache = live, place: PageLocation = place
+                request: Request, cache: PageCache = cache, location: PageLocation = location
             ) -> tuple[PageCache, PageLocation]:
-                return live, place
+                return cache, location
 
             def one(
-                request: Request, live: PageCache = live, place: PageLocation = place
+                request: Request, cache: PageCache = cache, location: PageLocation = location
             ) -> tuple[PageCache, PageLocation]:
-                return self._stage(live, place, request.path_params["stage"])
+                return self._stage(cache, location, request.path_params["stage"])
 
             of_stage = Mount("/stage/{stage}", routes=self._routes(one, pages.STAGE_BLOCKS))
-            every = [*self._routes(whole, pages.BLOCKS), of_stage, Mount("/state", routes=questions.build_routes(view))]
-            routes.append(Mount(base, routes=every))
+            pipeline_routes = [
+                *self._routes(whole, pages.BLOCKS),
+                of_stage,
+                Mount("/state", routes=questions.build_routes(view)),
+            ]
+            routes.append(Mount(base, routes=pipeline_routes))
         if several:
             routes.append(self._route("/", self._overview))
         self.app: Application = Starlette(
@@ -139,26 +143,26 @@ class Ui:
     def stop(self) -> None:
         self._closing = True
         self._watcher.stop()
-        for live in (*self._caches, *self._of_stages.values()):
-            live.notifier.ring()
+        for cache in (*self._caches, *self._of_stages.values()):
+            cache.notifier.notify()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for view in self._views:
             view.close()
 
-    def _stage(self, live: PageCache, place: PageLocation, address: str) -> tuple[PageCache, PageLocation]:
+    def _stage(self, pipeline_cache: PageCache, location: PageLocation, address: str) -> tuple[PageCache, PageLocation]:
         """Return the cache of one stage, by its part of the address. Raises HTTPException for an unknown stage."""
-        stage_place = dataclasses.replace(place, base=f"{place.base}/stage/{address}", home=place.base)
-        cache = self._of_stages.get((live.name, address))
+        stage_location = dataclasses.replace(location, base=f"{location.base}/stage/{address}", home=location.base)
+        cache = self._of_stages.get((pipeline_cache.name, address))
         if cache is None:
-            model = live.now()
+            model = pipeline_cache.now()
             if model is None:
-                raise StateError(live.problem or "")
+                raise StateError(pipeline_cache.problem or "")
             name = next((s.name for s in model.stages if s.at == address), None)
             if name is None or not model.stages[1:]:
                 raise HTTPException(404)
-            new_cache = PageCache(live.watched, _block_renderer(pages.STAGE_BLOCKS, stage_place), name)
-            cache = self._of_stages.setdefault((live.name, address), new_cache)
-        return cache, stage_place
+            new_cache = PageCache(pipeline_cache.watched, _block_renderer(pages.STAGE_BLOCKS, stage_location), name)
+            cache = self._of_stages.setdefault((pipeline_cache.name, address), new_cache)
+        return cache, stage_location
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
         """Return the routes of a pipeline or of a stage. `find` returns the cache and location for a request."""
@@ -168,10 +172,10 @@ class Ui:
 
         async def events(request: Request) -> Response:
             try:
-                live, _ = await asyncio.get_running_loop().run_in_executor(self._threads, find, request)
+                cache, _ = await asyncio.get_running_loop().run_in_executor(self._threads, find, request)
             except SlackwaterError as error:
                 return error_line(request, 503, str(error))
-            return self._events(live, request)
+            return self._events(cache, request)
 
         routes = [
             self._route("/", by(_page)),
@@ -205,101 +209,103 @@ class Ui:
 
     def _overview(self, request: Request) -> Response:
         pipelines = []
-        for live in self._caches:
-            model = live.now()
-            pipelines.append((live.name, f"/p/{live.name}/", model, None if model else live.problem, live.waits))
-        digest = hashlib.sha256("\0".join(live.tag for live in self._caches).encode()).hexdigest()[:16]
+        for cache in self._caches:
+            model = cache.now()
+            pipelines.append((cache.name, f"/p/{cache.name}/", model, None if model else cache.problem, cache.waits))
+        digest = hashlib.sha256("\0".join(cache.tag for cache in self._caches).encode()).hexdigest()[:16]
         return with_tag(request, digest, pages.render_overview(pipelines), "text/html")
 
-    def _events(self, live: PageCache, request: Request) -> Response:
+    def _events(self, cache: PageCache, request: Request) -> Response:
         tag = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
         refusal = error_line(
             request, 503, f"{self._streams.most} viewers follow the commits already; reload the page later"
         )
-        return EventStream(lambda: self._stream(live, tag, blocks), self._streams, refusal)
+        return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
 
-    async def _stream(self, live: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
+    async def _stream(self, cache: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
         """Yield one update per model that this viewer does not have (`tag` is the one it has).
 
         All viewers get the same bytes and wait for a notification instead of polling.
         """
-        live.viewers += 1
-        rung = live.notifier.listen()
+        cache.viewers += 1
+        changed = cache.notifier.listen()
         try:
             yield b"retry: 2000\n\n"
             while not self._closing:
-                rung.clear()
-                if live.tag != tag and (live.model is not None or live.problem is not None):
-                    update = live.ready_update
+                changed.clear()
+                if cache.tag != tag and (cache.model is not None or cache.problem is not None):
+                    update = cache.ready_update
                     if update is None:  # the first model was built before anybody followed
-                        update = await asyncio.get_running_loop().run_in_executor(self._threads, live.update)
-                    yield update.for_one_who_has(tag) if blocks else update.short
+                        update = await asyncio.get_running_loop().run_in_executor(self._threads, cache.update)
+                    yield update.bytes_for_viewer(tag) if blocks else update.short
                     tag = update.tag
                     continue
                 try:
-                    await asyncio.wait_for(rung.wait(), BEAT_S)
+                    await asyncio.wait_for(changed.wait(), BEAT_S)
                 except TimeoutError:
                     yield b": here\n\n"
         finally:
-            live.notifier.leave(rung)
-            live.viewers -= 1
+            cache.notifier.leave(changed)
+            cache.viewers -= 1
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _problem(live: PageCache, place: PageLocation) -> Response:
+def _problem(cache: PageCache, location: PageLocation) -> Response:
     """Return a page about the problem instead of one that cannot be shown yet."""
     return html_response(
-        pages.render_problem(live.name, place, live.problem or "", live.waits), 200 if live.waits else 503
+        pages.render_problem(cache.name, location, cache.problem or "", cache.waits), 200 if cache.waits else 503
     )
 
 
-def _page(live: PageCache, place: PageLocation, request: Request) -> Response:
-    page = live.get_content("page", lambda model: pages.render_page(model, place))
+def _page(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    page = cache.get_content("page", lambda model: pages.render_page(model, location))
     if page is None:
-        return _problem(live, place)
+        return _problem(cache, location)
     return with_tag(request, *page, "text/html")
 
 
-def _past_page(live: PageCache, place: PageLocation, request: Request) -> Response:
+def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Response:
     """Return the page of a kept commit, which is rendered once until the next commit."""
     epoch = _epoch(request.path_params["epoch"])
-    epoch_place = dataclasses.replace(place, epoch=epoch)
+    epoch_location = dataclasses.replace(location, epoch=epoch)
 
     def make(now: PageModel) -> bytes:
-        return pages.render_page(look_at(live.watched, now.looked_us, epoch, live.stage), epoch_place, now.kept_epochs)
+        return pages.render_page(
+            look_at(cache.watched, now.looked_us, epoch, cache.stage), epoch_location, now.kept_epochs
+        )
 
-    page = live.get_content(f"epoch {epoch}", make)
+    page = cache.get_content(f"epoch {epoch}", make)
     if page is None:
-        return _problem(live, place)
+        return _problem(cache, location)
     return with_tag(request, *page, "text/html")
 
 
-def _block_renderer(blocks: Sequence[str], place: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
+def _block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
     """Return a function that renders the blocks of a model. For a problem, the top block shows it and the rest is empty."""
 
-    def render_blocks(live: PageCache) -> Mapping[str, bytes]:
-        model = live.model
+    def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
+        model = cache.model
         if model is None:
-            return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(live.problem or "", live.waits)}
-        return {name: pages.render_fragment(name, model, place) for name in blocks}
+            return dict.fromkeys(blocks, b"") | {"top": pages.problem_fragment(cache.problem or "", cache.waits)}
+        return {name: pages.render_fragment(name, model, location) for name in blocks}
 
     return render_blocks
 
 
-def _fragment(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
-    fragment = live.get_content(name, lambda model: pages.render_fragment(name, model, place))
+def _fragment(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
+    fragment = cache.get_content(name, lambda model: pages.render_fragment(name, model, location))
     if fragment is None:  # status 200, so that the browser replaces the old block
-        return html_response(pages.problem_fragment(live.problem or "", live.waits) if name == "top" else b"", 200)
+        return html_response(pages.problem_fragment(cache.problem or "", cache.waits) if name == "top" else b"", 200)
     return with_tag(request, *fragment, "text/html")
 
 
-def _block_json(live: PageCache, place: PageLocation, name: str, request: Request) -> Response:
-    content = live.get_content(f"{name}.json", lambda model: pages.as_json(pages.block_data(name, model)))
+def _block_json(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
+    content = cache.get_content(f"{name}.json", lambda model: pages.as_json(pages.block_data(name, model)))
     if content is None:
-        raise StateError(live.problem or "")
+        raise StateError(cache.problem or "")
     return with_tag(request, *content, "application/json")
 
 
@@ -319,39 +325,39 @@ def _range(request: Request) -> tuple[int, int]:
     return bounds[0], bounds[1]
 
 
-def _windows(live: PageCache, request: Request) -> tuple[int, int, list[Any]]:
+def _windows(cache: PageCache, request: Request) -> tuple[int, int, list[Any]]:
     low, high = _range(request)
-    with latest_snapshot(live.watched) as snapshot:
-        return low, high, closing_windows(windows_of(snapshot, live.stage)[0], low, high)
+    with latest_snapshot(cache.watched) as snapshot:
+        return low, high, closing_windows(windows_of(snapshot, cache.stage)[0], low, high)
 
 
-def _bin(live: PageCache, place: PageLocation, request: Request) -> Response:
-    low, high, windows = _windows(live, request)
-    model = live.now()
+def _bin(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    low, high, windows = _windows(cache, request)
+    model = cache.now()
     if model is None:
-        return _problem(live, place)
-    return html_response(pages.bin_page(model, place, low, high, windows))
+        return _problem(cache, location)
+    return html_response(pages.bin_page(model, location, low, high, windows))
 
 
-def _letters(live: PageCache, place: PageLocation, request: Request) -> Response:
-    pipeline, reason = live.watched.pipeline, request.query_params.get("reason")
-    if live.watched.is_described:
+def _letters(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
+    if cache.watched.is_described:
         raise StartError("dead letters: only a config says where they are; start the page with it: slackwater ui FILE")
     letters = with_attempts(pipeline, newest_letters(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
-    return html_response(pages.letters_page(live.name, place, reason, letters, LETTERS))
+    return html_response(pages.letters_page(cache.name, location, reason, letters, LETTERS))
 
 
-def _hot(live: PageCache, place: PageLocation, request: Request) -> Response:
+def _hot(cache: PageCache, location: PageLocation, request: Request) -> Response:
     def make(model: PageModel) -> bytes:
-        with latest_snapshot(live.watched) as snapshot:
-            return pages.hot_page(model, place, hot_keys(live.watched.store, snapshot, HOT))
+        with latest_snapshot(cache.watched) as snapshot:
+            return pages.hot_page(model, location, hot_keys(cache.watched.store, snapshot, HOT))
 
-    page = live.get_content("hot", make)
-    return _problem(live, place) if page is None else with_tag(request, *page, "text/html")
+    page = cache.get_content("hot", make)
+    return _problem(cache, location) if page is None else with_tag(request, *page, "text/html")
 
 
-def _keys_json(live: PageCache, place: PageLocation, request: Request) -> Response:
-    _, _, windows = _windows(live, request)
+def _keys_json(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    _, _, windows = _windows(cache, request)
     rows = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
     return Response(pages.as_json(rows), media_type="application/json")
 
@@ -366,13 +372,13 @@ def _key_texts(request: Request) -> dict[str, str | None]:
     return key
 
 
-def _key(live: PageCache, place: PageLocation, request: Request) -> Response:
-    view = load_key(live.watched, _key_texts(request), time.time_ns() // 1000, live.stage)
-    return html_response(pages.key_page(live.name, place, view, live.stage))
+def _key(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    view = load_key(cache.watched, _key_texts(request), time.time_ns() // 1000, cache.stage)
+    return html_response(pages.key_page(cache.name, location, view, cache.stage))
 
 
-def _key_json(live: PageCache, place: PageLocation, request: Request) -> Response:
-    view = load_key(live.watched, _key_texts(request), time.time_ns() // 1000, live.stage)
+def _key_json(cache: PageCache, location: PageLocation, request: Request) -> Response:
+    view = load_key(cache.watched, _key_texts(request), time.time_ns() // 1000, cache.stage)
     return Response(pages.as_json(dataclasses.asdict(view)), media_type="application/json")
 
 

@@ -31,7 +31,7 @@ class PageUpdate:
     whole: bytes
     blocks: Mapping[str, bytes] = field(repr=False)
 
-    def for_one_who_has(self, tag: str) -> bytes:
+    def bytes_for_viewer(self, tag: str) -> bytes:
         return self.changed if tag == self.before else self.whole
 
 
@@ -58,32 +58,32 @@ class ViewerNotifier:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
+        self._listeners: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
 
     def listen(self) -> asyncio.Event:
-        """Return an event of the running loop that each `ring` sets, until `leave`."""
+        """Return an event of the running loop that each `notify` sets, until `leave`."""
         event = asyncio.Event()
         with self._lock:
-            self._waiting.setdefault(asyncio.get_running_loop(), set()).add(event)
+            self._listeners.setdefault(asyncio.get_running_loop(), set()).add(event)
         return event
 
     def leave(self, event: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         with self._lock:
-            events = self._waiting[loop]
+            events = self._listeners[loop]
             events.discard(event)
             if not events:
-                del self._waiting[loop]
+                del self._listeners[loop]
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._lock:
-            for loop, events in self._waiting.items():
+            for loop, events in self._listeners.items():
                 try:
-                    loop.call_soon_threadsafe(_set, tuple(events))
+                    loop.call_soon_threadsafe(_set_all, tuple(events))
                 except RuntimeError:  # the loop is closed, so nobody waits in it
                     continue
 
 
-def _set(events: tuple[asyncio.Event, ...]) -> None:
+def _set_all(events: tuple[asyncio.Event, ...]) -> None:
     for event in events:
         event.set()

@@ -1,7 +1,7 @@
 """SVG as escaped markup: every value is escaped as text.
 
 A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So nothing has to be
-scrolled or is too small to read. `in_both` draws both widths, and the stylesheet shows one of them.
+scrolled or is too small to read. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def drawing_id(name: str) -> str:
     return f"{name}-slim" if is_narrow() else name
 
 
-def shortened(name: str, room: float) -> str:
-    """Return a name, shortened to the width `room`."""
-    most = max(int(room / CHARACTER), 3)
-    return name if len(name) <= most else name[: most - 1] + "…"
+def shorten(name: str, room: float) -> str:
+    """Return a name, shorten to the width `room`."""
+    max_characters = max(int(room / CHARACTER), 3)
+    return name if len(name) <= max_characters else name[: max_characters - 1] + "…"
 
 
-def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
+def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
     """Return a function that draws for wide and for narrow screens and returns both drawings."""
 
     def drawn(*values: Any) -> Markup:
@@ -68,11 +68,11 @@ def in_both(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., M
     return drawn
 
 
-def spaced(names: Sequence[str], slot: float) -> list[str]:
+def space_labels(names: Sequence[str], slot: float) -> list[str]:
     """Return the labels of positions that are `slot` apart, with labels that would overlap replaced by an empty text."""
     longest = max((len(name) for name in names), default=0) * CHARACTER + 4
-    every = max(-(-int(longest) // max(int(slot), 1)), 1)
-    return [name if n % every == 0 else "" for n, name in enumerate(names)]
+    step = max(-(-int(longest) // max(int(slot), 1)), 1)
+    return [name if n % step == 0 else "" for n, name in enumerate(names)]
 
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
@@ -90,8 +90,8 @@ def element(name: str, *children: str | Markup, **attributes: str | float | None
     rendered = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
     )
-    inside = "".join(str(escape(c)) for c in children)
-    return Markup(f"<{name}{rendered}>{inside}</{name}>")  # the parts are escaped above
+    content = "".join(str(escape(c)) for c in children)
+    return Markup(f"<{name}{rendered}>{content}</{name}>")  # the parts are escaped above
 
 
 def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
@@ -137,7 +137,9 @@ def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
 def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
     """Return vertical grid lines with their times below."""
     times = axis.times(7 if width() == WIDTH else 3)
-    names = spaced([name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width()))
+    names = space_labels(
+        [name for _, name, _ in times], min((b[0] - a[0] for a, b in pairwise(times)), default=width())
+    )
     parts = list[Markup]()
     for (x, _, is_day), name in zip(times, names, strict=True):
         half = CHARACTER * len(name) / 2

@@ -35,16 +35,16 @@ def _labelled(table: str) -> str:
 
 
 def _body(body: str, names: Sequence[str]) -> str:
-    place = 0
+    column = 0
 
     def labelled(cell: re.Match[str]) -> str:
-        nonlocal place
+        nonlocal column
         if cell[1] == "tr":
-            place = 0
+            column = 0
             return cell[0]
         span = _SPAN.search(cell[2])
-        name = names[place] if place < len(names) and span is None else ""
-        place += int(span[1]) if span else 1
+        name = names[column] if column < len(names) and span is None else ""
+        column += int(span[1]) if span else 1
         return f'<{cell[1]} data-label="{escape(name)}"{cell[2]}>'
 
     return _CELL.sub(labelled, body)

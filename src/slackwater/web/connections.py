@@ -25,9 +25,9 @@ HEAD_BYTES = 16 * 1024  # limit of a request line with its headers
 READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnected
 
 
-def bounded_protocol(most: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
-    """Return the protocol class of a server with at most `most` connections. `wait_s`: time limit of a wait (seconds)."""
-    return type("Bounded", (_BoundedServer,), {"most": most, "wait_s": wait_s})
+def bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
+    """Return the protocol class of a server with at most `max_connections` connections. `wait_s`: time limit of a wait (seconds)."""
+    return type("Bounded", (_BoundedServer,), {"max_connections": max_connections, "wait_s": wait_s})
 
 
 class _CountingSocket:
@@ -50,26 +50,26 @@ class _CountingSocket:
 
 
 class _BoundedServer(H11Protocol):
-    most: int
+    max_connections: int
     wait_s: float
     _timer: asyncio.TimerHandle | None = None
     _since = 0.0  # when it began to wait (seconds of the loop's clock)
-    _said_all = False
+    _client_finished = False
     _unread = _taken = 0  # bytes at the last check
 
     # -- number of connections -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._counted = _CountingSocket(transport)
-        super().connection_made(self._counted)  # type: ignore[arg-type]
-        self._wait()
-        if len(self.connections) <= self.most:
+        self._counting = _CountingSocket(transport)
+        super().connection_made(self._counting)  # type: ignore[arg-type]
+        self._start_waiting()
+        if len(self.connections) <= self.max_connections:
             return
         leaves = self._oldest_waiting() or self._oldest_of_busiest()
         if leaves is not None:
             leaves.transport.abort()
         else:
-            self._refuse(503, f"all {self.most} connections are in use; ask again later")
+            self._refuse(503, f"all {self.max_connections} connections are in use; ask again later")
 
     @property
     def network(self) -> str:
@@ -102,14 +102,14 @@ class _BoundedServer(H11Protocol):
     # -- time limits ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        self._wait()
+        self._start_waiting()
         super().on_response_complete()
-        if self._said_all and not self.answering:
+        if self._client_finished and not self.answering:
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
         """Keep the connection open while an answer is in progress: `nc` closes its sending side after the request."""
-        self._said_all = True
+        self._client_finished = True
         return self.answering
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,27 +118,27 @@ class _BoundedServer(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Do nothing. Uvicorn's time limit would keep a client that reads nothing; `_look` handles both cases."""
+        """Do nothing. Uvicorn's time limit would keep a client that reads nothing; `_check_progress` handles both cases."""
 
-    def _wait(self) -> None:
+    def _start_waiting(self) -> None:
         self._since = self.loop.time()
-        self._look_later()
+        self._schedule_check()
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._unread = self._counted.unread
-        self._taken = self._counted.written - self._unread
-        self._timer = self.loop.call_later(self.wait_s, self._look)
+        self._unread = self._counting.unread
+        self._taken = self._counting.written - self._unread
+        self._timer = self.loop.call_later(self.wait_s, self._check_progress)
 
-    def _look(self) -> None:
-        unread = self._counted.unread
-        taken = self._counted.written - unread - self._taken
+    def _check_progress(self) -> None:
+        unread = self._counting.unread
+        taken = self._counting.written - unread - self._taken
         stuck = unread > 0 and taken < min(self._unread, self.wait_s * READ_BYTES_S)
         if stuck or not (unread or self.answering):
             self.transport.abort()
         else:
-            self._look_later()
+            self._schedule_check()
 
     # -- invalid requests ----------------------------------------------------------------------------------------
 

@@ -38,19 +38,19 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if wrong := self._wrong(scope):
+        if wrong := self._check(scope):
             await _refuse(send, *wrong)
             return
         await self.app(scope, receive, send)
 
-    def _wrong(self, scope: Scope) -> tuple[int, str] | None:
+    def _check(self, scope: Scope) -> tuple[int, str] | None:
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
             return 431, f"the headers are longer than {HEAD_BYTES // 1024} KiB"
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) > 1 or any(not is_allowed(host, self.names) for host in hosts):
-            shown = ascii(", ".join(hosts)[:80])
-            return 421, f"Host {shown} is not this server; ask by its number, or allow the name with {self.option}"
+            host_text = ascii(", ".join(hosts)[:80])
+            return 421, f"Host {host_text} is not this server; ask by its number, or allow the name with {self.option}"
         if scope["method"] not in READS:
             return 405, f"{scope['method'][:20]} is not answered; only GET is: nothing can be changed here"
         if any(

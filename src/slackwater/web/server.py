@@ -43,7 +43,7 @@ def start_server(
     service: str,
     option: str,
     names: Sequence[str] = (),
-    most: int = 128,
+    max_connections: int = 128,
     wait_s: float = WAIT_S,
 ) -> HttpServer:
     """Serve an application until `stop` is called. Raises StartError if the port cannot be used.
@@ -56,11 +56,11 @@ def start_server(
         most: the maximum number of connections.
         wait_s: the time limit for a request and for reading an answer (seconds).
     """
-    listening = _listening(host, port, service, option)
+    listening = _open_socket(host, port, service, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request
     config = uvicorn.Config(
         RequestGuard(app, (host, *names), "--allow-host"),
-        http=bounded_protocol(most, wait_s),
+        http=bounded_protocol(max_connections, wait_s),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -69,32 +69,32 @@ def start_server(
         proxy_headers=False,
         h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_graceful_shutdown=2,
-        backlog=most,  # asyncio accepts this many connections before it passes on the first
+        backlog=max_connections,  # asyncio accepts this many connections before it passes on the first
     )
     return HttpServer(uvicorn.Server(config), listening)
 
 
-def _listening(host: str, port: int, service: str, option: str) -> socket.socket:
+def _open_socket(host: str, port: int, service: str, option: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise _not_served(host, port, service, option, error) from None
+        raise _port_error(host, port, service, option, error) from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(128)
     except OSError as error:
         listening.close()
-        raise _not_served(host, port, service, option, error) from None
+        raise _port_error(host, port, service, option, error) from None
     return listening
 
 
-def _not_served(host: str, port: int, service: str, option: str, error: Exception) -> StartError:
-    said = getattr(error, "strerror", None) or str(error)
-    return StartError(f"{service} cannot be served on {host}:{port} ({said}); choose another {option}")
+def _port_error(host: str, port: int, service: str, option: str, error: Exception) -> StartError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return StartError(f"{service} cannot be served on {host}:{port} ({reason}); choose another {option}")
 
 
 __all__ = ["LOOPBACK", "HttpServer", "start_server"]

@@ -54,8 +54,8 @@ class StreamSlots:
 
     def _make_room(self, client: str) -> bool:
         counts = Counter(slot.client for slot in self._taken)
-        busiest, most = max(counts.items(), key=lambda item: item[1], default=(client, 0))
-        if most - counts[client] < 2:
+        busiest, busiest_count = max(counts.items(), key=lambda item: item[1], default=(client, 0))
+        if busiest_count - counts[client] < 2:
             return False
         oldest = next(slot for slot in self._taken if slot.client == busiest)
         self._taken.remove(oldest)

@@ -48,14 +48,14 @@ class Connector(Generic[C]):
 
     def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
         """Return the source. `schema_json`: the schema with which it was first read, as Spark's JSON."""
-        self._cannot("be read")
+        self._unsupported("be read")
 
     def check_source(self, spec: Source) -> None:
         """Raise StartError if the source does not exist. Return if the system cannot be asked."""
 
     def resolve_position(self, spec: Source, position: str | int) -> Offsets:
         """Return the offsets that "earliest", "latest" or a time (µs UTC) stand for."""
-        self._cannot("be asked where that is")
+        self._unsupported("be asked where that is")
 
     def question(self, spec: Source) -> Question | None:
         """Return a function that counts the unread input without Spark; None if the system cannot be asked."""
@@ -67,18 +67,18 @@ class Connector(Generic[C]):
         Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises StartError
         for a change that a start refuses, SourceUnavailableError if the table cannot be reached.
         """
-        self._cannot("be asked for its columns")
+        self._unsupported("be asked for its columns")
 
     # -- targets ---------------------------------------------------------------------------------------------------
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
         """Return the target that writes `table`."""
-        self._cannot("be written to")
+        self._unsupported("be written to")
 
-    def check_target(self, spec: TargetSpec, place: str) -> None:
-        """Raise StartError if the target does not exist or cannot be reached. `place`: the config's key for messages."""
+    def check_target(self, spec: TargetSpec, key: str) -> None:
+        """Raise StartError if the target does not exist or cannot be reached. `key`: the config's key for messages."""
 
-    def will_create(self, spec: TargetSpec, place: str) -> str | None:
+    def will_create(self, spec: TargetSpec, key: str) -> str | None:
         """Return a text about what a start will create in the system; None for nothing."""
         return None
 
@@ -95,9 +95,9 @@ class Connector(Generic[C]):
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Read the dead letters of a pipeline, frame by frame."""
-        self._cannot("keep dead letters")
+        self._unsupported("keep dead letters")
 
-    def _cannot(self, operation: str) -> NoReturn:
+    def _unsupported(self, operation: str) -> NoReturn:
         raise AssertionError(f"{self.connection.kind} cannot {operation}, which the check of the config knows")
 
 

@@ -51,7 +51,7 @@ class FilesConnector(Connector[FilesConnection]):
     def marking_target(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
         return self.existing_target(spec, table)
 
-    def check_target(self, spec: TargetSpec, place: str) -> None:
+    def check_target(self, spec: TargetSpec, key: str) -> None:
         if not is_local(spec.path or ""):
             folder_at(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
 

@@ -51,7 +51,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
 
         return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
 
-    def check_target(self, spec: TargetSpec, place: str) -> None:
+    def check_target(self, spec: TargetSpec, key: str) -> None:
         self.existing_target(spec, TargetTable("", (), None)).describe_previous_output()
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:

@@ -57,9 +57,9 @@ class KafkaConnector(Connector[KafkaConnection]):
             zone=zone_of(pipeline, spec),
         )
         used = pipeline.dead_letter is not None or any(
-            not (texts := stage_pipeline.sql_chain(way)) or any("_headers" in sql for _, sql in texts)
+            not (texts := stage_pipeline.sql_chain(path)) or any("_headers" in sql for _, sql in texts)
             for stage_pipeline in pipeline.stage_pipelines.values()
-            for way in stage_pipeline.input_paths_from(spec.name)
+            for path in stage_pipeline.input_paths_from(spec.name)
         )
         source = PlannedKafkaSource(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
         source.check_connector(session)
@@ -117,22 +117,22 @@ class KafkaConnector(Connector[KafkaConnection]):
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         self.target(spec, pipeline, TargetTable(pipeline.writer, LETTER, None)).create_topic()
 
-    def check_target(self, spec: TargetSpec, place: str) -> None:
-        if not self._exists(spec, place) and spec.create is False:
+    def check_target(self, spec: TargetSpec, key: str) -> None:
+        if not self._exists(spec, key) and spec.create is False:
             raise StartError(
-                f'{place}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = false; '
+                f'{key}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = false; '
                 "create it, or remove create"
             )
 
-    def will_create(self, spec: TargetSpec, place: str) -> str | None:
-        if self._exists(spec, place):
+    def will_create(self, spec: TargetSpec, key: str) -> str | None:
+        if self._exists(spec, key):
             return None
-        many = "as many partitions as the broker is set to"
-        many = many if spec.partitions is None else plural(spec.partitions, "partition")
-        return f'{place}.topic: "{spec.topic}" does not exist; a start will create it, with {many}'
+        partitions_text = "as many partitions as the broker is set to"
+        partitions_text = partitions_text if spec.partitions is None else plural(spec.partitions, "partition")
+        return f'{key}.topic: "{spec.topic}" does not exist; a start will create it, with {partitions_text}'
 
-    def _exists(self, spec: TargetSpec, place: str) -> bool:
-        return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", place))
+    def _exists(self, spec: TargetSpec, key: str) -> bool:
+        return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         """Read every committed letter of the topic, from its start to the end that each partition had when it was reached."""
@@ -140,16 +140,16 @@ class KafkaConnector(Connector[KafkaConnection]):
 
         topic = spec.topic or ""
         broker = KafkaBroker(self.connection)
-        parts = broker.partitions(topic, "dead_letter")[topic]
+        partition_ids = broker.partitions(topic, "dead_letter")[topic]
         settings = {"group.id": f"slackwater-{pipeline}-dlq", "enable.auto.commit": False, "enable.partition.eof": True}
         settings |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
         consumer: Any = make_client(Consumer, {**broker.settings(), **settings})
         ended: set[int] = set()
         rows: list[dict[str, Any]] = []
         try:
-            consumer.assign([TopicPartition(topic, p, 0) for p in parts])
+            consumer.assign([TopicPartition(topic, p, 0) for p in partition_ids])
             end = time.monotonic() + _SECONDS
-            while len(ended) < len(parts):
+            while len(ended) < len(partition_ids):
                 for message in consumer.consume(CHUNK, timeout=0.5):
                     end = time.monotonic() + _SECONDS
                     if message.error() is None:

@@ -31,10 +31,10 @@ class PostgresConnector(Connector[PostgresConnection]):
     def marking_target(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
         return self.existing_target(spec, table)
 
-    def check_target(self, spec: TargetSpec, place: str) -> None:
+    def check_target(self, spec: TargetSpec, key: str) -> None:
         from slackwater.state.postgres import client
 
-        client.open_connection(self.connection.url, f"{place} {spec.table}").close()
+        client.open_connection(self.connection.url, f"{key} {spec.table}").close()
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         import psycopg
@@ -53,15 +53,15 @@ class PostgresConnector(Connector[PostgresConnection]):
             if not columns:
                 return  # no run has created the table yet
             conditions = {"pipeline": pipeline, "reason": letter_filter.reason, "source": letter_filter.source}
-            chosen = {n: v for n, v in conditions.items() if v is not None}
+            filters = {n: v for n, v in conditions.items() if v is not None}
             query = (
-                f"SELECT {client.quote_names(columns)} FROM {quoted} WHERE {' AND '.join(f'{client.quote_name(n)} = %s' for n in chosen)}"
+                f"SELECT {client.quote_names(columns)} FROM {quoted} WHERE {' AND '.join(f'{client.quote_name(n)} = %s' for n in filters)}"
                 f" ORDER BY {', '.join(f'{client.quote_name(n)} DESC NULLS LAST' for n in NEWEST)}"
                 + (f" LIMIT {letter_filter.limit}" if letter_filter.limit is not None else "")
             )
             try:
                 with db.transaction(), db.cursor(name="slackwater_letters") as cursor:
-                    cursor.execute(query, list(chosen.values()))
+                    cursor.execute(query, list(filters.values()))
                     while rows := cursor.fetchmany(CHUNK):
                         yield pl.DataFrame(rows, schema={n: SCHEMA[n] for n in columns}, orient="row")
             except psycopg.Error as error:

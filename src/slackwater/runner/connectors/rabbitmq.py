@@ -11,18 +11,18 @@ from slackwater.runner.connectors.spark_stream import RecordFrame, SparkStreamCo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_BESIDE = ("routing_key", "exchange", "message_id", "headers", "received")
+_EXTRA_COLUMNS = ("routing_key", "exchange", "message_id", "headers", "received")
 
 
 class RabbitMQConnector(SparkStreamConnector[RabbitMQConnection]):
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:
         from slackwater.sources import rabbitmq
 
-        most: dict[str, Any] = {}
+        limits: dict[str, Any] = {}
         if spec.max_messages_per_trigger is not None:
-            most["max_messages_per_trigger"] = spec.max_messages_per_trigger
-        frame = rabbitmq.stream(session, self.connection.url, spec.query or "", **{**spec.options, **most})
-        return RecordFrame(frame, "body", [f"{c} AS _{c}" for c in _BESIDE])
+            limits["max_messages_per_trigger"] = spec.max_messages_per_trigger
+        frame = rabbitmq.stream(session, self.connection.url, spec.query or "", **{**spec.options, **limits})
+        return RecordFrame(frame, "body", [f"{c} AS _{c}" for c in _EXTRA_COLUMNS])
 
     def check_source(self, spec: Source) -> None:
         from slackwater.sources import rabbitmq

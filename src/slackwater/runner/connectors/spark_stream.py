@@ -24,7 +24,7 @@ class RecordFrame(NamedTuple):
 
     frame: DataFrame
     body: str
-    beside: list[str]
+    extra_columns: list[str]
 
 
 class SparkStreamConnector(Connector[C]):
@@ -40,5 +40,5 @@ class SparkStreamConnector(Connector[C]):
         payload = payload_of(
             RawRecords(session, spec, records.body, stored_schema=schema_json, zone=zone_of(pipeline, spec))
         )
-        beside = [*records.beside, f"{quote_column(records.body)} AS _value"]
-        return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, beside))
+        extra_columns = [*records.extra_columns, f"{quote_column(records.body)} AS _value"]
+        return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, extra_columns))

@@ -47,30 +47,30 @@ class TableConnector(Connector[C]):
         return table_source(self.log(spec), spec, None).now.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
-        log, where = self.log(spec), f'source "{spec.name}"'
+        log, label = self.log(spec), f'source "{spec.name}"'
         try:
-            now = log.snapshot()
+            snapshot = log.snapshot()
         except SlackwaterError as error:
-            raise StartError(f"{where}: {error}") from None
+            raise StartError(f"{label}: {error}") from None
         except Exception as error:
-            why = f"{where}: {log.description} cannot be read ({log.error_reason(error)}); what changed in it is not known"
-            raise SourceUnavailableError(StartError(why)) from None
-        source = _checked(PlannedTableSource(spec, log, now), record.columns)
+            problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); what changed in it is not known"
+            raise SourceUnavailableError(StartError(problem)) from None
+        source = _with_accepted_columns(PlannedTableSource(spec, log, snapshot), record.columns)
         if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
             source.start_offsets(record)
         types = {f.name: f.dataType.simpleString() for f in source.schema.fields}
         if record.columns is None or spec.schema_changes != "add":
             return (), types
-        before = _columns(record.columns)
-        if not (new := added_columns(before, source.schema)):
+        stored = _columns(record.columns)
+        if not (new := added_columns(stored, source.schema)):
             return (), types
         it = "it" if len(new) == 1 else "them"
-        how = f"the next start takes {it}, with NULL in rows of before; SQL that names {it} finds {it}, SELECT * takes {it} along"
+        explanation = f"the next start takes {it}, with NULL in rows of before; SQL that names {it} finds {it}, SELECT * takes {it} along"
         had, has = (
-            plural(len(before.fields), "column"),
-            f"{plural(len(now.columns.fields), 'column')}, new: {', '.join(new)}",
+            plural(len(stored.fields), "column"),
+            f"{plural(len(snapshot.columns.fields), 'column')}, new: {', '.join(new)}",
         )
-        return [KeyChange(f"{where}, columns", had, has, COMPATIBLE, how, place="the table")], types
+        return [KeyChange(f"{label}, columns", had, has, COMPATIBLE, explanation, place="the table")], types
 
 
 def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
@@ -79,16 +79,16 @@ def table_source(log: TableLog, spec: Source, schema_json: str | None) -> Planne
     `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does not
     exist, cannot be read, or has other columns that the source does not accept.
     """
-    where = f'source "{spec.name}"'
+    label = f'source "{spec.name}"'
     try:
-        now = log.snapshot()
+        snapshot = log.snapshot()
     except SlackwaterError as error:
-        raise StartError(f"{where}: {error}") from None
+        raise StartError(f"{label}: {error}") from None
     except Exception as error:  # libraries, stores and catalogs raise many classes
         raise StartError(
-            f"{where}: {log.description} cannot be read ({log.error_reason(error)}); check query and the connection's options"
+            f"{label}: {log.description} cannot be read ({log.error_reason(error)}); check query and the connection's options"
         ) from None
-    return _checked(PlannedTableSource(spec, log, now), schema_json)
+    return _with_accepted_columns(PlannedTableSource(spec, log, snapshot), schema_json)
 
 
 def _columns(schema_json: str) -> StructType:
@@ -97,16 +97,16 @@ def _columns(schema_json: str) -> StructType:
     return StructType.fromJson(json.loads(schema_json))
 
 
-def _checked(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
+def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
     """Return the source with the columns that the run reads. Raises StartError for columns that do not fit the state."""
     if schema_json is None:
         return source
     from pyspark.sql.types import StructType
 
-    spec, now, before = source.spec, source.now, _columns(schema_json)
-    check_columns(source.where, before, source.schema, spec.schema_changes, "versions since its first start")
-    if spec.schema_changes == "ignore" and added_columns(before, now.columns):
-        names = {f.name.casefold() for f in before.fields}
-        first_columns = StructType([f for f in now.columns.fields if f.name.casefold() in names])
-        return PlannedTableSource(spec, source.log, replace(now, columns=first_columns))
+    spec, snapshot, stored = source.spec, source.now, _columns(schema_json)
+    check_columns(source.where, stored, source.schema, spec.schema_changes, "versions since its first start")
+    if spec.schema_changes == "ignore" and added_columns(stored, snapshot.columns):
+        names = {f.name.casefold() for f in stored.fields}
+        first_columns = StructType([f for f in snapshot.columns.fields if f.name.casefold() in names])
+        return PlannedTableSource(spec, source.log, replace(snapshot, columns=first_columns))
     return source

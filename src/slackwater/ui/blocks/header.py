@@ -40,57 +40,61 @@ class Header:
 _NAMES = {"replayed": "late and replayed", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
-def build_header(why: WhyReport, rows: RowAccounting, why_lines: Sequence[str], stage: str | None = None) -> Header:
+def build_header(report: WhyReport, rows: RowAccounting, why_lines: Sequence[str], stage: str | None = None) -> Header:
     return Header(
-        pipeline=why.pipeline,
+        pipeline=report.pipeline,
         stage=stage,
-        epoch=why.epoch,
-        committed_us=why.committed_us,
-        runner=why.runner,
-        published=why.is_published,
+        epoch=report.epoch,
+        committed_us=report.committed_us,
+        runner=report.runner,
+        published=report.is_published,
         accounted=not rows.unaccounted,
-        sentence=_sum(rows),
-        held=_held(why),
+        sentence=_rows_sentence(rows),
+        held=_watermark_sentence(report),
         told=tuple(why_lines),
     )
 
 
-def _sum(rows: RowAccounting) -> str:
+def _rows_sentence(rows: RowAccounting) -> str:
     t = rows.total
     parts = [(n, getattr(t, n)) for n in PARTS]
-    shown = [
+    counts = [
         f"{format_number(abs(v))} {'made by the SQL' if v < 0 else _NAMES.get(n, n)}"
         for n, v in parts
         if v or n == "used"
     ]
-    became = f"{format_number(t.rows_in)} in = {' + '.join(shown)}".replace(" + ", " + ")
+    became = f"{format_number(t.rows_in)} in = {' + '.join(counts)}".replace(" + ", " + ")
     if rows.unaccounted:
         return f"{plural(rows.unaccounted, 'row is', 'rows are')} unaccounted for: {became}"
     return f"Every row is accounted for: {became}"
 
 
-def _held(w: WhyReport) -> str:
-    h = w.holder
-    if h is None and w.through:
-        return f"The watermark is at {format_time(w.watermark_us)}; stage {quote_stage(w.stage)} waits for {waiting_text(w)}."
-    if h is None:
-        runs_on = "" if w.idle_close_us is None else f"; it runs on after {format_span(w.idle_close_us)} of silence"
-        return f"The watermark is at {format_time(w.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
-    name = clock_name(h)
+def _watermark_sentence(report: WhyReport) -> str:
+    holder = report.holder
+    if holder is None and report.through:
+        return f"The watermark is at {format_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {waiting_text(report)}."
+    if holder is None:
+        runs_on = (
+            "" if report.idle_close_us is None else f"; it runs on after {format_span(report.idle_close_us)} of silence"
+        )
+        return (
+            f"The watermark is at {format_time(report.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
+        )
+    name = clock_name(holder)
     since = (
-        f"quiet for {format_span(h.quiet_us)}, since {format_time(w.committed_us - h.quiet_us)}"
-        if h.quiet_us
+        f"quiet for {format_span(holder.quiet_us)}, since {format_time(report.committed_us - holder.quiet_us)}"
+        if holder.quiet_us
         else "it had rows in this epoch"
     )
-    if w.through:
-        name = waiting_text(w)
+    if report.through:
+        name = waiting_text(report)
         watermark = (
             "There is no watermark yet"
-            if w.watermark_us is None
-            else f"The watermark is at {format_time(w.watermark_us)}"
+            if report.watermark_us is None
+            else f"The watermark is at {format_time(report.watermark_us)}"
         )
-        return f"{watermark}; stage {quote_stage(w.stage)} waits for {name} ({since})."
-    if w.watermark_us is None:
+        return f"{watermark}; stage {quote_stage(report.stage)} waits for {name} ({since})."
+    if report.watermark_us is None:
         return f"There is no watermark yet; {name} holds it ({since})."
-    behind = f", {format_span(w.committed_us - w.watermark_us)} behind the clock of the commit"
-    return f"The watermark is at {format_time(w.watermark_us)}{behind}; {name} holds it ({since})."
+    behind = f", {format_span(report.committed_us - report.watermark_us)} behind the clock of the commit"
+    return f"The watermark is at {format_time(report.watermark_us)}{behind}; {name} holds it ({since})."

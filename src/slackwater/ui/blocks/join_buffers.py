@@ -111,7 +111,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     width = tick_step(high - low + 1, BINS - 1)
     counters = next_commit.total_counters(snapshot.commit)
     sides = []
-    for side, source, waiting in zip(logic.sides, sources, rows, strict=True):
+    for side, source, waiting_rows in zip(logic.sides, sources, rows, strict=True):
         counts = counters.sides.get(side.name, {})
         sides.append(
             BufferSide(
@@ -120,9 +120,9 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
                 side.outer,
                 side.keep_us,
                 None if watermark <= NO_WATERMARK else watermark - side.keep_us,
-                waiting.height,
-                _ages(waiting, width, side.outer),
-                _hot_key(snapshot, logic, side.which, waiting["__kh"].to_numpy(), watermark),
+                waiting_rows.height,
+                _ages(waiting_rows, width, side.outer),
+                _hot_key(snapshot, logic, side.which, waiting_rows["__kh"].to_numpy(), watermark),
                 *(counts.get(n, 0) for n in ("buffered", "matched", "unmatched", "evicted", "late", "null_keys")),
             )
         )
@@ -143,14 +143,14 @@ def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, w
     if not len(hashes):
         return None
     values, counts = np.unique(hashes, return_counts=True)
-    most = values[int(counts.argmax())]
+    largest_hash = values[int(counts.argmax())]
     side, names = logic.sides[which], [k.name for k in logic.sides[which].keys]
-    held = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
-    hash_array = np.array([most], dtype=np.int64)
+    frames = [pl.DataFrame(schema={c: t for c, t in side.schema.items() if c in names})]
+    hash_array = np.array([largest_hash], dtype=np.int64)
     buffers = snapshot.buffers(int(shard_of(hash_array, snapshot.commit.shards)[0]), logic)
     for run in buffers.runs(which, hash_array, -FAR, FAR):
-        places = np.flatnonzero((run.kh == most) & (side.due(run.ts) > watermark))
-        gone = buffers.evicted(which, run.kh[places], run.id[places])
-        held.append(run.take(places[~gone]).select(names))
-    keys = pl.concat(held).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
+        positions = np.flatnonzero((run.kh == largest_hash) & (side.due(run.ts) > watermark))
+        gone = buffers.evicted(which, run.kh[positions], run.id[positions])
+        frames.append(run.take(positions[~gone]).select(names))
+    keys = pl.concat(frames).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
     return BufferHotKey(plain_row(keys.row(0, named=True), names), keys["len"][0])

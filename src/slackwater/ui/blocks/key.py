@@ -66,7 +66,7 @@ class KeyView:
     history: KeyHistory | None = None
 
 
-def one_key(
+def build_key(
     snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
 ) -> KeyView:
     """Build the block from a snapshot of one stage. Raises StartError for a wrong key, and for a stage without windows."""
@@ -83,7 +83,7 @@ def one_key(
     times = [c for c in (start, end, "_closes_at", "_last_event") if c in windows.columns]
     windows = windows.with_columns(pl.col(c).dt.timestamp("us") for c in times).sort(start)
     values = [c for c in windows.columns if c not in hidden]
-    bars, longest = [], _longest(logic)
+    bars, longest = [], _session_cap_us(logic)
     for r in windows.iter_rows(named=True):
         cap = None if longest is None else r[start] + longest
         bars.append(
@@ -111,22 +111,22 @@ def one_key(
 
 
 @singledispatch
-def _longest(operator: Operator) -> int | None:
+def _session_cap_us(operator: Operator) -> int | None:
     """Return the cap of sessions in µs; None if the windows are not sessions."""
     unregistered(operator, "slackwater.ui.blocks.key")
 
 
-@_longest.register
+@_session_cap_us.register
 def _(operator: PaneOperator) -> None:
     return
 
 
-@_longest.register
+@_session_cap_us.register
 def _(operator: SessionOperator) -> int:
     return operator.cap_us
 
 
 def _revision(rows: pl.DataFrame, start: int, end: int) -> int:
-    inside = rows.filter((pl.col("__kind") != FLOOR) & pl.col("__start").is_between(start, end, closed="left"))
-    most = inside["__rev"].max()
-    return most if isinstance(most, int) else 0
+    window_rows = rows.filter((pl.col("__kind") != FLOOR) & pl.col("__start").is_between(start, end, closed="left"))
+    revision = window_rows["__rev"].max()
+    return revision if isinstance(revision, int) else 0

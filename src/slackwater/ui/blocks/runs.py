@@ -49,12 +49,12 @@ class Runs:
     failure: PastRun | None
 
 
-def runs(noted: Sequence[Run], runner: str | None, epoch: int) -> Runs:
+def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
     """Build the block from the recorded runs, oldest first, the current runner, and the latest epoch."""
-    nexts: list[Run | None] = [*noted[1:], None]
+    nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [
-        _past(run, epoch if after is None else after.epoch, after is None and runner is not None)
-        for run, after in zip(noted, nexts[: len(noted)], strict=True)
+        _past(run, epoch if next_run is None else next_run.epoch, next_run is None and runner is not None)
+        for run, next_run in zip(recorded, nexts[: len(recorded)], strict=True)
     ]
     latest = past_runs[-1] if past_runs else None
     is_failure = runner is None and latest is not None and latest.outcome in ("failed", "killed")

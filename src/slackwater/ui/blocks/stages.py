@@ -40,10 +40,10 @@ class StageSummary:
     kept: str | None = None
 
 
-def build_stages(commit: Commit, why: WhyReport) -> tuple[StageSummary, ...]:
+def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
     """Build the summaries of all stages, in order."""
     by_name = {s.name: (n, s) for n, s in enumerate(commit.stages)}
-    return tuple(_stage(commit, *by_name[s.stage], s) for s in why.reported_stages)
+    return tuple(_stage(commit, *by_name[s.stage], s) for s in report.reported_stages)
 
 
 def stage_address(name: str, number: int) -> str:
@@ -51,22 +51,24 @@ def stage_address(name: str, number: int) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 
-def _stage(commit: Commit, number: int, m: StageState, s: StageReport) -> StageSummary:
-    rows = sum(meta.rows for meta in m.metas if not meta.kind.endswith(("+", "-")))
-    waiting = rows if s.kind == "join" else sum(m.windows) or sum(sum(groups) for groups in m.panes.values())
+def _stage(commit: Commit, number: int, state: StageState, report: StageReport) -> StageSummary:
+    rows = sum(meta.rows for meta in state.metas if not meta.kind.endswith(("+", "-")))
+    open_count = (
+        rows if report.kind == "join" else sum(state.windows) or sum(sum(groups) for groups in state.panes.values())
+    )
     return StageSummary(
-        name=m.name,
-        at=stage_address(m.name, number),
-        reads=s.reads,
-        kind=s.kind,
-        watermark_us=s.watermark_us,
-        waits_for=waiting_text(s),
-        open=waiting,
+        name=state.name,
+        at=stage_address(state.name, number),
+        reads=report.reads,
+        kind=report.kind,
+        watermark_us=report.watermark_us,
+        waits_for=waiting_text(report),
+        open=open_count,
         rows=rows,
-        bytes=sum(meta.bytes for meta in m.metas),
-        rows_in=m.counters.get("rows_in", 0),
-        late=sum(m.counters.get("late", {}).values()),
-        emitted=sum(m.counters.get("emitted", {}).values()),
-        targets=tuple(n for n, t in commit.targets.items() if t.stage == m.name),
-        kept=s.kept,
+        bytes=sum(meta.bytes for meta in state.metas),
+        rows_in=state.counters.get("rows_in", 0),
+        late=sum(state.counters.get("late", {}).values()),
+        emitted=sum(state.counters.get("emitted", {}).values()),
+        targets=tuple(n for n, t in commit.targets.items() if t.stage == state.name),
+        kept=report.kept,
     )

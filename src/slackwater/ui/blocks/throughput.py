@@ -62,7 +62,7 @@ class Throughput:
     behind_us: int | None
 
 
-def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us: int) -> Throughput:
+def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
     """Build the block from the kept commits, oldest first."""
     laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
     first, last = commits[0], commits[-1]
@@ -75,10 +75,10 @@ def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us
         spent = 0  # a version without timings wrote the first commit
     over = max(over, 0)  # the clock may have been set back
     # over the kept commits, else since the pipeline began
-    read, within = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
-    able = 1e6 * read / within if read and within else None
-    waiting = [w.rows for w in waits if w.rows is not None]
-    behind = None if able is None or not waiting or len(waiting) < len(waits) else round(1e6 * sum(waiting) / able)
+    read, busy_us = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
+    able = 1e6 * read / busy_us if read and busy_us else None
+    counts = [w.rows for w in backlogs if w.rows is not None]
+    behind = None if able is None or not counts or len(counts) < len(backlogs) else round(1e6 * sum(counts) / able)
     return Throughput(
         laps,
         rows if over else None,
@@ -86,7 +86,7 @@ def build_throughput(commits: Sequence[Commit], waits: Sequence[Backlog], now_us
         1e6 * rows / over if rows and over else None,
         able,
         min(spent / over, 1.0) if over and spent else None,
-        tuple(waits),
+        tuple(backlogs),
         now_us,
         behind,
     )

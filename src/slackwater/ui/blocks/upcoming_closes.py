@@ -85,7 +85,7 @@ def count_windows(count: int, noun: str) -> str:
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
     """Build the block from a snapshot of one stage; return None if it has no windows. Raises StateError."""
     last = snapshot.commit.stages[-1]
-    closes = _closes(restore_operator(snapshot.commit, -1), snapshot)
+    closes = _closing_times(restore_operator(snapshot.commit, -1), snapshot)
     if closes is None:
         return None
     noun, times, counts = closes
@@ -95,12 +95,12 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 
 
 @singledispatch
-def _closes(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
+def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
     """Return the noun of what closes, the closing times in any order, and the count at each time."""
     unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
 
 
-@_closes.register
+@_closing_times.register
 def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     last = snapshot.commit.stages[-1]
     groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
@@ -111,7 +111,7 @@ def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     return "keys in windows", times, np.array([n for _, n in still], dtype=np.int64)
 
 
-@_closes.register
+@_closing_times.register
 def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     watermark = snapshot.commit.stages[-1].watermark_us
     close_times: list[Int64s] = [np.empty(0, dtype=np.int64)]
@@ -128,7 +128,7 @@ def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64
     return "sessions", times, np.ones(len(times), dtype=np.int64)
 
 
-@_closes.register(NonWindowOperator)
+@_closing_times.register(NonWindowOperator)
 def _(operator: Operator, snapshot: Snapshot) -> None:
     return
 
@@ -160,23 +160,23 @@ def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]
 def _percentile(times: Int64s, counts: Int64s) -> int:
     """Return the 99th percentile of the times."""
     if len(times) == counts.sum():  # every count is 1
-        place = max(-(-99 * len(times) // 100) - 1, 0)
-        return int(np.partition(times, place)[place])
+        index = max(-(-99 * len(times) // 100) - 1, 0)
+        return int(np.partition(times, index)[index])
     order = np.argsort(times)
     return int(times[order][int(np.searchsorted(np.cumsum(counts[order]), 0.99 * int(counts.sum())))])
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
     """Return the first KEYS windows that close within a bin, by closing time. Raises StateError."""
-    return _keys(restore_operator(snapshot.commit, -1), snapshot, from_us, to_us)
+    return _closing_keys(restore_operator(snapshot.commit, -1), snapshot, from_us, to_us)
 
 
 @singledispatch
-def _keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
+def _closing_keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
     unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
-@_keys.register(WindowOperator)
+@_closing_keys.register(WindowOperator)
 def _(operator: WindowOperator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
     watermark = snapshot.commit.stages[-1].watermark_us
     open_frames = [inspect.open_windows(operator, operator.empty_state(), watermark)]
@@ -191,7 +191,7 @@ def _(operator: WindowOperator, snapshot: Snapshot, low: int, high: int) -> list
     ]
 
 
-@_keys.register(NonWindowOperator)
+@_closing_keys.register(NonWindowOperator)
 def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
     return []
 

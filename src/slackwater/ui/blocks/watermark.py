@@ -51,55 +51,55 @@ class WatermarkBlock:
     behind: tuple[LagPoint, ...]
 
 
-def build_watermark(why: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
-    """Build the block from a report of `why` and the kept commits, oldest first; for one stage or for all sources."""
+def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
+    """Build the block from a report of `report` and the kept commits, oldest first; for one stage or for all sources."""
     return WatermarkBlock(
-        _watermark(why, commits),
-        tuple(_lane(c, why) for c in shown_clocks(why)),
+        _watermark(report, commits),
+        tuple(_lane(c, report) for c in shown_clocks(report)),
         tuple(LagPoint(m.epoch, m.committed_us, _behind(m)) for m in commits),
     )
 
 
-def shown_clocks(why: WhyReport) -> tuple[ClockReport, ...]:
+def shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
     """Return the clocks of the inputs of a report about one stage.
 
     For a report about several stages, return the clock of each source in the first stage that reads it.
     """
-    if not why.stages:
-        return why.clocks
+    if not report.stages:
+        return report.clocks
     readers: dict[str, str] = {}
-    every = [(s.stage, c) for s in why.stages for c in s.clocks if not c.of_stage]
-    return tuple(c for stage, c in every if readers.setdefault(c.source, stage) == stage)
+    clocks = [(s.stage, c) for s in report.stages for c in s.clocks if not c.of_stage]
+    return tuple(c for stage, c in clocks if readers.setdefault(c.source, stage) == stage)
 
 
-def _watermark(why: WhyReport, commits: Sequence[Commit]) -> int | None:
-    if not why.stages or not commits:
-        return why.watermark_us
+def _watermark(report: WhyReport, commits: Sequence[Commit]) -> int | None:
+    if not report.stages or not commits:
+        return report.watermark_us
     return None if commits[-1].watermark_us <= NO_WATERMARK else commits[-1].watermark_us
 
 
-def _holds(c: ClockReport, why: WhyReport) -> bool:
+def _holds(clock: ClockReport, report: WhyReport) -> bool:
     """Return whether the watermark waits for this input.
 
     For a report about several stages, this is the source at the end of the chain.
     """
-    if c.of_stage:
-        return why.through[:1] == (c.source,)
-    return c == why.holder and (bool(why.stages) or not why.through)
+    if clock.of_stage:
+        return report.through[:1] == (clock.source,)
+    return clock == report.holder and (bool(report.stages) or not report.through)
 
 
-def _lane(c: ClockReport, why: WhyReport) -> WatermarkLane:
+def _lane(clock: ClockReport, report: WhyReport) -> WatermarkLane:
     return WatermarkLane(
-        c.source,
-        c.partition,
-        c.max_event_us,
-        c.lateness_us,
-        c.watermark_us,
-        c.idle,
-        c.quiet_us,
-        why.committed_us - c.quiet_us,
-        _holds(c, why),
-        c.of_stage,
+        clock.source,
+        clock.partition,
+        clock.max_event_us,
+        clock.lateness_us,
+        clock.watermark_us,
+        clock.idle,
+        clock.quiet_us,
+        report.committed_us - clock.quiet_us,
+        _holds(clock, report),
+        clock.of_stage,
     )
 
 

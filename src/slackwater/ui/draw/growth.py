@@ -24,17 +24,19 @@ def draw_rows(block: StateGrowth) -> Markup:
     return _trace(values, format_brief, "Rows of the state over the kept commits", "trace second")
 
 
-def _trace(values: Sequence[tuple[int, int, int]], said: Callable[[float], str], label: str, class_: str) -> Markup:
+def _trace(
+    values: Sequence[tuple[int, int, int]], format_value: Callable[[float], str], label: str, class_: str
+) -> Markup:
     if len(values) < 2:
         return Markup("")
     across = Axis(values[0][1], values[-1][1], LEFT, right())
     heights = [v for _, _, v in values]
     up = Axis(0, max(max(heights) * 11 // 10, 1), BOTTOM, TOP)
     points = [(across.position(t), up.position(v)) for _, t, v in values]
-    named = [(v, said(v)) for v in sorted({0, max(heights)})]
+    labels = [(v, format_value(v)) for v in sorted({0, max(heights)})]
     dots = [
-        element("circle", title(f"epoch {e}: {said(v)}"), cx=x, cy=y, r=3.5, class_="point")
+        element("circle", title(f"epoch {e}: {format_value(v)}"), cx=x, cy=y, r=3.5, class_="point")
         for (e, _, v), (x, y) in zip(values, points, strict=True)
     ]
-    parts = [*time_axis(across, TOP, BOTTOM), *count_axis(up, LEFT, right(), named), path(points, class_), *dots]
+    parts = [*time_axis(across, TOP, BOTTOM), *count_axis(up, LEFT, right(), labels), path(points, class_), *dots]
     return picture(label, BOTTOM + 26, *parts)

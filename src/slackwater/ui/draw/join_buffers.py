@@ -23,10 +23,10 @@ def draw_ages(block: JoinBuffers) -> Markup:
     low, high = min([low, *near]), max([high, *near])
     room = (high - low) // 40 + 1
     across = Axis(low - room, high + room, lane_start(LEFT), right())
-    most, bottom = max(age.rows for side in block.sides for age in side.ages), TOP + LANE * len(block.sides)
+    max_rows, bottom = max(age.rows for side in block.sides for age in side.ages), TOP + LANE * len(block.sides)
     parts = time_axis(across, TOP, bottom)
     for n, side in enumerate(block.sides):
-        parts += _lane(side, across, TOP + LANE * n, most)
+        parts += _lane(side, across, TOP + LANE * n, max_rows)
     if block.watermark_us in near and block.watermark_us is not None:
         x = across.position(block.watermark_us)
         parts += [
@@ -36,9 +36,9 @@ def draw_ages(block: JoinBuffers) -> Markup:
     return picture("Rows that wait for partners, by event time", bottom + 24, *parts)
 
 
-def _lane(side: BufferSide, across: Axis, y: float, most: int) -> list[Markup]:
+def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Markup]:
     base = y + LANE - 6
-    up = Axis(0, most, base, y + 12)
+    up = Axis(0, max_rows, base, y + 12)
     parts = [
         line(lane_start(LEFT), base, right(), base, "rule"),
         text(lane_start(LEFT) - 10, base - 22, side.side, "lane", "end"),

@@ -8,7 +8,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import LatenessStats
 from slackwater.ui.axis import Axis
 from slackwater.ui.format import format_brief, format_span
-from slackwater.ui.svg import count_axis, picture, rect, right, spaced, text, title
+from slackwater.ui.svg import count_axis, picture, rect, right, space_labels, text, title
 
 LEFT, TOP, BOTTOM = 70, 12, 120
 
@@ -23,7 +23,7 @@ def draw_lateness(block: LatenessStats) -> Markup:
     up = Axis(0, max(*counts, 1), BOTTOM, TOP)
     slot = (right() - LEFT) / max(len(counts), 8)
     width, drawn = min(slot * 0.8, 80), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
-    names = spaced([format_span(chance.more_us) for chance in block.chances], slot)
+    names = space_labels([format_span(chance.more_us) for chance in block.chances], slot)
     for n, (chance, count) in enumerate(zip(block.chances, counts, strict=True)):
         x, top = LEFT + slot * (n + 0.5), up.position(count)
         kind = "part late" if block.advice is None or chance.more_us > block.advice.more_us else "part used"

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.row_accounting import PARTS, Account, RowAccounting
 from slackwater.ui.format import format_brief, format_number
-from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, spaced, text, title, width
+from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, space_labels, text, title, width
 
 LEFT, TOP, BOTTOM = 70, 12, 190
 NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
@@ -16,11 +16,11 @@ NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", 
 def draw_total(account: Account) -> Markup:
     """Draw all rows as one bar."""
     parts = _parts(account)
-    every = sum(n for _, n in parts)
-    if not every:
+    total = sum(n for _, n in parts)
+    if not total:
         return Markup("")
     across, drawn, offset = (
-        Axis(0, every, 0, width()),
+        Axis(0, total, 0, width()),
         [element("clipPath", element("rect", width=width(), height=18, rx=4), id=drawing_id("round"))],
         0,
     )
@@ -39,11 +39,11 @@ def draw_epochs(block: RowAccounting) -> Markup:
     accounted = [e for e in block.epochs if e.account is not None]
     if not accounted:
         return Markup("")
-    most = max(max(sum(n for _, n in _parts(e.account)) for e in accounted if e.account), 1)
-    up = Axis(0, most, BOTTOM, TOP)
+    max_rows = max(max(sum(n for _, n in _parts(e.account)) for e in accounted if e.account), 1)
+    up = Axis(0, max_rows, BOTTOM, TOP)
     slot = (right() - LEFT) / max(len(block.epochs), 8)
     broad, drawn = min(slot * 0.62, 64), count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()])
-    names = spaced([str(e.epoch) for e in block.epochs], slot)
+    names = space_labels([str(e.epoch) for e in block.epochs], slot)
     for n, epoch in enumerate(block.epochs):
         x, offset = LEFT + slot * (n + 0.5), 0
         drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))

@@ -28,19 +28,19 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
     columns = _columns(summaries)
     sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
-    count, inside = max(columns.values()), WIDTH - 4
+    count, inner_width = max(columns.values()), WIDTH - 4
     # few stages share the width; many keep their size and can be scrolled
-    wide = SOURCE + count * (BOX + GAP) > inside
-    width = BOX if wide else (inside - SOURCE - GAP * count) / count
+    wide = SOURCE + count * (BOX + GAP) > inner_width
+    width = BOX if wide else (inner_width - SOURCE - GAP * count) / count
     below = high * ROW + 6.0  # y of lines that pass whole columns
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
     names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
     for column in range(1, count + 1):
-        here = [s for s in summaries if columns[s.name] == column]
+        in_column = [s for s in summaries if columns[s.name] == column]
         x = SOURCE + GAP + (column - 1) * (width + GAP)
-        for k, stage in enumerate(here):
-            y = _row(k, len(here), high)
+        for k, stage in enumerate(in_column):
+            y = _row(k, len(in_column), high)
             for m, name in enumerate(stage.reads):
                 passes = columns.get(name, 0) < column - 1
                 passing = passing or passes
@@ -62,9 +62,9 @@ def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
     return columns
 
 
-def _row(place: int, count: int, high: int) -> float:
+def _row(index: int, count: int, high: int) -> float:
     """Return the y coordinate of the middle of a box in a column of `count` boxes."""
-    return ROW * ((high - count) / 2 + place + 0.5)
+    return ROW * ((high - count) / 2 + index + 0.5)
 
 
 def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
@@ -84,23 +84,23 @@ def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Ma
 
 def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None, chosen: bool) -> Markup:
     if stage.kept is not None:
-        said = waits = stage.kept
+        full_text = short_text = stage.kept
     elif stage.kind == "join":
-        said, waits = f"{plural(stage.open, 'row')} waiting", f"{format_brief(stage.open)} waiting"
+        full_text, short_text = f"{plural(stage.open, 'row')} waiting", f"{format_brief(stage.open)} waiting"
     else:
-        said, waits = f"{format_number(stage.open)} open", f"{format_brief(stage.open)} open"
+        full_text, short_text = f"{format_number(stage.open)} open", f"{format_brief(stage.open)} open"
     about = (
-        f"{stage.name} ({stage.kind}): {said}, {format_number(stage.emitted)} came out, "
+        f"{stage.name} ({stage.kind}): {full_text}, {format_number(stage.emitted)} came out, "
         f"watermark {format_time(stage.watermark_us)}, waits for {stage.waits_for}"
     )
-    most = int((width - 24) / 7.6)
-    name = stage.name if len(stage.name) <= most else stage.name[: most - 1] + "…"
+    max_characters = int((width - 24) / 7.6)
+    name = stage.name if len(stage.name) <= max_characters else stage.name[: max_characters - 1] + "…"
     return element(
         "a",
         title(about),
         rect(x, y, width, HIGH, "box chosen" if chosen else "box"),
         text(x + 12, y + 22, name, "lane holds"),
-        text(x + 12, y + 39, f"{stage.kind} · {waits}", "tick"),
+        text(x + 12, y + 39, f"{stage.kind} · {short_text}", "tick"),
         text(x + 12, y + 54, f"{format_brief(stage.emitted)} came out", "tick"),
         href=f"#stage-{stage.at}" if base is None else f"{base}/stage/{stage.at}/",
         aria_label=about,

@@ -8,7 +8,7 @@ from slackwater.core.humanize import plural
 from slackwater.ui.axis import Axis, tick_step
 from slackwater.ui.blocks.throughput import PHASES, Throughput
 from slackwater.ui.format import format_span
-from slackwater.ui.svg import count_axis, picture, rect, right, spaced, text, title
+from slackwater.ui.svg import count_axis, picture, rect, right, space_labels, text, title
 
 LEFT, TOP, BOTTOM = 70, 12, 170
 
@@ -18,11 +18,11 @@ def draw_epoch_times(block: Throughput) -> Markup:
     if not totals or not max(totals):
         return Markup("")
     up = Axis(0, max(totals), BOTTOM, TOP)
-    every = tick_step(up.high, 3)
+    step = tick_step(up.high, 3)
     slot = (right() - LEFT) / max(len(block.laps), 8)
     width = min(slot * 0.62, 64)
-    drawn = count_axis(up, LEFT, right(), [(us, format_span(us)) for us in range(0, up.high + 1, every)])
-    names = spaced([str(lap.epoch) for lap in block.laps], slot)
+    drawn = count_axis(up, LEFT, right(), [(us, format_span(us)) for us in range(0, up.high + 1, step)])
+    names = space_labels([str(lap.epoch) for lap in block.laps], slot)
     for n, lap in enumerate(block.laps):
         x, offset = LEFT + slot * (n + 0.5), 0
         drawn.append(text(x, BOTTOM + 18, names[n], "tick", "middle"))

@@ -18,8 +18,8 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         return Markup("")
     regular = [b for b in block.bins if b.to_us - b.from_us == block.width_us]
     rest = block.bins[-1] if len(regular) < len(block.bins) else None
-    shown = regular or list(block.bins)
-    low, high, far = shown[0].from_us, shown[-1].to_us, False
+    drawn = regular or list(block.bins)
+    low, high, far = drawn[0].from_us, drawn[-1].to_us, False
     if block.watermark_us is not None:
         far = high - block.watermark_us > 4 * max(high - low, 1)
         low = low if far else min(low, block.watermark_us)
@@ -31,7 +31,7 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         *time_axis(across, TOP, BOTTOM),
         *count_axis(up, LEFT, right(), [(v, format_brief(v)) for v in up.counts()]),
     ]
-    for b in shown:
+    for b in drawn:
         x1, x2 = across.position(b.from_us), across.position(b.to_us)
         gap = 1 if x2 - x1 > 4 else 0
         parts.append(_bar(b.from_us, b.to_us, b.count, x1 + gap / 2, max(x2 - x1 - gap, 2), up, base, block.what))
@@ -52,5 +52,5 @@ def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base
     if base is None:
         return element("g", title(about), bar)
     # the whole height can be clicked, so that the pointer also hits a bar of one window
-    whole = rect(x, TOP, width, BOTTOM - TOP, "reach")
-    return element("a", title(about), whole, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about)
+    click_area = rect(x, TOP, width, BOTTOM - TOP, "reach")
+    return element("a", title(about), click_area, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about)

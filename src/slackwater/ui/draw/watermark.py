@@ -23,7 +23,7 @@ from slackwater.ui.svg import (
     picture,
     rect,
     right,
-    shortened,
+    shorten,
     text,
     time_axis,
     title,
@@ -70,7 +70,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
     middle, name = y + LANE / 2, lane.source if lane.partition is None else lane.partition
     name = f"stage {name}" if lane.of_stage else name
     indent = 22 if lane.partition is None else 38
-    label = shortened(name, lane_start(LEFT) - indent - 6)
+    label = shorten(name, lane_start(LEFT) - indent - 6)
     parts = [
         line(lane_start(LEFT), y + LANE, right(), y + LANE, "rule"),
         text(indent, middle + 4, label, "lane holds" if lane.holds else "lane idle" if lane.idle else "lane"),
@@ -104,16 +104,18 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
 
 def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
     """Draw clock minus watermark for each kept commit."""
-    shown = [b for b in lag_points if b.behind_us is not None]
-    if len(shown) < 2:
+    with_lag = [b for b in lag_points if b.behind_us is not None]
+    if len(with_lag) < 2:
         return Markup("")
-    values = [b.behind_us or 0 for b in shown]
+    values = [b.behind_us or 0 for b in with_lag]
     height, top, bottom = 150, 12, 120
-    across = Axis(min(b.committed_us for b in shown), max(b.committed_us for b in shown), lane_start(LEFT), right())
+    across = Axis(
+        min(b.committed_us for b in with_lag), max(b.committed_us for b in with_lag), lane_start(LEFT), right()
+    )
     low, high = padded_range(min(values), max(values), 0.15)
     up = Axis(low, high, bottom, top)
-    named = [(v, format_span(v)) for v in sorted({min(values), max(values)})]
-    points = [(across.position(b.committed_us), up.position(b.behind_us or 0)) for b in shown]
+    labels = [(v, format_span(v)) for v in sorted({min(values), max(values)})]
+    points = [(across.position(b.committed_us), up.position(b.behind_us or 0)) for b in with_lag]
     dots = [
         element(
             "circle",
@@ -123,11 +125,11 @@ def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
             r=3.5,
             class_="point",
         )
-        for b, (x, y) in zip(shown, points, strict=True)
+        for b, (x, y) in zip(with_lag, points, strict=True)
     ]
     parts = [
         *time_axis(across, top, bottom),
-        *count_axis(up, lane_start(LEFT), right(), named),
+        *count_axis(up, lane_start(LEFT), right(), labels),
         path(points, "trace"),
         *dots,
     ]
