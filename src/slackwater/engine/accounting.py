@@ -114,10 +114,12 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
                 f'{problem}: {sample}; correct the input, or set on_error = "drop" in [transform] to count and drop such rows, or "dlq" to keep them'
             )
         log.warning("%s %s: %s", problem, _policy_text(pipeline), sample)
-    for unstorable in outcome.unfit:
-        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(unstorable.reasons.items()))
-        problem = f'{pipeline.name}: epoch {epoch}: source "{unstorable.source}": {plural(unstorable.rows, "bad row")} ({why})'
-        sample = "; ".join(unstorable.samples)
+    for rejected in outcome.unstorable:
+        why = "; ".join(f"{n}: {storability.REASONS[reason]}" for reason, n in sorted(rejected.reasons.items()))
+        problem = (
+            f'{pipeline.name}: epoch {epoch}: source "{rejected.source}": {plural(rejected.rows, "bad row")} ({why})'
+        )
+        sample = "; ".join(rejected.samples)
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
                 f'{problem}: {sample}; correct the input or the SQL, or set on_error = "drop" in [transform] to count and drop such '

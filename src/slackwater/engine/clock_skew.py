@@ -72,8 +72,11 @@ class ClockSkewWarnings:
     def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
         """Warn of event times that the clocks hold back because they jump too far, after the clocks processed an epoch."""
         for source, clock in clocks.items():
-            for name, part in {source: clock, **{f"{source}, {p}": c for p, c in clock.partitions.items()}}.items():
-                ahead = part.held_spans if part.max_event_us is not None else ()
+            for name, partition_clock in {
+                source: clock,
+                **{f"{source}, {p}": c for p, c in clock.partitions.items()},
+            }.items():
+                ahead = partition_clock.held_spans if partition_clock.max_event_us is not None else ()
                 newest = ahead[-1][1] if ahead else None
                 if newest is None or newest == self.held.get(name):
                     continue
@@ -89,7 +92,7 @@ class ClockSkewWarnings:
                     self.pipeline.name,
                     epoch,
                     name,
-                    format_iso(part.max_event_us or 0),
+                    format_iso(partition_clock.max_event_us or 0),
                     format_iso(newest),
                     location,
                     show_duration(jump),

@@ -152,7 +152,7 @@ def after_ingest(
             totals.update(overflows=r.overflows.count)
     for stats in outcome.sources.values():
         totals.update(rows_in=stats.rows, rows_bad=stats.bad)
-    totals.update(rows_bad=sum(u.rows for u in outcome.unfit))
+    totals.update(rows_bad=sum(u.rows for u in outcome.unstorable))
     lateness = {"lateness": before.counters["lateness"]} if "lateness" in before.counters else {}
     if outcome.reports and batch.replayed is None:
         judged = sum(r.used + r.late + r.refused for r in outcome.reports)

@@ -56,7 +56,7 @@ class IngestOutcome:
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    unfit: Sequence[UnstorableRows] = ()
+    unstorable: Sequence[UnstorableRows] = ()
     staged: Sequence[LetterFile] = ()  # dead letters in addition to those that the shards report
     # returns the event times of a source's newest rows for a limit of jumps (µs): of all ("") and of each partition
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}

@@ -37,14 +37,14 @@ class TargetBinding:
     stage: str
     operator: Operator
     target: TargetWriter
-    place: tuple[str | None, ...]
+    location: tuple[str | None, ...]
     writer: str  # the name of its marker
 
     @property
     def destination(self) -> TargetDestination:
         columns = tuple(f.name for f in self.operator.output)
         return TargetDestination(
-            stage=self.stage, writer=self.writer, place=self.place, columns=columns, upserts=self.target.upserts
+            stage=self.stage, writer=self.writer, place=self.location, columns=columns, upserts=self.target.upserts
         )
 
 
@@ -55,8 +55,8 @@ def bind_targets(
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
-        place, writer = destinations.target_location(sub_pipeline.target), sub_pipeline.writer
-        bindings[name] = TargetBinding(stage, operators[stage], targets[name], place, writer)
+        location, writer = destinations.target_location(sub_pipeline.target), sub_pipeline.writer
+        bindings[name] = TargetBinding(stage, operators[stage], targets[name], location, writer)
     return bindings
 
 

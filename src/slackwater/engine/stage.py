@@ -334,7 +334,7 @@ class StageRunner:
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
-                bound=None if cap is None else bounds.share(cap, state.shards, shard),
+                group_limit=None if cap is None else bounds.share(cap, state.shards, shard),
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,

@@ -44,7 +44,7 @@ def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
     how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL there, and stay as they are stored"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
-    return KeyChange(f"{prefix}columns", plural(had, "column"), has, COMPATIBLE, how, place="the join")
+    return KeyChange(f"{prefix}columns", plural(had, "column"), has, COMPATIBLE, how, location="the join")
 
 
 # -- targets -------------------------------------------------------------------------------------------------------------
@@ -82,4 +82,4 @@ def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Typ
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
         how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"
-        yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, place="the result")
+        yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, location="the result")

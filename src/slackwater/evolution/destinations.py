@@ -24,8 +24,8 @@ def letter_location(pipeline: Pipeline) -> TargetLocation | None:
     return None if pipeline.dead_letter is None else target_location(pipeline.dead_letter)
 
 
-def location_name(place: TargetLocation | None) -> str | None:
-    return None if place is None else next((p for p in place if p), "console")
+def location_name(location: TargetLocation | None) -> str | None:
+    return None if location is None else next((p for p in location if p), "console")
 
 
 def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:

@@ -20,7 +20,7 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 class KeyChange:
     """One difference. `before` and `after` are the values in the state and in the config; None for nothing.
 
-    `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `place`: where the new
+    `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `location`: where the new
     value is, for people.
     """
 
@@ -30,7 +30,7 @@ class KeyChange:
     verdict: str
     how: str
     level: str = "info"
-    place: str = "config"
+    location: str = "config"
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class KeyChange:
     @property
     def line(self) -> str:
         """Return the change in one line, without its verdict."""
-        return f"{self.name}: state has {format_key_value(self.key, self.before)}, {self.place} has {format_key_value(self.key, self.after)}: {self.how}"
+        return f"{self.name}: state has {format_key_value(self.key, self.before)}, {self.location} has {format_key_value(self.key, self.after)}: {self.how}"
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,14 @@ class ExpectedMarks:
 
 
 def expected_marks(
-    commit: Commit, name: str, place: TargetLocation | None, writer: str, missing: bool
+    commit: Commit, name: str, location: TargetLocation | None, writer: str, missing: bool
 ) -> ExpectedMarks:
     """Return the marks that a target, or LETTERS, may hold. `missing`: its part of this commit may not have reached it."""
     if name == LETTERS:
-        same, marks = commit.letters_to == place, commit.letters_marks
+        same, marks = commit.letters_to == location, commit.letters_marks
     else:
         target = commit.targets.get(name)
-        same = target is not None and (target.writer, target.place) == (writer, place)
+        same = target is not None and (target.writer, target.place) == (writer, location)
         marks = target.marks if target is not None else ()
     earlier = TargetMark(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
     if not same:

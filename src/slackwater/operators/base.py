@@ -244,7 +244,7 @@ class ShardTask:
     watermark: int  # µs; ingest: of the previous epoch; emit: the new one
     since: int  # µs; the watermark of the previous epoch, for ingest and emit
     idle_sources: tuple[int, ...] = ()
-    bound: int | None = None  # drop_new_groups: this shard's share of max_groups_per_window
+    group_limit: int | None = None  # drop_new_groups: this shard's share of max_groups_per_window
     groups: int = 0  # sessions: number of keys with open sessions
     pane_groups: Mapping[int, int] | None = None  # panes: current number of groups per pane
     flush: bool = False

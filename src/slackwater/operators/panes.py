@@ -52,9 +52,9 @@ class PaneOperator(PaneLogic, WindowOperator):
         total, lifted = int(rows["__n"].sum()), rows.height
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
-        if task.bound is not None and self._may_exceed(task, rows):
+        if task.group_limit is not None and self._may_exceed(task, rows):
             live_panes = self.forget(reader.scan(), task.watermark)
-            rows, refused = panes.admit_groups(self, rows, live_panes, task.watermark, task.bound)
+            rows, refused = panes.admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
         before = reader.units(distinct_values(rows["__h"].to_numpy()))
         done = panes.ingest_panes(self, rows, before, task.watermark)
         alone = None
@@ -130,7 +130,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
         totals = panes.window_totals(self, counts, task.watermark)
-        return max(totals.values(), default=0) > (task.bound or 0)
+        return max(totals.values(), default=0) > (task.group_limit or 0)
 
 
 def _units(rows: pl.DataFrame) -> pl.Series:

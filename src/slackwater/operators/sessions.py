@@ -57,7 +57,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
-        room = None if task.bound is None else max(task.bound - task.groups, 0)
+        room = None if task.group_limit is None else max(task.group_limit - task.groups, 0)
         done = sessions.ingest_sessions(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:

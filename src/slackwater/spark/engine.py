@@ -195,7 +195,7 @@ class SparkEngine:
         return IngestOutcome(
             reports,
             stats,
-            unfit=[UnstorableRows(name, {"": n}, ()) for name, n in counts_of.items() if n],
+            unstorable=[UnstorableRows(name, {"": n}, ()) for name, n in counts_of.items() if n],
             spans=spans,
         )
 

@@ -48,8 +48,8 @@ class RejectedRowHandler:
         if self.rows.pipeline.keeps_late_rows and self.rows.logic.is_preaggregated and some_late:
             staged += self._write_late(read, tasks[0])
         samples = {name: self._bad_samples(name, read.timed[name]) for name in bad}
-        unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unfit else ((), [])
-        return replace(outcome, bad_samples=samples, unfit=unfit, staged=[*staged, *letters])
+        unfit, letters = self._unfit(read, outcome, tasks[0]) if outcome.unstorable else ((), [])
+        return replace(outcome, bad_samples=samples, unstorable=unfit, staged=[*staged, *letters])
 
     def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
         bad = timed.where("__bad IS NOT NULL")
@@ -82,7 +82,7 @@ class RejectedRowHandler:
         Raises EpochError if their number differs from the first time.
         """
         unstorable, staged = [], list[LetterFile]()
-        for source_rows in outcome.unfit:
+        for source_rows in outcome.unstorable:
             marked = [
                 m
                 for input_path, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])

@@ -113,7 +113,7 @@ class GivenEngine:
         )
         bad = {n: s for n, s in samples.items() if s}
         reports = self._run(tasks, parts, origins, staged) if parts else ()
-        return IngestOutcome(reports, stats, bad, unfit=unfit, staged=staged, spans=spans)
+        return IngestOutcome(reports, stats, bad, unstorable=unfit, staged=staged, spans=spans)
 
     def _run(
         self,

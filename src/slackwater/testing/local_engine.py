@@ -123,7 +123,7 @@ class LocalEngine:
                     origin = _origins(name, fit, source if tagged else None)
                     origins.append(origin.with_columns(self._letter_keys(fit).get_columns()))
         if not prepared:
-            return IngestOutcome((), stats, unfit=unfit, staged=staged)
+            return IngestOutcome((), stats, unstorable=unfit, staged=staged)
         spans = Spans(frames, latest)
         every = pl.concat(prepared)
         owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
@@ -137,7 +137,7 @@ class LocalEngine:
         if origin_rows is not None and folded:
             late = origin_rows.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
             staged += [write_late(tasks[0], late)] if late.height else []
-        return IngestOutcome(reports, stats, unfit=unfit, staged=staged, spans=spans)
+        return IngestOutcome(reports, stats, unstorable=unfit, staged=staged, spans=spans)
 
     def _storable_rows(
         self,

@@ -237,7 +237,7 @@ def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
 
 
 def admit_groups(
-    logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, bound: int
+    logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
 ) -> tuple[pl.DataFrame, int]:
     """Apply `on_state_cap = "drop_new_groups"` in one shard: return the admitted rows and the number of refused raw rows.
 
@@ -263,7 +263,7 @@ def admit_groups(
     for row, *key, pane, n in ordered.select("__row", *names, "__start", "__n").iter_rows():
         group = tuple(map(_hashable, key))
         held = [members.setdefault(w, set()) for w in windows_of(pane)]
-        if all(group in m or len(m) < bound for m in held):
+        if all(group in m or len(m) < limit for m in held):
             admitted.append(row)
             for m in held:
                 m.add(group)

@@ -70,7 +70,7 @@ class TableConnector(Connector[C]):
             plural(len(stored.fields), "column"),
             f"{plural(len(snapshot.columns.fields), 'column')}, new: {', '.join(new)}",
         )
-        return [KeyChange(f"{label}, columns", had, has, COMPATIBLE, explanation, place="the table")], types
+        return [KeyChange(f"{label}, columns", had, has, COMPATIBLE, explanation, location="the table")], types
 
 
 def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
