@@ -15,7 +15,7 @@ from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
 from slackwater.engine.status import Status
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 
 STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
 RESULTS = "SLACKWATER_BENCH_RESULTS"  # likewise
@@ -96,7 +96,7 @@ def run_slackwater(
         on_status=on_status,
     )
     if out:
-        shutil.copytree(folder_at(out).local_copy(), work / "out")
+        shutil.copytree(open_directory(out).local_copy(), work / "out")
 
 
 def _source(data: Path | Topic) -> sw.Source:

@@ -24,7 +24,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.state.runs import Run
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 from slackwater.testing.object_store import S3, FaultyProxy
 
 Make = Callable[[], Any]
@@ -151,7 +151,7 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
         mend(proxy)
         target.publish(epoch, pl.DataFrame({"n": [epoch]}))
     assert target.last_epoch() == 3
-    found = pl.concat([pl.read_parquet(p) for p in sorted(folder_at(bucket).local_copy().glob("*.parquet"))])
+    found = pl.concat([pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet"))])
     assert found["n"].to_list() == [0, 1, 2, 3]
 
 

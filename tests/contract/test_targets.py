@@ -14,7 +14,7 @@ from slackwater.errors import PublishError
 from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import BucketDirectory, folder_at
+from slackwater.targets.output_directory import BucketDirectory, open_directory
 from slackwater.testing.object_store import S3, Fault, FaultyProxy
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
@@ -91,11 +91,11 @@ def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
         in_bucket(bucket, form).publish(epoch, rows(epoch))
         FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
     assert in_bucket(bucket, form).last_epoch() == 4
-    here, there = folder_at(bucket).local_copy(), tmp_path / "d"
+    here, there = open_directory(bucket).local_copy(), tmp_path / "d"
     assert published(here) == published(there) != []
     for name in published(there):
         assert (here / name).read_bytes() == (there / name).read_bytes()
-    again = folder_at(bucket)
+    again = open_directory(bucket)
     assert isinstance(again, BucketDirectory)
     again.local_copy()
     assert not again.client.requests["get"], "what was fetched is kept"
@@ -136,7 +136,7 @@ def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault
         for epoch in range(6):
             target.publish(epoch, rows(epoch))
         assert door.faults
-    found = pl.concat(pl.read_parquet(p) for p in sorted(folder_at(bucket).local_copy().glob("*.parquet")))
+    found = pl.concat(pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet")))
     assert found["n"].to_list() == list(range(6))
 
 

@@ -45,7 +45,7 @@ from tests.support.cluster_faults import Driven, end, run_through
 from tests.support.topics import messages
 
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 from slackwater.testing.object_store import S3, Fault, FaultyProxy
 from slackwater.testing.services import Kafka, Postgres
 
@@ -210,7 +210,7 @@ class Cell(Pair):
 
     def _fetched(self, name: str) -> Path:
         assert self.storage is not None
-        return folder_at(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
+        return open_directory(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
 
     def letters(self) -> tuple[int, int, int]:
         """(letters expected, lost, doubled or wrong): one for each record that is no JSON, by where it lies."""

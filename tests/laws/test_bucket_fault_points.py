@@ -21,7 +21,7 @@ from slackwater.state.files import lease, object_client, objects
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 from slackwater.testing.object_store import S3, Fault, FaultyProxy
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -97,7 +97,7 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
         proxy.judge = lambda method, path: ""
         requests = len(proxy.seen)
         test.close()
-    files = sorted(folder_at(f"{url}/out", s3.options()).local_copy().glob("*.parquet"))
+    files = sorted(open_directory(f"{url}/out", s3.options()).local_copy().glob("*.parquet"))
     assert verify_state(FilesStore(url, "law", s3.options())).problems == []
     return (
         sorted(pl.concat(map(pl.read_parquet, files)).select("u", "window_start", "n", "ids").rows()),

@@ -24,7 +24,7 @@ KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How many bytes a batch of each epoch's job may have, as Spark was told."""
     found: list[str] = []
-    sized = ArrowBatchSizer.sized
+    sized = ArrowBatchSizer.limit_batches
 
     @contextmanager
     def seen(of: ArrowBatchSizer, rows: Any) -> Iterator[None]:
@@ -38,7 +38,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         of.__dict__["seen"] = True
 
     told = ArrowBatchSizer.observe
-    monkeypatch.setattr(ArrowBatchSizer, "sized", seen)
+    monkeypatch.setattr(ArrowBatchSizer, "limit_batches", seen)
     monkeypatch.setattr(ArrowBatchSizer, "observe", heard)
     return found
 
@@ -69,10 +69,10 @@ def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
     sizes.observe([(arrow_batch_size.MANY_ROWS, 1)])
-    with pytest.raises(OverflowError), sizes.sized(rows):
+    with pytest.raises(OverflowError), sizes.limit_batches(rows):
         assert runner.spark.conf.get(KEY) == COUNTED
         raise OverflowError
-    with sizes.sized(rows):
+    with sizes.limit_batches(rows):
         assert runner.spark.conf.get(KEY) == before
 
 

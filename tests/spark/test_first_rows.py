@@ -195,7 +195,7 @@ def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> Non
     runner.run(**given)
     listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).list_files(runner.spark)
     assert sorted(local_name(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
-    assert all(e.now is not None for e in listed)
+    assert all(e.current is not None for e in listed)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     write("y z", "y z")
     found = runner.run(**given | {"flush": True})

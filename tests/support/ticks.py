@@ -97,7 +97,7 @@ class TicksSource(SelfPlannedSource):
         return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
     def rows_of_letters(self, found: Any, letter: str, file: str) -> Any:
-        return dead_letter_rows.decoded_rows(found, self.schema, [letter])
+        return dead_letter_rows.decoded_letter_rows(found, self.schema, [letter])
 
 
 @dataclass(frozen=True)

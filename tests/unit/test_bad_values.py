@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.sources.bad_values import Record, describe_event_time, describe_undecodable, lines_of
+from slackwater.sources.bad_values import Record, describe_event_time, describe_undecodable, find_lines_in_file
 
 SCHEMA = "user STRING, n BIGINT, x DOUBLE, ok BOOLEAN, ts TIMESTAMP, tags ARRAY<STRING>"
 
@@ -97,7 +97,7 @@ def test_lines(tmp_path: Path, name: str) -> None:
         Record("absent"),
         Record(),
     ]
-    assert lines_of(given, str(file), records) == [4, 2, 6, None, None, None]
+    assert find_lines_in_file(given, str(file), records) == [4, 2, 6, None, None, None]
 
 
 def test_a_record_that_was_written_anew_is_recognised_by_its_values(tmp_path: Path) -> None:
@@ -105,20 +105,25 @@ def test_a_record_that_was_written_anew_is_recognised_by_its_values(tmp_path: Pa
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
     given = source(schema="user STRING, n BIGINT, ts TIMESTAMP")
-    assert lines_of(given, str(file), [Record('{"user":"bob","ts":"soon"}'), Record('{"user":"cid"}')]) == [2, None]
+    assert find_lines_in_file(given, str(file), [Record('{"user":"bob","ts":"soon"}'), Record('{"user":"cid"}')]) == [
+        2,
+        None,
+    ]
     file.write_text("ann,True,1.50,soon\nbob,False,2,soon\n")
     given = source("csv", "user STRING, ok BOOLEAN, x DOUBLE, ts TIMESTAMP")
-    assert lines_of(given, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
+    assert find_lines_in_file(given, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
 
 
 def test_lines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')
     given = source(schema="user STRING, x DOUBLE")
-    assert lines_of(given, str(file), [Record("{broken"), Record(row={"user": "ann", "x": 2})]) == [2, 3]
+    assert find_lines_in_file(given, str(file), [Record("{broken"), Record(row={"user": "ann", "x": 2})]) == [2, 3]
     nested = source(schema="user STRING, x DOUBLE, s STRUCT<a: INT>")
     file.write_text('{"user": "ann", "s": {"a": 1}}\n')
-    assert lines_of(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [None]  # cannot be told
+    assert find_lines_in_file(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [
+        None
+    ]  # cannot be told
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,6 @@ def test_lines_of_json(tmp_path: Path) -> None:
 def test_files_that_are_not_looked_through(tmp_path: Path, given: Source) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("{broken\n")
-    assert lines_of(given, str(file), [Record("{broken")]) == [None]
-    assert lines_of(source(), str(tmp_path / "gone"), [Record("{broken")]) == [None]
-    assert lines_of(source(), "s3://lake/a.jsonl", [Record("{broken")]) == [None]
+    assert find_lines_in_file(given, str(file), [Record("{broken")]) == [None]
+    assert find_lines_in_file(source(), str(tmp_path / "gone"), [Record("{broken")]) == [None]
+    assert find_lines_in_file(source(), "s3://lake/a.jsonl", [Record("{broken")]) == [None]

@@ -126,6 +126,6 @@ def test_mistakes_of_pubsub(subscription: str, beside: dict[str, Any], keys: lis
 )
 def test_what_to_install(reader: CloudReader, advice: str) -> None:
     unknown = Exception(f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {reader.format}. Make sure …")
-    told = reader.missing(unknown)
+    told = reader.missing_connector_error(unknown)
     assert told is not None and advice in str(told) and "\n" not in str(told)
-    assert reader.missing(Exception("no route to host")) is None
+    assert reader.missing_connector_error(Exception("no route to host")) is None

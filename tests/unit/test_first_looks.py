@@ -55,7 +55,7 @@ def test_a_name_is_found_whatever_its_case() -> None:
 
 
 def entry(path: Path) -> FileEntry:
-    found = FileEntry(path.as_uri(), 0).now
+    found = FileEntry(path.as_uri(), 0).current
     assert found is not None
     return found
 

@@ -61,7 +61,7 @@ def was_read(table: Any) -> None:
     """Let the state have read this table: what a run leaves of a source in its commits."""
     spec = table.source()
     source = system_of(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
-    record = SourceRecord(offsets=source.now.offsets, columns=source.schema.json())
+    record = SourceRecord(offsets=source.snapshot.offsets, columns=source.schema.json())
     changed(lambda found: found["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True))))
 
 

@@ -100,7 +100,7 @@ def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> No
     part = planner.next()
     assert part is not None
     assert part.entries[0].size == 5
-    assert part.entries[0] == part.entries[0].now
+    assert part.entries[0] == part.entries[0].current
 
 
 def test_a_name_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

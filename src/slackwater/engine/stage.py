@@ -171,7 +171,7 @@ class StageRunner:
                 late += behind.height
                 accounting.log_late_results(self.pipeline, self.name, context.epoch, name, behind, before.watermark_us)
             payload[name] = self.engine.payload(rows)
-        return replace(context.batch, payload=payload, results=frozenset(upstream)), late
+        return replace(context.batch, payload=payload, stage_names=frozenset(upstream)), late
 
     def _read(
         self,

@@ -52,7 +52,7 @@ class IcebergResults:
 
     def _load_files(self) -> tuple[Any, dict[str, FileScanTask]]:
         try:
-            table = iceberg.tables_at(self.connection).load(self.name)
+            table = iceberg.open_catalog(self.connection).load(self.name)
             return table, {} if table is None else {t.file.file_path: t for t in table.scan().plan_files()}
         except Exception as error:  # catalogs raise what their clients do
             raise self._read_error(error) from None

@@ -36,7 +36,7 @@ from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import store_at
 from slackwater.query.view import StateView
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 
 _URL = re.compile(r"postgres(ql)?://")
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -124,7 +124,7 @@ def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
     path = target.path or ""
     if is_local(path):
         return _read_path(path)
-    return replace(_read_path(str(folder_at(path, connection.options).local_copy())), label=path)
+    return replace(_read_path(str(open_directory(path, connection.options).local_copy())), label=path)
 
 
 @_read_target.register
@@ -138,7 +138,7 @@ def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
 
     label = f"Iceberg table {target.table}"
     try:
-        table = iceberg.tables_at(connection).load(target.table or "")
+        table = iceberg.open_catalog(connection).load(target.table or "")
         rows = None if table is None else iceberg.read_all(table)
     except Exception as error:  # catalogs raise what their clients do
         raise StartError(f"{label}: cannot be read ({iceberg.iceberg_error_reason(error)})") from None

@@ -33,7 +33,7 @@ from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.new_rows import subtract_rows
 from slackwater.query.row_count import RowCount
-from slackwater.targets.output_directory import OutputDirectory, folder_at
+from slackwater.targets.output_directory import OutputDirectory, open_directory
 
 TIMES = ("window_start", "window_end")
 MOST = 2**31 - 1  # a limit that reads all rows
@@ -103,7 +103,7 @@ def _reader_for(connection: Connection, pipeline: Pipeline) -> ResultReader:
 @_reader_for.register
 def _(connection: FilesConnection, pipeline: Pipeline) -> ResultReader:
     target = pipeline.target
-    folder = folder_at(target.path or "", connection.options)
+    folder = open_directory(target.path or "", connection.options)
     return _FileResults(folder, target.format or "parquet", pipeline.writers)
 
 

@@ -3,7 +3,7 @@
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
 
-All functions are pure, except `find_lines` and `lines_of`, which read files of this machine.
+All functions are pure, except `find_lines` and `find_lines_in_file`, which read files of this machine.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 
 
 def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most: int = MOST_BYTES) -> list[int | None]:
-    """Return the line of each record in its file, see `lines_of`. Reads each file once.
+    """Return the line of each record in its file, see `find_lines_in_file`. Reads each file once.
 
     Args:
         places: The source, the file and the record of each search. The line is None without a source or file.
@@ -223,12 +223,16 @@ def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most:
     for (_, file), numbers in files.items():
         source = places[numbers[0]][0]
         assert source is not None
-        for number, line in zip(numbers, lines_of(source, file, [places[n][2] for n in numbers], most), strict=True):
+        for number, line in zip(
+            numbers, find_lines_in_file(source, file, [places[n][2] for n in numbers], most), strict=True
+        ):
             lines[number] = line
     return lines
 
 
-def lines_of(source: Source, file: str, records: Sequence[Record], most: int = MOST_BYTES) -> list[int | None]:
+def find_lines_in_file(
+    source: Source, file: str, records: Sequence[Record], most: int = MOST_BYTES
+) -> list[int | None]:
     """Return the lines, from 1, on which these records are in a text file. None for a record that was not found.
 
     Equal records get the line of the first one. The search covers the first `most` bytes. It skips files of other

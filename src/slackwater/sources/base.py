@@ -54,7 +54,7 @@ class ReplayRecord:
     record: str | None
     count: int
     tried: str | None
-    late: int = 0  # of the applied ones: late rows, which correct windows
+    late: int = 0  # of the applied letters, those of late rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Batch:
     lost: Mapping[str, int] = field(default_factory=dict)
     describe_mark: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    results: frozenset[str] = frozenset()  # the names in `payload` that are stages; limits of sources do not apply
+    stage_names: frozenset[str] = frozenset()  # the names in `payload` that are stages; limits of sources do not apply
     replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
 

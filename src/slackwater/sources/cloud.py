@@ -43,7 +43,7 @@ class CloudReader:
     event_time_unit: str | None
     install: str
 
-    def missing(self, error: BaseException) -> StartError | None:
+    def missing_connector_error(self, error: BaseException) -> StartError | None:
         """Return an error that says what to install, if Spark's error says that the format is unknown."""
         text = str(error)
         unknown = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
-def as_records(letters: DataFrame, letter_column: str) -> DataFrame:
+def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
     """Return letters as Spark reads records from a topic. The timestamp of a record is the event time of its letter."""
     return letters.selectExpr(
         "key",
@@ -35,14 +35,14 @@ def as_records(letters: DataFrame, letter_column: str) -> DataFrame:
     )
 
 
-def decoded_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
+def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
     """Return the letters whose rows had been decoded, with the columns of `schema` and `extra_columns`."""
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
     return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
-def text_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
+def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
     """Return all letters as rows. JSON or CSV lines that could not be decoded are parsed as in their file."""
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -54,7 +54,7 @@ def text_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Seq
     raw = letters.where("reason = 'undecodable'").withColumn("_p", parse)
     undecodable = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *extra_columns))
     return undecodable.unionByName(
-        decoded_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *extra_columns])
+        decoded_letter_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *extra_columns])
     )
 
 

@@ -12,7 +12,9 @@ _ROWS = 1000
 _NAMES = 1000
 
 
-def names_in(session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]) -> list[str]:
+def observed_field_names(
+    session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]
+) -> list[str]:
     """Return the keys of JSON objects, the header of CSV, or the columns of Parquet. Empty if the data has no names."""
     if "_value" in frame.columns:
         return _keys(frame.limit(_ROWS).selectExpr("CAST(_value AS STRING) AS value"))

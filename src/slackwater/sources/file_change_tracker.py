@@ -37,7 +37,7 @@ class FileChangeTracker:
         paths = dict.fromkeys(self._unchecked.pop() for _ in range(count))
         changed_entries = []
         for path in paths:
-            now = self.entries[path].now
+            now = self.entries[path].current
             if now is not None and self.entries[path].differs(now):
                 changed_entries.append(now)
                 self.entries[path] = now

@@ -68,7 +68,7 @@ class FileEntry:
     size: int | None = None
 
     @property
-    def now(self) -> FileEntry | None:
+    def current(self) -> FileEntry | None:
         """The file as it is now. None if it is gone, or is not on a disk of this machine."""
         if not self.path.startswith("file:"):
             return None
@@ -134,7 +134,7 @@ class FilesSource(SparkPlannedSource):
         entries = batch_files(checkpoint, index, number)
         if not entries:
             return None
-        entries = [entry.now or entry for entry in entries]  # just before they are read
+        entries = [entry.current or entry for entry in entries]  # just before they are read
         offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
         return self.batch_from_files(session, entries, offsets)
 
@@ -187,25 +187,25 @@ class FilesSource(SparkPlannedSource):
         form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._cache
         plain = form not in ("json", "csv")
         if cache.get("session") is not session:
-            schema = self.schema if plain else self.times.as_read
+            schema = self.schema if plain else self.text_schema.as_read
             cache |= {
                 "session": session,
                 "reader": batch_reader(session, form, schema, self.spec.options),
-                "times": self.times,
+                "text_schema": self.text_schema,
             }
             cache["schema"] = None
         frame: DataFrame = cache["reader"].load(paths)
         cache["schema"] = vars(frame)["schema"] = cache["schema"] or frame.schema  # PySpark's own cache of the schema
-        return frame if plain else cache["times"].convert(frame)
+        return frame if plain else cache["text_schema"].convert(frame)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
         extra_columns = [f"file AS {file}", letter]
         if self.spec.format in ("json", "csv"):
-            return dead_letter_rows.text_rows(letters, self.times, extra_columns)
-        return dead_letter_rows.decoded_rows(letters, self.schema, extra_columns)
+            return dead_letter_rows.text_letter_rows(letters, self.text_schema, extra_columns)
+        return dead_letter_rows.decoded_letter_rows(letters, self.schema, extra_columns)
 
     @property
-    def times(self) -> TextTimestampSchema:
+    def text_schema(self) -> TextTimestampSchema:
         """The schema for JSON and CSV readers, in which times are read as text."""
         options = self.spec.options
         return TextTimestampSchema(self.schema, self.spec.format or "", zone_of(options, self.zone), options)

@@ -87,7 +87,7 @@ def check_readable(spec: Source) -> None:
     except ValueError as error:
         raise StartError(f'source "{spec.name}": {error}') from None
     except OSError as error:
-        raise StartError(f'source "{spec.name}": {unlistable(error)}') from None
+        raise StartError(f'source "{spec.name}": {unlistable_reason(error)}') from None
     if refused:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise StartError(
@@ -96,7 +96,7 @@ def check_readable(spec: Source) -> None:
         )
 
 
-def unlistable(error: OSError) -> str:
+def unlistable_reason(error: OSError) -> str:
     """Return why a directory cannot be listed, and what to do."""
     return f'"{error.filename}" cannot be looked into ({error.strerror}); make it readable for this user, or name less in query'
 
@@ -136,7 +136,7 @@ class FilesPlanner:
 
     def _refresh(self, entry: FileEntry) -> FileEntry | None:
         self._seen_paths.add(local_name(entry.path))
-        if (now := entry.now) is None:
+        if (now := entry.current) is None:
             name = local_name(entry.path)
             log.warning('source "%s": %s was removed before it was read: nothing of it counts', self._source.name, name)
         return now
@@ -149,7 +149,7 @@ class FilesPlanner:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
             raise ExhaustedError.from_error(error) or EpochError(
-                f'source "{self._source.name}": {unlistable(error)}'
+                f'source "{self._source.name}": {unlistable_reason(error)}'
             ) from None
         entries = [entry for path in new if (entry := self._file_entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))

@@ -22,7 +22,7 @@ from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
-from slackwater.sources.dead_letter_rows import as_records
+from slackwater.sources.dead_letter_rows import letters_to_records
 from slackwater.sources.kafka_broker import KafkaBroker, make_client, named_topics
 from slackwater.sources.payloads.base import Payload
 from slackwater.state.commit import SourceRecord
@@ -338,7 +338,7 @@ class KafkaSource(SparkPlannedSource):
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return self.decode(as_records(letters, letter), [letter])
+        return self.decode(letters_to_records(letters, letter), [letter])
 
     # -- for external tools ----------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class KafkaBroker:
             TopicCollection(list(topics)), request_timeout=SECONDS
         ).items():
             try:
-                ids[topic] = _shown_id(answer.result(timeout=max(end - time.monotonic(), 0.1)).topic_id)
+                ids[topic] = _format_topic_id(answer.result(timeout=max(end - time.monotonic(), 0.1)).topic_id)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     continue
@@ -222,7 +222,7 @@ def matches_query(query: str, topic: str) -> bool:
     return topic in named_topics(query)
 
 
-def _shown_id(id_: Any) -> str:
+def _format_topic_id(id_: Any) -> str:
     """Return a topic id as Kafka's tools print it. Empty for the zero id, which brokers without topic ids return."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

@@ -149,13 +149,13 @@ def message_of(method: Any, properties: Any, body: bytes) -> RabbitMessage:
         method.routing_key,
         method.exchange,
         properties.message_id,
-        json.dumps(headers, default=_plain, ensure_ascii=False) if headers else None,
+        json.dumps(headers, default=_json_default, ensure_ascii=False) if headers else None,
         bool(method.redelivered),
         dt.datetime.now(dt.UTC),
     )
 
 
-def _plain(value: Any) -> str:
+def _json_default(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 

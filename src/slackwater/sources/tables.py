@@ -133,11 +133,11 @@ class TableLog(Protocol):
 class TableSource(Seekable):
     """A table as a source, planned by `tables_planner`.
 
-    `now`: the table at the start of the run. All its rows get these columns.
+    `snapshot`: the table at the start of the run. All its rows get these columns.
     """
 
     log: TableLog
-    now: TableSnapshot
+    snapshot: TableSnapshot
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -146,7 +146,7 @@ class TableSource(Seekable):
 
     @property
     def schema(self) -> StructType:
-        return without_ids(self.now.columns)
+        return without_ids(self.snapshot.columns)
 
     # -- start offsets -------------------------------------------------------------------------------------------------
 
@@ -159,9 +159,9 @@ class TableSource(Seekable):
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._query_log(lambda: self.log.offsets_before(version))
-        return self._whole()
+        return self._before_all_content()
 
-    def _whole(self) -> TableOffsets:
+    def _before_all_content(self) -> TableOffsets:
         """Return the offsets before all current content."""
         offsets = self._query_log(self.log.snapshot).offsets
         return (
@@ -177,10 +177,10 @@ class TableSource(Seekable):
         """
         read = record.offsets
         if isinstance(read, TableOffsets) and read.is_unread:
-            return self._whole()
+            return self._before_all_content()
         if not isinstance(read, TableOffsets):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
-        if read.table != (now := self.now.offsets).table:
+        if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
                 f"{self.where} is another table than the one that was read up to {read}: it was made anew; nothing was read: "
                 f"begin with it from its first row by `slackwater state reset … --offsets {self.name}=earliest`"
@@ -202,13 +202,13 @@ class TableSource(Seekable):
         except SlackwaterError as error:
             raise self.with_source_name(error) from None
         except VersionGoneError as error:
-            raise self.version_gone(str(error)) from None
+            raise self.version_gone_error(str(error)) from None
         except Exception as error:
             raise StartError(
                 f"{self.where} cannot be read ({self.log.error_reason(error)}); check query and the connection's options"
             ) from None
 
-    def version_gone(self, problem: str) -> EpochError:
+    def version_gone_error(self, problem: str) -> EpochError:
         return EpochError(
             f"{self.where}: {problem}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
             f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
@@ -226,7 +226,7 @@ class TableSource(Seekable):
             assert frame.schema is not None
         except Exception as error:
             if any(sign in str(error) for sign in _MISSING_FILE_ERRORS):
-                raise self.version_gone(f"a file of it is gone ({spark_error_reason(error)})") from None
+                raise self.version_gone_error(f"a file of it is gone ({spark_error_reason(error)})") from None
             raise EpochError(f"{self.where}: {spark_error_reason(error)}") from None
         return frame
 
@@ -235,26 +235,28 @@ class TableSource(Seekable):
         if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
-            if any("parquet.field.id" in f.metadata for f in self.now.columns.fields):
+            if any("parquet.field.id" in f.metadata for f in self.snapshot.columns.fields):
                 session.conf.set(_BY_ID, "true")
-            in_files = StructType([f for f in self.now.columns.fields if f.name not in self.now.partitions])
+            in_files = StructType([f for f in self.snapshot.columns.fields if f.name not in self.snapshot.partitions])
             reader = session.read.format("parquet").options(**self.spec.options).schema(in_files)
             self._cache.update(session=session, reader=reader)
         return self._cache["reader"]
 
     def _with_values(self, session: SparkSession, rows: DataFrame, files: Sequence[DataFile]) -> DataFrame:
         """Add the partition values of each file to its rows, and order the columns as in the table."""
-        names = [f.name for f in self.now.columns.fields]
-        if not self.now.partitions:
-            return rows.select(*map(_quoted, names))
+        names = [f.name for f in self.snapshot.columns.fields]
+        if not self.snapshot.partitions:
+            return rows.select(*map(_quote_name, names))
         F = spark_connect.sql_functions(rows)  # noqa: N806
-        kinds = {f.name: f.dataType for f in self.now.columns.fields}
+        kinds = {f.name: f.dataType for f in self.snapshot.columns.fields}
         if all(f.values == files[0].values for f in files):
-            values = {n: F.lit(files[0].values.get(n)) for n in self.now.partitions}
+            values = {n: F.lit(files[0].values.get(n)) for n in self.snapshot.partitions}
         else:
-            values = {n: F.col(f"__values.v{i}") for i, n in enumerate(self.now.partitions)}
-            listed = [(_path_without_scheme(f.path), *(f.values.get(n) for n in self.now.partitions)) for f in files]
-            columns = ", ".join(f"v{i} STRING" for i in range(len(self.now.partitions)))
+            values = {n: F.col(f"__values.v{i}") for i, n in enumerate(self.snapshot.partitions)}
+            listed = [
+                (_path_without_scheme(f.path), *(f.values.get(n) for n in self.snapshot.partitions)) for f in files
+            ]
+            columns = ", ".join(f"v{i} STRING" for i in range(len(self.snapshot.partitions)))
             file_values = session.createDataFrame(listed, f"{_FILE} STRING, {columns}").alias("__values")
             row_path = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
@@ -266,11 +268,11 @@ class TableSource(Seekable):
             missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PLACE)))
             planned = F.col(f"__values.{_FILE}").isNotNull()
             values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
-        selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quoted(n)) for n in names]
+        selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quote_name(n)) for n in names]
         return rows.select(*selected)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
-        return dead_letter_rows.decoded_rows(letters, self.schema, [f"file AS {file}", letter])
+        return dead_letter_rows.decoded_letter_rows(letters, self.schema, [f"file AS {file}", letter])
 
 
 @dataclass(frozen=True)
@@ -312,5 +314,5 @@ def _path_without_scheme(path: str) -> str:
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"

@@ -79,7 +79,7 @@ class TablePlanner:
             for version in source.log.versions_after(self._position):
                 self._add_version(version)
         except VersionGoneError as error:
-            self._problem = source.version_gone(str(error))
+            self._problem = source.version_gone_error(str(error))
         except SlackwaterError as error:
             self._problem = source.with_source_name(error)
         except Exception as error:

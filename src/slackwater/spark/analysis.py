@@ -250,7 +250,7 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
         return (ORIGIN, ORIGIN_TYPE) in columns and [c for c in columns if c[0] != ORIGIN] == expected
 
     try:
-        if _carries_already(carries, user_sql):
+        if _carries_origin(carries, user_sql):
             return user_sql
         if origin.mentions_origin(user_sql):
             raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
@@ -268,7 +268,7 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     )
 
 
-def _carries_already(carries: Callable[[str], bool], sql: str) -> bool:
+def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
     try:
         return carries(sql)
     except Exception:

@@ -35,7 +35,7 @@ class ArrowBatchSizer:
     _are_narrow: bool = False
 
     @contextmanager
-    def sized(self, rows: DataFrame) -> Iterator[None]:
+    def limit_batches(self, rows: DataFrame) -> Iterator[None]:
         """Set the batch limit for the job over these rows that runs in this context."""
         if not self._are_narrow:
             yield

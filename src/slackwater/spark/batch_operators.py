@@ -62,7 +62,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
 @_compute_windows.register(SessionOperator)
 def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
-        _refuse(operator, rows.filter(rows["__end"].is_null()))
+        _raise_bad_gaps(operator, rows.filter(rows["__end"].is_null()))
     done = sessions.ingest_sessions(operator, typed_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
     return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, end_watermark))
 
@@ -71,7 +71,7 @@ def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
     return operator.sorted_output(operator.output_frame(emitted))
 
 
-def _refuse(operator: SessionOperator, bad: pl.DataFrame) -> None:
+def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
     raise BadRowError(
         f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "

@@ -91,11 +91,11 @@ def _newest(
     the cache. Raises StartError if no release can be downloaded.
     """
     candidates = candidates_of(spark_version, published)
-    lines = {_numbers(v)[:2] for v in candidates[:2]}
-    cached = [v for v in candidates if _is_cached(_home("org.apache.spark", module, v))]
-    fitting = [v for v in cached if any_line or _numbers(v)[:2] in lines]
+    lines = {_version_numbers(v)[:2] for v in candidates[:2]}
+    cached = [v for v in candidates if _is_cached(_cache_folder("org.apache.spark", module, v))]
+    fitting = [v for v in cached if any_line or _version_numbers(v)[:2] in lines]
     if fitting:
-        return sorted(_home("org.apache.spark", module, fitting[0]).glob("*.jar")), fitting[0]
+        return sorted(_cache_folder("org.apache.spark", module, fitting[0]).glob("*.jar")), fitting[0]
     failures: list[str] = []
     for version in candidates:
         try:
@@ -107,14 +107,14 @@ def _newest(
 
 def candidates_of(spark_version: str, published: Sequence[str]) -> list[str]:
     """Return Spark's own version and the published ones before it, newest first."""
-    return [spark_version, *(v for v in published if _numbers(v) < _numbers(spark_version))]
+    return [spark_version, *(v for v in published if _version_numbers(v) < _version_numbers(spark_version))]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
 
-def _home(organisation: str, module: str, version: str) -> Path:
+def _cache_folder(organisation: str, module: str, version: str) -> Path:
     return cache_directory() / "jars" / f"{organisation}.{module}-{version}"
 
 
@@ -124,7 +124,7 @@ def _is_cached(home: Path) -> bool:
 
 def _fetch(organisation: str, module: str, version: str, *, transitive: bool) -> list[Path]:
     return _fetch_once(
-        _home(organisation, module, version),
+        _cache_folder(organisation, module, version),
         lambda folder: _fetch_module(organisation, module, version, transitive, folder),
     )
 

@@ -46,13 +46,13 @@ class Node:
             yield from child.walk()
 
 
-def of_json(text: str) -> Node:
+def parse_json(text: str) -> Node:
     """Parse a plan's JSON: a list of nodes in pre-order, each with the number of its children."""
     entries = iter(json.loads(text))
 
     def node() -> Node:
         fields: dict[str, Any] = next(entries)
-        kind = name(fields)
+        kind = class_name(fields)
         view = fields.get("desc", {}) if kind == "View" else {}
         identifier = view.get("identifier", {}) if isinstance(view, dict) else {}
         temporary = bool(fields.get("isTempView")) and "database" not in identifier
@@ -70,7 +70,7 @@ def of_json(text: str) -> Node:
     return node()
 
 
-def of_text(text: str) -> Node:
+def parse_text(text: str) -> Node:
     """Parse a plan as EXPLAIN prints it, with three characters of indentation per level. Other lines are skipped."""
     plan = text[text.find("\nWithCTE\n") + 1 :]  # skips the list of columns before it
     lines = [match for line in plan.splitlines() if (match := _LINE.match(line))]
@@ -119,7 +119,7 @@ def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tupl
     return children
 
 
-def name(fields: Mapping[str, Any]) -> str:
+def class_name(fields: Mapping[str, Any]) -> str:
     """Return the class name of a node or an expression."""
     return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
 

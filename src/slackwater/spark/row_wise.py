@@ -92,7 +92,7 @@ def statement(session: SparkSession, sql: str) -> str | None:
         return word
     assert session._jvm is not None
     skip: Any = session._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
-    root = plan_nodes.of_json(state.executePlan(parsed, skip).analyzed().toJSON())
+    root = plan_nodes.parse_json(state.executePlan(parsed, skip).analyzed().toJSON())
     while root.kind == "WithCTE":
         root = root.children[-1]
     is_query = root.kind in _ALLOWED or root.kind in _LEAVES or root.kind in _NODES or root.kind in ("Join", "Union")
@@ -112,7 +112,7 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
     `bounds`: the columns of `view`, which the plan reads, by which rows may be grouped.
     """
     plan = frame._jdf.queryExecution().analyzed()
-    root = plan_nodes.of_json(plan.toJSON())
+    root = plan_nodes.parse_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
         plan_grouping_check.derived_ids(nodes, plan_grouping_check.column_ids(view, bounds.names))
@@ -140,7 +140,7 @@ def forbidden_parts_of_text(
     is_sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
     reader = _Reader(lambda node: bool(bounded) and is_sure)
-    reader.check(plan_nodes.of_text(plan))
+    reader.check(plan_nodes.parse_text(plan))
     forbidden = (
         findings.non_row_wise
         | reader.forbidden
@@ -185,7 +185,7 @@ class _Reader:
         for outer, inner in pairwise(node.expressions):  # an expression is followed by its first child
             self._cast(outer, inner)
         for index, expression in enumerate(node.expressions):
-            if plan_nodes.name(expression) == "AesEncrypt":
+            if plan_nodes.class_name(expression) == "AesEncrypt":
                 self._encryption(plan_nodes.arguments(node.expressions, index))
         if node.kind == "WithCTE":
             (query,) = (c for c in node.children if c.kind != "CTERelationDef")
@@ -226,8 +226,8 @@ class _Reader:
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
         """Detect a constant text that Spark reads as a clock time, such as 'today'. That happens only in a cast."""
-        to = _TO_TIMES.get(plan_nodes.name(outer)) or str(outer.get("dataType"))
-        if plan_nodes.name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.name(inner) != "Literal":
+        to = _TO_TIMES.get(plan_nodes.class_name(outer)) or str(outer.get("dataType"))
+        if plan_nodes.class_name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.class_name(inner) != "Literal":
             return
         text = str(inner.get("value"))
         if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.depends_on_clock(text):
@@ -236,12 +236,12 @@ class _Reader:
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
         """Detect an AES encryption without an initialisation vector, which is then random."""
         mode, vector = arguments[2], arguments[4]
-        constant = [str(e.get("value")) for e in vector if plan_nodes.name(e) == "Literal"]
+        constant = [str(e.get("value")) for e in vector if plan_nodes.class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":
             self.forbidden.add("aes_encrypt() without an initialisation vector")
 
     def _expression(self, fields: Mapping[str, Any]) -> None:
-        kind = plan_nodes.name(fields)
+        kind = plan_nodes.class_name(fields)
         if kind in expressions.CHANGING:
             self.forbidden.add(expressions.CHANGING[kind])
         elif kind not in expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():

@@ -57,7 +57,7 @@ def run_over(
         frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
     try:
-        with sizes.sized(plain):
+        with sizes.limit_batches(plain):
             rows = plain.mapInArrow(partial(run_partition, names, task), _report_schema()).collect()
     except Exception as error:
         raise EpochError(f"the epoch failed and was not committed: {spark_error_reason(error)}") from error

@@ -233,7 +233,7 @@ class DeltaTarget:
         """Upsert `rows` and delete `superseded` in one commit. Both are in one source frame, with a column that marks
         the latter.
         """
-        columns = {_quoted(f.name): f"s.{_quoted(f.name)}" for f in self._table.fields}
+        columns = {_quote_name(f.name): f"s.{_quote_name(f.name)}" for f in self._table.fields}
         both = rows if superseded is None else pl.concat([rows, superseded], how="diagonal")
         source = self._cast(both, delta)
         if superseded is not None:
@@ -243,7 +243,7 @@ class DeltaTarget:
         if superseded is None:
             merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
             return
-        is_superseded = f"s.{_quoted(self._delete_flag)}"
+        is_superseded = f"s.{_quote_name(self._delete_flag)}"
         (
             merge.when_matched_delete(is_superseded)
             .when_matched_update(columns)
@@ -258,7 +258,7 @@ class DeltaTarget:
         return next(name for n in range(len(names) + 1) if (name := f"{_DELETE_FLAG}{n or ''}") not in names)
 
     def _predicate(self, rows: pl.DataFrame) -> str:
-        identity = [_quoted(name) for name in self._table.identity or ()]
+        identity = [_quote_name(name) for name in self._table.identity or ()]
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
@@ -269,7 +269,7 @@ class DeltaTarget:
             if kind and not column.null_count():
                 slack = 1000 if kind.startswith("Timestamp") else 0  # Spark truncates stored bounds to milliseconds
                 low, high = max(column.min() - slack, -(2**63)), column.max()  # type: ignore[operator]
-                yield f"(t.{_quoted(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
+                yield f"(t.{_quote_name(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
 
     def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
         """Return the rows with the types of the pipeline and in the column order of the table."""
@@ -300,19 +300,19 @@ def _number(text: str) -> int:
 
 def _types(schema: Schema) -> dict[str, str]:
     """Return the column names and types in Spark's spelling."""
-    return {f.name: _spelled(f.type) for f in schema.fields}
+    return {f.name: _spark_type(f.type) for f in schema.fields}
 
 
-def _spelled(kind: Any) -> str:
+def _spark_type(kind: Any) -> str:
     if isinstance(kind, ArrayType):
-        return f"array<{_spelled(kind.element_type)}>"
+        return f"array<{_spark_type(kind.element_type)}>"
     if isinstance(kind, StructType):
-        return f"struct<{','.join(f'{f.name}:{_spelled(f.type)}' for f in kind.fields)}>"
+        return f"struct<{','.join(f'{f.name}:{_spark_type(f.type)}' for f in kind.fields)}>"
     plain = str(getattr(kind, "type", kind))
     return _SPARK_NAMES.get(plain, plain)
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

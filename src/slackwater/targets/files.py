@@ -24,7 +24,7 @@ from slackwater.core.schema import arrow_schema
 from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 
 _TIME = f"{TIME}Z"
 
@@ -38,7 +38,7 @@ class FilesTarget:
     def __init__(
         self, path: str | Path, form: str, table: TargetTable, options: Mapping[str, str] | None = None
     ) -> None:
-        self._folder, self._format, self._table = folder_at(path, options), form, table
+        self._folder, self._format, self._table = open_directory(path, options), form, table
         self._marker = f"{OUTPUT_FOLDER}/{table.writer}.json"
         self.description = f'{form} files in "{path}"'
 
@@ -108,7 +108,7 @@ class FilesTarget:
             content = {"epoch": mark.epoch, "state": state, "infix": own_infix, "commit": mark.commit}
             self._folder.write_marker(self._marker, json.dumps(content).encode())
         except OSError as error:
-            raise self._not_moved(f"{self._shown}/{to}", error) from None
+            raise self._move_error(f"{self._shown}/{to}", error) from None
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
@@ -164,14 +164,14 @@ class FilesTarget:
             marked = [self._marker] if self._folder.read(self._marker) is not None else []
             self._folder.move([*files, *marked], to)
         except OSError as error:
-            raise self._not_moved(directory, error) from None
+            raise self._move_error(directory, error) from None
         return f'"{directory}"'
 
     @staticmethod
     def _aside_name(reason: str) -> str:
         return f"{OUTPUT_FOLDER}/{reason}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%fZ}"
 
-    def _not_moved(self, directory: str, error: OSError) -> StartError:
+    def _move_error(self, directory: str, error: OSError) -> StartError:
         return StartError(
             f"target directory {self._shown}: files of the former state could not be put aside in {directory} ({error.strerror}); "
             "what was moved is there; check the rights, then repeat this"
@@ -214,7 +214,7 @@ def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Return times as ISO 8601 and bytes as hexadecimal text, also in arrays and structs, for formats without these
     types.
     """
-    return rows.with_columns(apply_to_scalars(pl.col(c), t, _textual).alias(c) for c, t in rows.schema.items())
+    return rows.with_columns(apply_to_scalars(pl.col(c), t, _to_text).alias(c) for c, t in rows.schema.items())
 
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
@@ -225,7 +225,7 @@ def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _textual(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+def _to_text(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     if kind == pl.Binary:
         return value.bin.encode("hex")
     return value.dt.strftime(_TIME) if isinstance(kind, pl.Datetime) else value

@@ -92,7 +92,7 @@ class IcebergTarget:
                 iceberg.add_columns(missing, table)
                 table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
-            raise self._unreachable(error) from error
+            raise self._open_error(error) from error
         if different:
             raise StartError(
                 f"{self.description} has other columns than the pipeline: {different}; "
@@ -108,7 +108,7 @@ class IcebergTarget:
         try:
             table = self._tables.load(self._name)
         except Exception as error:
-            raise self._unreachable(error) from error
+            raise self._open_error(error) from error
         state, _, epoch = ("" if table is None else table.properties.get(self._last, "")).rpartition(" ")
         if not epoch or (state == self._columns.state and state):
             return None
@@ -118,7 +118,7 @@ class IcebergTarget:
         try:
             table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
-            raise self._unreachable(error) from error
+            raise self._open_error(error) from error
         snapshot = None if table is None else table.current_snapshot()
         if table is None or snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] == "0":
             return None
@@ -131,7 +131,7 @@ class IcebergTarget:
         try:
             table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
-            raise self._unreachable(error) from error
+            raise self._open_error(error) from error
         names = () if table is None else table.properties
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
 
@@ -193,7 +193,7 @@ class IcebergTarget:
         properties = {"slackwater.writer": self._columns.writer, "slackwater.epoch": str(epoch)}
         merged = self._mode == "merge" and self._merge(transaction, table, rows, superseded, properties)
         if not merged and not rows.is_empty():
-            transaction.append(iceberg.as_written(rows, self._columns.fields, table), properties)
+            transaction.append(iceberg.to_table_types(rows, self._columns.fields, table), properties)
         ref = table.metadata.refs.get(_MAIN)
         needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
         # Without rows there is no snapshot. Then a delayed old marker could overwrite a newer one.
@@ -236,7 +236,7 @@ class IcebergTarget:
             snapshot.commit_uuid = write_id
 
             def write(frames: list[pl.DataFrame]) -> None:
-                data = iceberg.as_written(pl.concat(frames), fields, table)
+                data = iceberg.to_table_types(pl.concat(frames), fields, table)
                 for file in _dataframe_to_data_files(table.metadata, data, table.io, write_id, counter):
                     snapshot.append_data_file(file)
 
@@ -322,7 +322,7 @@ class IcebergTarget:
         within = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
         return joined.filter(within).select(list(kinds))
 
-    def _unreachable(self, error: Exception) -> StartError:
+    def _open_error(self, error: Exception) -> StartError:
         return StartError(
             f"{self.description} cannot be opened ({iceberg.iceberg_error_reason(error)}); check the catalog and its options: "
             f'{self._tables.kind} catalog "{self._tables.name}"'

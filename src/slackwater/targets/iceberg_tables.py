@@ -100,7 +100,7 @@ class IcebergTables:
         self.catalog.create_table_if_not_exists(table, schema, partition_spec=spec, properties=_PROPERTIES)
 
 
-def tables_at(connection: IcebergConnection) -> IcebergTables:
+def open_catalog(connection: IcebergConnection) -> IcebergTables:
     return IcebergTables(connection.catalog, connection.catalog_name, connection.options)
 
 
@@ -135,8 +135,8 @@ def add_columns(fields: Sequence[Field], table: Table) -> None:
 
 def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     """Yield a line for each difference that prevents a table from holding the results."""
-    expected = {f.name: _spelled(f.field_type) for f in schema_of(fields).fields}
-    actual = {f.name: _spelled(f.field_type) for f in table.schema().fields}
+    expected = {f.name: _spark_type(f.field_type) for f in schema_of(fields).fields}
+    actual = {f.name: _spark_type(f.field_type) for f in table.schema().fields}
     for name, kind in expected.items():
         if name not in actual:
             yield f'column "{name}" ({kind}) is missing'
@@ -149,21 +149,21 @@ def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
     )
 
 
-def _spelled(kind: Any) -> str:
+def _spark_type(kind: Any) -> str:
     """Return a type in Spark's spelling."""
     from pyiceberg.types import ListType, MapType, StructType
 
     if isinstance(kind, ListType):
-        return f"array<{_spelled(kind.element_type)}>"
+        return f"array<{_spark_type(kind.element_type)}>"
     if isinstance(kind, MapType):
-        return f"map<{_spelled(kind.key_type)},{_spelled(kind.value_type)}>"
+        return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
     if isinstance(kind, StructType):
-        return f"struct<{','.join(f'{f.name}:{_spelled(f.field_type)}' for f in kind.fields)}>"
+        return f"struct<{','.join(f'{f.name}:{_spark_type(f.field_type)}' for f in kind.fields)}>"
     plain = re.sub(r",\s+", ",", str(kind))
     return _SPARK_NAMES.get(plain, plain)
 
 
-def as_written(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
+def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
     """Convert rows to the types and the order of a table's columns."""
     schema = table.schema()
     wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())

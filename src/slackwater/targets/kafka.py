@@ -34,7 +34,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.state.commit import TargetMark
 from slackwater.targets.base import TargetTable
-from slackwater.targets.kafka_markers import EPOCHS_TOPIC, KafkaMarkers, error_of
+from slackwater.targets.kafka_markers import EPOCHS_TOPIC, KafkaMarkers, kafka_error
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
 
 _EXACTLY_ONCE, _AT_LEAST_ONCE = "exactly_once", "at_least_once"
@@ -122,7 +122,7 @@ class KafkaTarget:
         except KafkaException as error:
             for client in clients:
                 client.poll(0)  # runs the error callback
-            raise self._unusable(error) from error
+            raise self._connection_error(error) from error
         self._producer = producer
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class KafkaTarget:
                 Producer(self._settings(self._producer_settings())).init_transactions(self._timeout)
             return self._markers.read(admin, committed=not fence)
         except KafkaException as error:
-            raise self._unusable(error) from error
+            raise self._connection_error(error) from error
 
     def writers(self) -> list[str]:
         try:
@@ -152,7 +152,7 @@ class KafkaTarget:
                 return []
             return self._markers.writers(admin)
         except KafkaException as error:
-            raise self._unusable(error) from error
+            raise self._connection_error(error) from error
 
     def last_epoch(self) -> int:
         """Return the last epoch known to be published, -1 for none; with at_least_once only by this process."""
@@ -175,7 +175,7 @@ class KafkaTarget:
                 self._produce_and_flush(self._producer, epoch, messages)
         except KafkaException as error:
             reason = self._reason(error)
-            self._abandon(error_of(error))
+            self._abandon(kafka_error(error))
             if self._fenced:
                 raise self._fenced_error(epoch, reason) from error
             raise self._publish_error(epoch, reason) from error
@@ -193,7 +193,7 @@ class KafkaTarget:
                 producer.commit_transaction(max(end - time.monotonic(), 0.1))
                 return
             except KafkaException as error:
-                if not error_of(error).retriable() or time.monotonic() >= end:
+                if not kafka_error(error).retriable() or time.monotonic() >= end:
                     raise
 
     def _produce_and_flush(self, producer: Producer, epoch: int, messages: Messages) -> None:
@@ -244,7 +244,7 @@ class KafkaTarget:
             try:
                 producer.abort_transaction(min(self._timeout, 5.0))
             except KafkaException as cause:
-                code = error_of(cause).code()
+                code = kafka_error(cause).code()
         self._fenced = self._exactly_once and code in _FENCED
         if not self._fenced:
             producer.purge()
@@ -278,7 +278,7 @@ class KafkaTarget:
             self._find_topic(admin)
         except KafkaException as error:
             admin.poll(0)
-            raise self._unusable(error) from error
+            raise self._connection_error(error) from error
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client settings with `more`. They keep the client library quiet; its output is in the errors."""
@@ -302,7 +302,7 @@ class KafkaTarget:
             settings |= {"transactional.id": f"slackwater-{self._table.writer}", "transaction.timeout.ms": within}
         return settings
 
-    def _unusable(self, error: KafkaException) -> StartError:
+    def _connection_error(self, error: KafkaException) -> StartError:
         return StartError(
             f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
             f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers run"
@@ -322,7 +322,7 @@ class KafkaTarget:
 
     def _reason(self, error: KafkaException) -> str:
         """Return an error in one line, without the values of secret settings."""
-        inner = error_of(error)
+        inner = kafka_error(error)
         text = inner.str()
         if inner.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
             text = f"{text}: {self._last_error}" if self._last_error else text

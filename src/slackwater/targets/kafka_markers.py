@@ -82,7 +82,7 @@ class KafkaMarkers:
         try:
             policy = future.result(self.timeout)["cleanup.policy"].value
         except KafkaException as error:
-            if error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return
             raise
         if policy != "compact":
@@ -98,7 +98,7 @@ class KafkaMarkers:
         try:
             future.result(self.timeout)
         except KafkaException as error:
-            if error_of(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            if kafka_error(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
         end = time.monotonic() + self.timeout
         while topic not in admin.list_topics(timeout=self.timeout).topics:
@@ -179,6 +179,6 @@ class KafkaMarkers:
         return TargetMark(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
 
 
-def error_of(error: KafkaException) -> KafkaError:
+def kafka_error(error: KafkaException) -> KafkaError:
     cause: KafkaError = error.args[0]
     return cause

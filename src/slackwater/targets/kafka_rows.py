@@ -96,12 +96,12 @@ class KafkaRows:
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
         whole = [
-            apply_to_scalars(pl.col(f.name), f.polars, _physical).alias(f.name)
+            apply_to_scalars(pl.col(f.name), f.polars, _to_physical).alias(f.name)
             for f in self._table.fields
-            if not _is_same(f)
+            if not _needs_no_conversion(f)
         ]
 
-        mapped = {f.name: convert for f in self._table.fields if (convert := _maps(f)) is not None}
+        mapped = {f.name: convert for f in self._table.fields if (convert := _map_converter(f)) is not None}
 
         def values(rows: pl.DataFrame) -> list[bytes]:
             written = []
@@ -144,12 +144,12 @@ def avro_schema(table: TargetTable) -> dict[str, Any]:
     }
 
 
-def _is_same(field: Field) -> bool:
+def _needs_no_conversion(field: Field) -> bool:
     """Return whether Avro takes the values of a column without conversion."""
     return field.is_scalar and field.base not in ("date", "timestamp", "timestamp_ntz")
 
 
-def _physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
+def _to_physical(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     """Convert dates and times to the numbers that Avro uses."""
     return value.to_physical() if kind.is_temporal() else value
 
@@ -174,20 +174,20 @@ def _avro_type(field: Field, path: str = "") -> Any:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
 
 
-def _maps(field: Field) -> Callable[[Any], Any] | None:
+def _map_converter(field: Field) -> Callable[[Any], Any] | None:
     """Return a function that converts lists of entries to maps where the type has maps with text keys. None if it has
     none.
     """
     if field.entry is not None:
         key, value = field.entry
-        inner = _maps(value) or (lambda v: v)
+        inner = _map_converter(value) or (lambda v: v)
         if key.type == "string":
             return lambda v: None if v is None else {e["key"]: inner(e["value"]) for e in v}
         return lambda v: None if v is None else [{"key": e["key"], "value": inner(e["value"])} for e in v]
     if field.element is not None:
-        of_element = _maps(field.element)
+        of_element = _map_converter(field.element)
         return of_element and (lambda v: None if v is None else [of_element(e) for e in v])
-    converters = {m.name: convert for m in field.members or () if (convert := _maps(m)) is not None}
+    converters = {m.name: convert for m in field.members or () if (convert := _map_converter(m)) is not None}
     return (
         (lambda v: None if v is None else {**v, **{n: c(v[n]) for n, c in converters.items()}}) if converters else None
     )

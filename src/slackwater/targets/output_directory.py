@@ -53,7 +53,7 @@ class OutputDirectory(Protocol):
         ...
 
 
-def folder_at(path: str | Path, options: Mapping[str, str] | None = None) -> OutputDirectory:
+def open_directory(path: str | Path, options: Mapping[str, str] | None = None) -> OutputDirectory:
     """Return the directory at a path or URL. Raises StartError."""
     if isinstance(path, Path) or is_local(path):
         return LocalDirectory(Path(path))
@@ -79,7 +79,7 @@ class LocalDirectory:
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
         (self.path / OUTPUT_FOLDER).mkdir(parents=True, exist_ok=True)
         temporary = self.path / OUTPUT_FOLDER / f".{name}"
-        with _removed_on_failure(temporary):
+        with _delete_on_failure(temporary):
             fill(temporary)
             _flush(temporary)
             temporary.replace(self.path / name)
@@ -92,7 +92,7 @@ class LocalDirectory:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
-        with _removed_on_failure(temporary):
+        with _delete_on_failure(temporary):
             temporary.write_bytes(content)
             _flush(temporary)
             temporary.replace(path)
@@ -108,7 +108,7 @@ class LocalDirectory:
 
 
 @contextmanager
-def _removed_on_failure(path: Path) -> Iterator[None]:
+def _delete_on_failure(path: Path) -> Iterator[None]:
     """Delete a partly written file if writing fails, such as on a full disk."""
     try:
         yield

@@ -189,7 +189,7 @@ class PostgresTarget:
                 continue  # `open` adds it
             if field.name not in actual:
                 problems.append(f'column "{field.name}" ({expected}) is missing')
-            elif not _holds(actual[field.name][0], expected):
+            elif not _is_wide_enough(actual[field.name][0], expected):
                 problems.append(f'column "{field.name}" is {actual[field.name][0]}, expected {expected}')
         names = {f.name for f in self._columns.fields}
         problems += [
@@ -345,7 +345,7 @@ def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
         yield [f"t.{c} IS NULL AND g.{c} IS NULL" if null else f"t.{c} = g.{c}" for c, null in columns]
 
 
-def _holds(actual: str, expected: str) -> bool:
+def _is_wide_enough(actual: str, expected: str) -> bool:
     """Return whether a column of type `actual` holds every value of type `expected`."""
     if actual == expected or (actual == "numeric" and expected.startswith("numeric")):
         return True

@@ -132,7 +132,7 @@ class GivenSource:
             strict = F.from_json(text, self.schema, {"mode": "FAILFAST"})
             return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
         assert isinstance(self.real, files.FilesSource)
-        times, options = self.real.times, dict(self.spec.options)
+        times, options = self.real.text_schema, dict(self.spec.options)
         whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
         reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         if form == "json":

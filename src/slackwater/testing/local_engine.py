@@ -64,7 +64,7 @@ class LocalEngine:
 
     def _latest_time_us(self, batch: Batch, name: str, clock_us: int) -> int:
         """Return the event time (µs) beyond which rows are bad. Results of a stage have no such limit."""
-        return FAR if name in batch.results else clock_us + self.max_future_ms * 1000
+        return FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000
 
     def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
         rows, listed = batch.payload.get(name), batch.partitions.get(name, {})

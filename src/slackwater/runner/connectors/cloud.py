@@ -32,7 +32,9 @@ class _CloudConnector(SparkStreamConnector[C]):
         try:
             frame = session.readStream.format(reader.format).options(**options).load()
         except Exception as error:
-            raise reader.missing(error) or StartError(f'source "{spec.name}": {spark_error_reason(error)}') from None
+            raise reader.missing_connector_error(error) or StartError(
+                f'source "{spec.name}": {spark_error_reason(error)}'
+            ) from None
         time = quote_column(reader.event_time_column)
         time = f"timestamp_millis({time})" if reader.event_time_unit else time
         return RecordFrame(frame, reader.payload_column, [f"{time} AS _event_ts"])

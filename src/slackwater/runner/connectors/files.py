@@ -22,7 +22,7 @@ from slackwater.sources.backlog import Question
 from slackwater.sources.files_planner import PlannedFilesSource, check_readable
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import folder_at
+from slackwater.targets.output_directory import open_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,11 +53,11 @@ class FilesConnector(Connector[FilesConnection]):
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
         if not is_local(spec.path or ""):
-            folder_at(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
+            open_directory(spec.path or "", self.connection.options).read(OUTPUT_FOLDER)
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
         ending = {"json": "jsonl"}.get(spec.format or "parquet", spec.format or "parquet")
-        home = folder_at(spec.path or "", self.connection.options).local_copy()
+        home = open_directory(spec.path or "", self.connection.options).local_copy()
         for path in sorted(home.glob(f"{pipeline}-letters-*.{ending}")):
             try:
                 if ending == "parquet":

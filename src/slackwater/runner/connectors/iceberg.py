@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class IcebergConnector(TableConnector[IcebergConnection]):
     def log(self, spec: Source) -> IcebergLog:
         from slackwater.sources.iceberg_log import IcebergLog
-        from slackwater.targets.iceberg_tables import iceberg_error_reason, tables_at
+        from slackwater.targets.iceberg_tables import iceberg_error_reason, open_catalog
 
-        tables, name = tables_at(self.connection), spec.query or ""
+        tables, name = open_catalog(self.connection), spec.query or ""
         return IcebergLog(name, lambda: tables.load(name), iceberg_error_reason)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> IcebergTarget:
@@ -47,9 +47,9 @@ class IcebergConnector(TableConnector[IcebergConnection]):
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable, day_of: str | None) -> IcebergTarget:
         from slackwater.targets.iceberg import IcebergTarget
-        from slackwater.targets.iceberg_tables import tables_at
+        from slackwater.targets.iceberg_tables import open_catalog
 
-        return IcebergTarget(tables_at(self.connection), spec.table or "", mode, table, day_of)
+        return IcebergTarget(open_catalog(self.connection), spec.table or "", mode, table, day_of)
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
         self.existing_target(spec, TargetTable("", (), None)).describe_previous_output()
@@ -59,7 +59,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
 
         name = spec.table or ""
         try:
-            table = iceberg.tables_at(self.connection).load(name)
+            table = iceberg.open_catalog(self.connection).load(name)
             if table is not None:
                 yield iceberg.read_all(table)
         except Exception as error:  # catalogs raise what their clients do

@@ -44,7 +44,7 @@ class TableConnector(Connector[C]):
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
         """Return the offsets after the current version of the table, which "latest" stands for."""
-        return table_source(self.log(spec), spec, None).now.offsets
+        return table_source(self.log(spec), spec, None).snapshot.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         log, label = self.log(spec), f'source "{spec.name}"'
@@ -103,7 +103,7 @@ def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) 
         return source
     from pyspark.sql.types import StructType
 
-    spec, snapshot, stored = source.spec, source.now, _columns(schema_json)
+    spec, snapshot, stored = source.spec, source.snapshot, _columns(schema_json)
     check_columns(source.where, stored, source.schema, spec.schema_changes, "versions since its first start")
     if spec.schema_changes == "ignore" and added_columns(stored, snapshot.columns):
         names = {f.name.casefold() for f in stored.fields}
