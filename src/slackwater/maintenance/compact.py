@@ -75,9 +75,9 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """Return the compacted state of a stage, with the same number of shards."""
-    done = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
+    compacted = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
     # changed windows still wait to be emitted
-    return done.model_copy(update={"waiting": state.waiting})
+    return compacted.model_copy(update={"waiting": state.waiting})
 
 
 def _vacuum(store: PostgresStore, stages: int) -> None:

@@ -40,10 +40,10 @@ def commit_history(store: StateStore) -> list[CommitSummary]:
 
 
 def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
-    former = (0, 0, 0, 0) if before is None else _totals(before)
+    previous_totals = (0, 0, 0, 0) if before is None else _totals(before)
     is_counted = before is not None or commit.epoch == 0
     rows_in, late, bad, emitted = (
-        now - then if is_counted else None for now, then in zip(_totals(commit), former, strict=True)
+        now - then if is_counted else None for now, then in zip(_totals(commit), previous_totals, strict=True)
     )
     return CommitSummary(
         commit.epoch,

@@ -59,8 +59,11 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
 
 def apply_moves(commit: Commit, moves: Sequence[OffsetMove]) -> Mapping[str, SourceRecord]:
     """Return the sources of a commit with new offsets."""
-    after = {m.source: m.after for m in moves}
-    return {n: s.model_copy(update={"offsets": after[n]}) if n in after else s for n, s in commit.sources.items()}
+    new_offsets = {m.source: m.after for m in moves}
+    return {
+        n: s.model_copy(update={"offsets": new_offsets[n]}) if n in new_offsets else s
+        for n, s in commit.sources.items()
+    }
 
 
 # -- arguments -------------------------------------------------------------------------------------------------------
@@ -85,8 +88,8 @@ def _parse_argument(text: str, names: Sequence[str]) -> dict[str, Any]:
         except ValueError as error:
             raise StartError(f"--offsets: found {text}, which is not JSON ({error})") from None
         return dict(parsed)
-    name, named, word = text.partition("=")
-    return {name: word} if named else dict.fromkeys(names, text)
+    name, separator, word = text.partition("=")
+    return {name: word} if separator else dict.fromkeys(names, text)
 
 
 def _parse_position(name: str, value: Any) -> str | int:

@@ -175,7 +175,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Buffered rows of one side, or a list of places (`left+`, `left-`)."""
+    """Describe problems of buffered rows of one side, or of row ids (`left+`, `left-`)."""
     side, suffix = side_of(operator, kind)
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
@@ -264,8 +264,8 @@ def _check_hashes(
     rows: pl.DataFrame, keys: Sequence[Field], shared: Sequence[Field], shard: int, shards: int
 ) -> Iterator[str]:
     kh = rows["__kh"].to_numpy()
-    named = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
-    yield from _count_problem(kh != _hashes(named, shared), "whose hash is not that of their key")
+    renamed = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
+    yield from _count_problem(kh != _hashes(renamed, shared), "whose hash is not that of their key")
     yield from _count_problem(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
 
 
@@ -274,7 +274,7 @@ def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:
     return key_hash(rows, list(keys)).to_numpy()
 
 
-def _count_problem(wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:
-    if count := int(wrong.sum()):
-        first = int(np.flatnonzero(wrong)[0])
+def _count_problem(is_wrong: NDArray[np.bool_], problem: str) -> Iterator[str]:
+    if count := int(is_wrong.sum()):
+        first = int(np.flatnonzero(is_wrong)[0])
         yield f"{count:,} row{'s' if count > 1 else ''} {problem}, first row {first}"

@@ -136,9 +136,9 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     if latest.staged and store.published() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
         sizes.waiting = _sum(waiting, "")
-    named = {name for m in commits for name in files_of(m)}
+    referenced = {name for m in commits for name in files_of(m)}
     last = max(sizes.kept, default=latest.epoch)
-    garbage = {n: b for n, b in on_disk.items() if n not in named and _epoch(n) <= last}
+    garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
     sizes.forecast = forecast_growth(commits)
     if store.storage.is_remote:

@@ -70,11 +70,11 @@ class _FilesCheck:
             try:
                 commit = self.store.manifest(epoch)
             except StateError as error:
-                self.add_problem(self.path(epoch), _fact(str(error)), (epoch,))
+                self.add_problem(self.path(epoch), _strip_remedy(str(error)), (epoch,))
                 continue
             self.manifests[epoch] = commit
-            for wrong in _shape_problems(commit):
-                self.add_problem(self.path(epoch), wrong, (epoch,))
+            for problem in _shape_problems(commit):
+                self.add_problem(self.path(epoch), problem, (epoch,))
         for name in sorted(self.storage.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
                 self.add_problem(
@@ -89,11 +89,11 @@ class _FilesCheck:
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
             self.add_problem(self.path(missing), "is missing between those before and after it", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
-        usual = max(sorted(set(ids)), key=ids.count, default="")
-        for epoch in [e for e, m in self.manifests.items() if m.state_id != usual]:
+        common_id = max(sorted(set(ids)), key=ids.count, default="")
+        for epoch in [e for e, m in self.manifests.items() if m.state_id != common_id]:
             state_id = self.manifests.pop(epoch).state_id
             self.add_problem(
-                self.path(epoch), f"is of another state: state_id {state_id!r}, the others have {usual!r}", (epoch,)
+                self.path(epoch), f"is of another state: state_id {state_id!r}, the others have {common_id!r}", (epoch,)
             )
         for before, after in itertools.pairwise(self.manifests.values()):
             reached = {s.name: s.watermark_us for s in before.stages}
@@ -114,11 +114,9 @@ class _FilesCheck:
         if published > latest:
             problem = f"is missing: {path} says that epoch {published} was published"
             self.add_problem(self.path(published), problem, (published,))
-        done = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
-        if done and published < done[-1]:
-            problem = (
-                f"says epoch {published}, and epoch {done[-1]} was published before epoch {epochs[-1]} was committed"
-            )
+        published_before = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
+        if published_before and published < published_before[-1]:
+            problem = f"says epoch {published}, and epoch {published_before[-1]} was published before epoch {epochs[-1]} was committed"
             remedy = "restore it; else the next start publishes the latest epoch once more, which a target that knows its last one ignores"
             self.add_problem(path, problem, (-1,), remedy)
         return published
@@ -129,8 +127,8 @@ class _FilesCheck:
         for epoch, commit in self.manifests.items():
             for number, stage in enumerate(commit.stages):
                 step = self.step(epoch, number)
-                if step is not None and (wrong := find_contradiction(step, stage)):
-                    self.add_problem(self.path(epoch), wrong, (epoch,))
+                if step is not None and (problem := find_contradiction(step, stage)):
+                    self.add_problem(self.path(epoch), problem, (epoch,))
                 for shard, metas in enumerate(stage.segments):
                     for meta in metas:
                         self.add_segment(meta, number, shard, stage.shards, epoch)
@@ -157,12 +155,14 @@ class _FilesCheck:
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
-        if wrong := self.storage.find_damage(file_ref(meta)):
-            self.add_problem(path, wrong, check.epochs)
+        if problem := self.storage.find_damage(file_ref(meta)):
+            self.add_problem(path, problem, check.epochs)
             return
         epoch = check.epochs[-1]  # the newest epoch that refers to it
-        for wrong in self.row_problems(check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]):
-            self.add_problem(path, wrong, check.epochs)
+        for problem in self.row_problems(
+            check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]
+        ):
+            self.add_problem(path, problem, check.epochs)
 
     def row_problems(self, check: _SegmentCheck, step: Operator | None, state: StageState) -> Iterator[str]:
         """Describe problems in the rows of a segment whose bytes are intact."""
@@ -175,12 +175,12 @@ class _FilesCheck:
             if step is None:
                 return
             frame, exact = frame_of(table), matches_description(step, state)
-            wrong = list(row_checks.check_segment(step, meta.kind, frame, *shard, exact))
-            yield from (f"holds {text}" if text[0].isdigit() else text for text in wrong)
-            if exact and not wrong and frame.height:
+            problems = list(row_checks.check_segment(step, meta.kind, frame, *shard, exact))
+            yield from (f"holds {text}" if text[0].isdigit() else text for text in problems)
+            if exact and not problems and frame.height:
                 yield from row_checks.check_segment_times(step, frame, meta)
         except StateError as error:
-            yield _fact(str(error))
+            yield _strip_remedy(str(error))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
             yield f"cannot be read as what the commit says it is ({type(error).__name__})"
 
@@ -201,8 +201,10 @@ class _FilesCheck:
                     )
                 except StateError:
                     continue  # deleted meanwhile
-                for wrong in row_checks.check_counts(step, everything, stage, shard) if everything is not None else ():
-                    self.add_problem(self.path(epoch), f"shard {shard} holds {wrong}", (epoch,))
+                for problem in (
+                    row_checks.check_counts(step, everything, stage, shard) if everything is not None else ()
+                ):
+                    self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:
         """Check the unpublished outputs of the latest commit. Earlier epochs are always published."""
@@ -216,28 +218,28 @@ class _FilesCheck:
         path, file = self.storage.shown(meta.file), FileRef(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
-        if wrong := self.storage.find_damage(file):
-            self.add_problem(path, f"{wrong}; epoch {epoch} is not published yet", (epoch,))
+        if damage := self.storage.find_damage(file):
+            self.add_problem(path, f"{damage}; epoch {epoch} is not published yet", (epoch,))
             return
         self.report.bytes += self.storage.local_path(file).stat().st_size
         try:
             count = open_arrow(self.storage.local_path(file), path).num_rows
         except StateError as error:
-            self.add_problem(path, _fact(str(error)), (epoch,))
+            self.add_problem(path, _strip_remedy(str(error)), (epoch,))
             return
         if count != meta.rows:
             self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
     def check_lists(self) -> None:
         """Check the lists of offsets and of replayed dead letters. The name of a list ends with its checksum."""
-        named: dict[str, list[int]] = {}
+        epochs_by_file: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
             for file in commit.lists:
-                named.setdefault(file, []).append(epoch)
-        for file, epochs in named.items():
+                epochs_by_file.setdefault(file, []).append(epoch)
+        for file, epochs in epochs_by_file.items():
             self.report.files += 1
-            if wrong := self.storage.find_damage(listed(file)):
-                self.add_problem(self.storage.shown(file), wrong, epochs)
+            if damage := self.storage.find_damage(listed(file)):
+                self.add_problem(self.storage.shown(file), damage, epochs)
             else:
                 self.report.bytes += self.storage.local_path(listed(file)).stat().st_size
 
@@ -269,7 +271,7 @@ def _check_begins(check: _FilesCheck) -> None:
     except StateError as error:
         check.add_problem(
             check.storage.shown("manifests"),
-            _fact(str(error)),
+            _strip_remedy(str(error)),
             (),
             "restore the manifests from a copy of the directory",
         )
@@ -277,20 +279,20 @@ def _check_begins(check: _FilesCheck) -> None:
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     """Complete the report with remedies, without files that a runner deleted meanwhile."""
-    report, still = check.report, check.store.epochs()
-    gone = {e for e in epochs if e not in still and still and e < still[0]}
-    problems = [p for p in report.problems if not p.epochs or set(p.epochs) - gone]
-    touched = {e for p in problems for e in p.epochs}
-    sound = [e for e in check.manifests if e not in touched and e not in gone]
-    report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in gone)
-    kept_epochs = sorted({*report.epochs, *(e for e in touched if epochs and e > epochs[-1])})
+    report, kept = check.report, check.store.epochs()
+    deleted = {e for e in epochs if e not in kept and kept and e < kept[0]}
+    problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]
+    affected = {e for p in problems for e in p.epochs}
+    sound = [e for e in check.manifests if e not in affected and e not in deleted]
+    report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in deleted)
+    kept_epochs = sorted({*report.epochs, *(e for e in affected if epochs and e > epochs[-1])})
     report.problems = [
         p if p.remedy else replace(p, remedy=advice_text(p, kept_epochs, report.sound, COPY)) for p in problems
     ]
     return report
 
 
-def _fact(message: str) -> str:
+def _strip_remedy(message: str) -> str:
     """Return a message of the store without the name of the file and the remedy."""
     fact = message.partition("; ")[0]
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)

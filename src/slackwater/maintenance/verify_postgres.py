@@ -120,14 +120,14 @@ class _TablesCheck:
             return
         self.report.files += 1
         self.report.bytes += self.fetch_value("SELECT pg_total_relation_size(%s)", table.state)
-        alien = self.fetch_value(
+        foreign_rows = self.fetch_value(
             f"SELECT count(*) FROM {table.state} WHERE pipeline_name <> %s OR epoch > %s",
             table.pipeline,
             commit.epoch,
         )
-        if alien:
+        if foreign_rows:
             self.add_problem(
-                table.state, f"{plural(alien, 'row')} of another pipeline, or of an epoch after {commit.epoch}"
+                table.state, f"{plural(foreign_rows, 'row')} of another pipeline, or of an epoch after {commit.epoch}"
             )
         for difference in () if state.table is None else row_difference(self.db, table.state, state.table):
             self.add_problem(table.state, difference)

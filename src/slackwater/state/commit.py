@@ -48,7 +48,7 @@ Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
 LETTERS = "[dead_letter]"  # stands for dead letters among the names of targets; no target can have this name
 
 
-def _stored(offsets: Offsets | None) -> Mapping[str, Any] | None:
+def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
     return None if offsets is None else offsets.to_json()
 
 
@@ -77,7 +77,7 @@ class SegmentMeta(CommitModel):
     most: Amount = 0  # joins: the largest number of rows of one key
 
     @model_validator(mode="after")
-    def _holds_something(self) -> SegmentMeta:
+    def _check_rows(self) -> SegmentMeta:
         if "/" in self.file and not self.rows:
             raise ValueError("a file without rows is never written")
         return self
@@ -164,12 +164,12 @@ class SourceRecord(CommitModel):
     `offsets` is None if only Spark's checkpoint knows where reading continues.
     """
 
-    offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_stored)] = None
+    offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_encode_offsets)] = None
     columns: str | None = None  # schema as Spark's JSON
 
 
 class BatchId(CommitModel):
-    """A Spark batch: the checkpoint's id and the batch's number."""
+    """A Spark batch: the id of its checkpoint, and its number."""
 
     checkpoint: Id
     batch: Amount
@@ -210,7 +210,7 @@ class StageState(CommitModel):
     windows: tuple[Amount, ...]  # per shard: open sessions
     panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(
         default_factory=dict
-    )  # start -> keys per shard, while not forgotten
+    )  # keys per shard, by start of a pane that has not expired
     # watermark holds per shard; None if no stage reads this one
     holds: tuple[tuple[Hold, ...], ...] | None = None
     table: TableRecord | None = None  # Postgres only; None before the first commit that records it
@@ -220,7 +220,7 @@ class StageState(CommitModel):
     counters: Counted = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _of_all_shards(self) -> StageState:
+    def _check_shards(self) -> StageState:
         shards = len(self.segments)
         for name, counts in (("groups", self.groups), ("windows", self.windows)):
             if len(counts) != shards:
@@ -264,7 +264,7 @@ class Commit(CommitModel):
     shards: Annotated[StrictInt, Field(ge=1, le=1 << 20)]
     stages: Annotated[
         tuple[StageState, ...], Field(min_length=1, max_length=1000)
-    ]  # in the order in which rows pass them
+    ]  # in topological order: a stage follows the stages that it reads
     sources: Mapping[str, SourceRecord] = Field(default_factory=dict)
     batch: BatchId | None = None  # the latest Spark batch in the state
     output: tuple[OutputMeta, ...] = ()
@@ -280,14 +280,14 @@ class Commit(CommitModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_target(cls, record: Any) -> Any:
+    def _migrate_targets(cls, record: Any) -> Any:
         try:
             return migrations.with_targets(record) if isinstance(record, dict) else record
         except (LookupError, TypeError, AttributeError):
             raise ValueError("its targets are not as an earlier version wrote them") from None
 
     @model_validator(mode="after")
-    def _of_all_shards(self) -> Commit:
+    def _check_shards(self) -> Commit:
         for stage in self.stages:
             if stage.shards != self.shards:
                 raise ValueError(f"segments of {stage.shards} shards, there are {self.shards}")
@@ -313,8 +313,8 @@ class Commit(CommitModel):
     @property
     def published_stages(self) -> list[StageState]:
         """Return the stages that feed a target; the last stage if no target names one."""
-        named = {t.stage for t in self.targets.values()}
-        return [s for s in self.stages if s.name in named] or [self.stages[-1]]
+        target_stages = {t.stage for t in self.targets.values()}
+        return [s for s in self.stages if s.name in target_stages] or [self.stages[-1]]
 
     def output_of(self, stage: str) -> tuple[OutputMeta, ...]:
         """Return the staged output of a stage."""

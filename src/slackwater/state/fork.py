@@ -52,12 +52,12 @@ def name_taken(name: str, epoch: int, place: str) -> StateError:
 
 
 def forked_commit(
-    commit: Commit, name: str, listed: Callable[[str], str] = lambda name: name, renames: bool = False
+    commit: Commit, name: str, rename_list: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
     """Return a commit as that of the pipeline `name`, without output.
 
     Args:
-        listed: maps the name of a list to its name in the copy.
+        rename_list: maps the name of a list to its name in the copy.
         renames: keep the targets, because they already hold the rows of this pipeline under its former name.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
@@ -67,7 +67,7 @@ def forked_commit(
         "branch": "",
         "commit_id": new_commit_id(),
         "committed_us": time.time_ns() // 1000,
-        "sources": {n: _rename_lists(s, listed) for n, s in commit.sources.items()},
+        "sources": {n: _rename_lists(s, rename_list) for n, s in commit.sources.items()},
         "output": (),
         "letters": (),
         "targets": held,
@@ -75,14 +75,16 @@ def forked_commit(
         "letters_marks": (),
         "reached": (),
         "emitted": 0,
-        "replayed": tuple(map(listed, commit.replayed)),
-        "tried": tuple(map(listed, commit.tried)),
+        "replayed": tuple(map(rename_list, commit.replayed)),
+        "tried": tuple(map(rename_list, commit.tried)),
     }
     return commit.model_copy(update=update)
 
 
-def _rename_lists(source: SourceRecord, listed: Callable[[str], str]) -> SourceRecord:
-    return source.model_copy(update={"offsets": source.offsets.with_list_names(listed)}) if source.offsets else source
+def _rename_lists(source: SourceRecord, rename_list: Callable[[str], str]) -> SourceRecord:
+    return (
+        source.model_copy(update={"offsets": source.offsets.with_list_names(rename_list)}) if source.offsets else source
+    )
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:

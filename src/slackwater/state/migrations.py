@@ -200,15 +200,15 @@ def with_targets(record: Record) -> Record:
     """
     if "destination" not in record:
         return record
-    former = record["destination"] or {}
+    destination = record["destination"] or {}
     updated = {k: v for k, v in record.items() if k != "destination"}
     last = record["stages"][-1]
     stage = last["name"] if isinstance(last, dict) else last.name
-    if "target" in former and "targets" not in record:
-        place = former["target"] or ()
+    if "target" in destination and "targets" not in record:
+        place = destination["target"] or ()
         target = {"stage": stage, "writer": record["pipeline"], "place": place}
-        updated["targets"] = {stage: target | {k: former[k] for k in _OF_TARGET if k in former}}
-        updated["letters_to"] = former.get("letters")
+        updated["targets"] = {stage: target | {k: destination[k] for k in _OF_TARGET if k in destination}}
+        updated["letters_to"] = destination.get("letters")
     updated["output"] = [{"stage": stage, **o} if isinstance(o, dict) else o for o in record.get("output", ())]
     return updated
 

@@ -26,7 +26,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 LIMIT = 1 << 62  # largest time; the values that stand for infinity are smaller
-MAX_DEPTH = 40  # of nested lists and tables
+MAX_DEPTH = 40  # of nested lists and mappings
 CLOSED = ConfigDict(extra="forbid")
 
 Time = Annotated[StrictInt, Field(ge=-LIMIT, le=LIMIT)]  # microseconds

@@ -22,7 +22,7 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
     Raises EpochError if it cannot be written.
     """
-    with _synced(path) as file:
+    with _open_synced(path) as file:
         counted = _CountingWriter(file)
         with pa.PythonFile(counted, mode="w") as sink:
             _encode(frame, sink)
@@ -70,11 +70,11 @@ def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
     columns that follow at wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
-    fresh = (_fresh(frame[c]) for c in lists)
+    fresh = (_rebuild_empty(frame[c]) for c in lists)
     return frame.with_columns(*fresh) if lists else frame
 
 
-def _fresh(lists: pl.Series) -> pl.Series:
+def _rebuild_empty(lists: pl.Series) -> pl.Series:
     """Return a column of empty or NULL lists on new buffers."""
     if lists.null_count() == len(lists):
         return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
@@ -83,12 +83,12 @@ def _fresh(lists: pl.Series) -> pl.Series:
 
 def write_synced(path: Path, content: Any) -> None:
     """Write a file and sync it to the disk. Raises EpochError if that fails."""
-    with _synced(path) as file:
+    with _open_synced(path) as file:
         file.write(content)
 
 
 @contextmanager
-def _synced(path: Path) -> Iterator[IO[bytes]]:
+def _open_synced(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file and sync it to the disk at the end. A file that fails is deleted. Raises EpochError."""
     created = False
     try:
@@ -118,14 +118,14 @@ def file_checksum(content: Any) -> str:
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
     """Raise StateError if a file is missing, truncated or changed. `shown` replaces the path in messages."""
-    if wrong := find_damage(path, expected, size):
+    if damage := find_damage(path, expected, size):
         try:
             path.open("rb").close()
         except OSError as error:
             if forbidden := unreadable(f"state file {shown or path}", error):
                 raise forbidden from None
         raise StateError(
-            f"state file {shown or path} {wrong}; restore it from a copy of the state directory; nothing was changed"
+            f"state file {shown or path} {damage}; restore it from a copy of the state directory; nothing was changed"
         )
 
 

@@ -108,8 +108,8 @@ class FilesBuffers:
                 continue
             due = side.due(segment.run.ts)
             rows = segment.rows(np.flatnonzero((due > since) & (due <= watermark)))
-            gone = self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
-            frames.append(rows.filter(pl.Series(~self.matched(which, rows) & ~gone)))
+            evicted = self.evicted(which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
+            frames.append(rows.filter(pl.Series(~self.matched(which, rows) & ~evicted)))
         return pl.concat(frames)
 
     def bound(self, which: int) -> int:
@@ -145,9 +145,9 @@ class FilesBuffers:
         rows = rows.filter(pl.Series(alive))
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
-    def hold(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
+    def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
         """Use these open tables, by file name: they stay readable after the files were deleted."""
-        for segment in (s for some in self._segments.values() for s in some if s.meta.file in tables):
+        for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
         return self
 

@@ -74,7 +74,7 @@ def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[
     If a runner deletes one of the files meanwhile, the commit is no longer kept. The copy then starts again with a
     later one.
     """
-    gone = ""
+    missing = ""
     for _ in range(ATTEMPTS):
         with store.peek(epoch) as snapshot:
             if snapshot is None:
@@ -89,7 +89,7 @@ def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[
                         copied.append(name)
                 return commit
             except FileNotFoundError as error:
-                gone = str(error.filename)
+                missing = str(error.filename)
     raise StateError(
-        f"state file {gone} is missing; restore it from a copy of the state directory; nothing was changed"
+        f"state file {missing} is missing; restore it from a copy of the state directory; nothing was changed"
     )

@@ -52,25 +52,25 @@ class Flock:
 
 def take_lock(path: Path) -> Flock:
     """Lock this file and its directory, and write the process into the file. Raises LockHeldError, StateError."""
-    file = _opened(path)
+    file = _open_lock_file(path)
     end = time.monotonic() + LOCK_S
-    if not _locked(file.fileno(), end):
+    if not _try_lock(file.fileno(), end):
         file.seek(0)
-        who = file.read().strip() or "another process"
+        holder = file.read().strip() or "another process"
         file.close()
         raise LockHeldError(
-            f"pipeline is already running: {who} holds {path}; stop it first, one runner per pipeline"
+            f"pipeline is already running: {holder} holds {path}; stop it first, one runner per pipeline"
         ) from None
-    directory = _opened_directory(path.parent)
+    directory = _open_directory(path.parent)
     try:
-        if directory is not None and not _locked(directory, end):
+        if directory is not None and not _try_lock(directory, end):
             os.close(directory)
             file.close()
             raise LockHeldError(
                 f"pipeline is already running: another process holds {path.parent}, and its file {path.name} was removed; stop "
                 "it first, one runner per pipeline"
             )
-    except OSError:  # a network file system that locks no directories
+    except OSError:  # a network file system that cannot lock directories
         assert directory is not None
         os.close(directory)
         directory = None
@@ -92,18 +92,18 @@ def lock_holder(path: Path) -> str | None:
         raise ExhaustedError.from_error(error) or StateError(
             f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
         ) from error
-    directory = _opened_directory(path.parent)
+    directory = _open_directory(path.parent)
     if directory is None:
         return None
     try:
         return None if _is_free(directory) else "another process"
     except OSError:
-        return None  # a network file system that locks no directories
+        return None  # a network file system that cannot lock directories
     finally:
         os.close(directory)
 
 
-def _opened_directory(path: Path) -> int | None:
+def _open_directory(path: Path) -> int | None:
     """Return a descriptor of a directory; None if this user may not read it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -111,7 +111,7 @@ def _opened_directory(path: Path) -> int | None:
         return None
 
 
-def _locked(descriptor: int, end: float) -> bool:
+def _try_lock(descriptor: int, end: float) -> bool:
     """Lock a descriptor.
 
     Return False if another process holds the lock until `end` of the monotonic clock. Raises OSError.
@@ -134,7 +134,7 @@ def _is_free(descriptor: int) -> bool:
     return True
 
 
-def _opened(path: Path) -> TextIO:
+def _open_lock_file(path: Path) -> TextIO:
     """Open the lock file. It is overwritten, so it must be a regular file and not a link."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

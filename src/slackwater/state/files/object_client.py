@@ -25,13 +25,13 @@ PATIENCE_S = 60.0  # how long a request is retried
 ANSWER_S = 20.0  # timeout of one attempt; it must leave time for retries
 CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
 PART = 16 << 20  # bytes of a part; objects larger than two parts are fetched in ranges and put in parts
-_AT_ONCE = 500  # objects deleted by one request
+_AT_ONCE = 500  # objects per delete request
 
 
 class StoredObject(NamedTuple):
     """The content of an object, and its version for conditional puts."""
 
-    content: Any  # a buffer
+    content: Any  # a buffer of bytes
     version: str
 
 
@@ -112,8 +112,8 @@ class ObjectClient:
         """
         while True:
             try:
-                done = self.create(file, content) if version is None else self.replace(file, content, version)
-                stored = self._get_or_none(file) if done is None and file in self._unanswered else None
+                new_version = self.create(file, content) if version is None else self.replace(file, content, version)
+                stored = self._get_or_none(file) if new_version is None and file in self._unanswered else None
             except SlackwaterError:
                 self._unanswered.setdefault(file, []).append(content)
                 raise
@@ -121,7 +121,7 @@ class ObjectClient:
                 version = stored.version
                 continue
             self._unanswered.pop(file, None)
-            return done
+            return new_version
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
         """Return the version of the object that this request wrote, or an earlier attempt whose response was lost."""
@@ -210,21 +210,21 @@ class ObjectClient:
         except Exception as error:
             raise self._wrap_error(error, f"{folder or 'it'} cannot be listed", StateError) from None
         paths = listing["common_prefixes"], [o["path"] for o in listing["objects"]]
-        folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in some) for some in paths)
+        folders, files = (sorted(str(p).rstrip("/").removeprefix(prefix) for p in names) for names in paths)
         return folders, files
 
     def delete(self, files: Collection[str]) -> None:
         """Delete objects; missing ones are ignored. Raises StateError."""
         remaining = sorted(files)
         while remaining:
-            some, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
+            chunk, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
             self.requests["delete"] += 1
             try:
-                self._retry(lambda some=some: self._obs.delete(self._store, some))  # type: ignore[misc]
+                self._retry(lambda chunk=chunk: self._obs.delete(self._store, chunk))  # type: ignore[misc]
             except FileNotFoundError as error:  # Azure stops at the first missing object
                 if _no_bucket(str(error)):
                     raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
-                for file in some:
+                for file in chunk:
                     self._delete(file)
             except Exception as error:
                 raise self._wrap_error(error, "objects cannot be deleted", StateError) from None
@@ -259,8 +259,8 @@ class ObjectClient:
                 work()
                 return
             except Exception as error:
-                gone = isinstance(error, FileNotFoundError) and is_transient is _is_transient
-                if gone or not is_transient(str(error)) or time.monotonic() > ends:
+                is_missing = isinstance(error, FileNotFoundError) and is_transient is _is_transient
+                if is_missing or not is_transient(str(error)) or time.monotonic() > ends:
                     raise
                 time.sleep(0.1)
 
@@ -270,13 +270,13 @@ class ObjectClient:
             return error
         text = str(error)
         bucket = urlsplit(self.url).netloc.partition("@")[0]
-        for is_it, said in (
+        for is_it, message in (
             (_no_bucket, f'there is no bucket "{bucket}"; create it, or correct the path'),
             (_no_credentials, f"no credentials were found ({_short_reason(error)}); {_CREDENTIALS}"),
             (_denied, f"access was denied ({_status(text)}); {_RIGHTS}"),
         ):
             if is_it(text):
-                return StateError(f"{self.label} {self.url}: {said}")
+                return StateError(f"{self.label} {self.url}: {message}")
         return kind(
             f"{self.label} {self.url}: {problem} ({_short_reason(error)}); what was committed stays: see that the store can be reached, "
             "and start again"

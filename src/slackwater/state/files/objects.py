@@ -109,13 +109,13 @@ class ObjectStorage:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
             raise self._damage_error(file, "is missing") from None
-        if wrong := _differs(content, file):
-            raise self._damage_error(file, wrong)
+        if damage := _content_damage(content, file):
+            raise self._damage_error(file, damage)
         self.cache.add(file.file, content)
 
-    def _damage_error(self, file: FileRef, wrong: str) -> StateError:
+    def _damage_error(self, file: FileRef, damage: str) -> StateError:
         return StateError(
-            f"state file {self.shown(file.file)} {wrong}; restore it from a copy of the state; nothing was changed"
+            f"state file {self.shown(file.file)} {damage}; restore it from a copy of the state; nothing was changed"
         )
 
     def fetch(self, files: Sequence[FileRef]) -> None:
@@ -127,10 +127,10 @@ class ObjectStorage:
             content = self.client.get(file.file, file.bytes).content
         except FileNotFoundError:
             return "is missing"
-        wrong = _differs(content, file)
-        if not wrong:
+        damage = _content_damage(content, file)
+        if not damage:
             self.cache.add(file.file, content)
-        return wrong
+        return damage
 
     def check(self, files: Sequence[FileRef]) -> None:
         """Compare the files with a listing of sizes. Their checksums are verified when they are fetched."""
@@ -160,10 +160,10 @@ class ObjectStorage:
         return self.client.create(file, content) is not None
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
-        done = self.client.rewrite(file, content, version)
-        if done is None:
+        new_version = self.client.rewrite(file, content, version)
+        if new_version is None:
             raise FencedError(f"{self.shown(file)} was written by another runner meanwhile; this one stops")
-        return done
+        return new_version
 
     def sizes(self, folder: str) -> Mapping[str, int]:
         return self.client.sizes(folder)
@@ -201,8 +201,8 @@ class ObjectStorage:
 
     def copy_from(self, origin: Storage, file: str) -> None:
         assert isinstance(origin, ObjectStorage)
-        whole = ObjectStorage(self.url, "", self.options)
-        whole.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
+        parent = ObjectStorage(self.url, "", self.options)
+        parent.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
         """Copy the state to another name and delete it here.
@@ -213,9 +213,9 @@ class ObjectStorage:
         aside = self.sibling(name)
         files = [f for f in self.client.sizes("") if f not in ("lock", MOVED)]
         commits = [f for f in files if f.startswith("manifests/")]
-        for some in ([f for f in files if f not in commits], commits):
+        for group in ([f for f in files if f not in commits], commits):
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(partial(aside.copy_from, self), some))
+                list(pool.map(partial(aside.copy_from, self), group))
         self.client.put(MOVED, aside.root.encode())
         self._clear()
         return aside.root
@@ -229,7 +229,7 @@ class ObjectStorage:
         self.delete(list(self.client.sizes("")))
 
 
-def _differs(content: memoryview, file: FileRef) -> str:
+def _content_damage(content: memoryview, file: FileRef) -> str:
     if file.bytes is not None and len(content) != file.bytes:
         return "is truncated" if len(content) < file.bytes else "is longer than what was written"
     return "" if file_checksum(content) == file.checksum else "does not hold what was written"

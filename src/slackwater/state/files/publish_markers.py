@@ -59,7 +59,7 @@ class MarkerFile:
         self._known, self._is_known = None, False
 
 
-def epoch_in(marker: MarkerFile, content: bytes | None) -> int:
+def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     """Parse the last published epoch, -1 for none. Raises StateError."""
     if content is None:
         return -1
@@ -81,7 +81,7 @@ def read_marker(marker: MarkerFile, held: bool = False) -> int:
         raise ExhaustedError.from_error(error) or StateError(
             f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
         ) from error
-    return epoch_in(marker, content)
+    return parse_epoch(marker, content)
 
 
 def write_marker(marker: MarkerFile, epoch: int) -> None:

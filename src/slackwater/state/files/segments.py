@@ -173,9 +173,9 @@ class SegmentReader:
     def _concat_visible(self, frames: list[pl.DataFrame]) -> pl.DataFrame:
         if not frames:
             return empty_frame(self.schema)
-        alive = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
-        dead = alive["__kind"].to_numpy() == TOMBSTONE
-        return alive[np.flatnonzero(~dead)] if dead.any() else alive
+        rows = pl.concat([f if f.schema == self.schema else self._typed(f) for f in frames])
+        is_tombstone = rows["__kind"].to_numpy() == TOMBSTONE
+        return rows[np.flatnonzero(~is_tombstone)] if is_tombstone.any() else rows
 
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
         return with_revision_columns(frame, self.schema).select(list(self.schema)).cast(self.schema)  # type: ignore[arg-type]

@@ -36,8 +36,8 @@ class SnapshotReader:
             try:
                 snapshot = self.open_commit(epochs[-1])
             except StateError:
-                former, epochs = epochs, self._log.epochs()
-                if epochs[-1:] == former[-1:]:
+                earlier_epochs, epochs = epochs, self._log.epochs()
+                if epochs[-1:] == earlier_epochs[-1:]:
                     raise
                 # a runner has committed meanwhile and deleted files of the former commit: open the new one
         yield snapshot
@@ -59,15 +59,15 @@ class SnapshotReader:
             [SegmentReader(self._storage, metas, {}).open_files() for metas in stage.segments]
             for stage in commit.stages
         ]
-        named = [m for stage in commit.stages for shard in stage.segments for m in shard]
-        for meta in named:
+        segments = [m for stage in commit.stages for shard in stage.segments for m in shard]
+        for meta in segments:
             if meta.file not in self._whole:
                 verify_file(self._storage, file_ref(meta))
-        self._whole = {m.file for m in named}
+        self._whole = {m.file for m in segments}
 
         def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
             join_buffers = FilesBuffers(self._storage, commit.stages[stage].segments[shard], logic)
-            return join_buffers.hold({s.meta.file: s.table for s in stages[stage][shard].segments})
+            return join_buffers.use_open_tables({s.meta.file: s.table for s in stages[stage][shard].segments})
 
         return Snapshot(
             commit,

@@ -104,12 +104,12 @@ class FilesStore:
         """
         if self.storage.is_remote:
             return
-        spared = self._merger.epochs
+        merging_epochs = self._merger.epochs
         for folder in NAMED:
             uncommitted = [
                 name for name in self.storage.sizes(folder) if name[:9].isdigit() and int(name[:9]) > self._latest
             ]
-            self.storage.delete([f"{folder}/{name}" for name in uncommitted if int(name[:9]) not in spared])
+            self.storage.delete([f"{folder}/{name}" for name in uncommitted if int(name[:9]) not in merging_epochs])
         if isinstance(self.storage, LocalStorage):
             self.storage.clear_pending()
 
@@ -132,14 +132,14 @@ class FilesStore:
         if latest is None:
             self.check_begins()
             return None
-        former = set()
+        state_ids = set()
         for epoch in epochs[:-1]:
             with suppress(StateError):  # a start does not need earlier commits
-                former.add(self._log.read(epoch).state_id)
-        if former and latest.state_id not in former:
+                state_ids.add(self._log.read(epoch).state_id)
+        if state_ids and latest.state_id not in state_ids:
             raise StateError(
                 f"manifest {self._log.shown(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
-                f"before it ({', '.join(map(repr, sorted(former)))}); restore it from a copy of the directory"
+                f"before it ({', '.join(map(repr, sorted(state_ids)))}); restore it from a copy of the directory"
             )
         return latest
 
@@ -293,16 +293,16 @@ class FilesStore:
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.storage.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
         try:  # records of many shards are long: do not read those that this process wrote
-            seen, recent = self._named, epochs[-KEPT_EPOCHS:]
-            named = {e: seen[e] if e in seen else _files_of(self._log.read(e)) for e in recent}
+            known_files, recent = self._named, epochs[-KEPT_EPOCHS:]
+            files_by_epoch = {e: known_files[e] if e in known_files else _files_of(self._log.read(e)) for e in recent}
         except StateError as error:
             log.warning("%s; nothing is cleaned up", error)
             return
-        self._named, used = named, frozenset[str]().union(*named.values())
-        spared = self._merger.epochs
+        self._named, used = files_by_epoch, frozenset[str]().union(*files_by_epoch.values())
+        merging_epochs = self._merger.epochs
         stored = [(f"{folder}/{name}", name[:9]) for folder in NAMED for name in self.storage.sizes(folder)]
         old = [(file, int(epoch)) for file, epoch in stored if epoch.isdigit() and int(epoch) <= self._latest]
-        self.storage.delete([file for file, epoch in old if epoch not in spared and file not in used])
+        self.storage.delete([file for file, epoch in old if epoch not in merging_epochs and file not in used])
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
         return fork_state(self, FilesStore(self.storage, name), epoch, renames)

@@ -153,7 +153,7 @@ class PostgresBuffers:
         side = self._side(which)
         if not self._has(side) or not len(hashes):
             return []
-        within = f"event_time BETWEEN {_moment(low)} AND {_moment(high)}"
+        within = f"event_time BETWEEN {_time_sql(low)} AND {_time_sql(high)}"
         frame = self._fetch(side, f"key_hash = ANY({_array(hashes)}) AND {within}")
         return [SortedRows.from_frame(frame.sort("__kh", "__ts", "__id"))]
 
@@ -168,8 +168,8 @@ class PostgresBuffers:
         side = self._side(which)
         if not self._has(side):
             return pl.DataFrame(schema=side.schema)
-        keeps = side.keep_us + 1
-        after, upto = _moment(since - keeps), _moment(watermark - keeps)
+        keep_us = side.keep_us + 1
+        after, upto = _time_sql(since - keep_us), _time_sql(watermark - keep_us)
         condition = f"NOT matched AND event_time > {after} AND event_time <= {upto}"
         if self.shards > 1:
             condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
@@ -188,7 +188,7 @@ class PostgresBuffers:
         side = self._side(which)
         query = (
             f"SELECT key_hash, count(*) FROM {self.table.state} WHERE side = '{side.name}' AND key_hash = ANY({_array(hashes)})"
-            f" AND event_time > {_moment(watermark - side.keep_us - 1)} GROUP BY 1"
+            f" AND event_time > {_time_sql(watermark - side.keep_us - 1)} GROUP BY 1"
         )
         frame = self._query(query, {"__kh": pl.Int64(), "__n": pl.Int64()})
         counts = np.zeros(len(hashes), dtype=np.int64)
@@ -197,7 +197,7 @@ class PostgresBuffers:
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
         side = self._side(which)
-        condition = f"event_time > {_moment(watermark - side.keep_us - 1)}"
+        condition = f"event_time > {_time_sql(watermark - side.keep_us - 1)}"
         if self.shards > 1:
             condition += f" AND {shard_condition('key_hash', self.shard, self.shards)}"
         return self._fetch(side, condition).sort("__kh", "__ts", "__id")
@@ -206,7 +206,7 @@ class PostgresBuffers:
         side = self._side(which)
         query = (
             f"SELECT key_hash, event_time, matched FROM {self.table.state} WHERE side = '{side.name}'"
-            f" AND event_time > {_moment(watermark - side.keep_us - 1)} AND {shard_condition('key_hash', self.shard, self.shards)}"
+            f" AND event_time > {_time_sql(watermark - side.keep_us - 1)} AND {shard_condition('key_hash', self.shard, self.shards)}"
         )
         return self._query(query, OUTLINE).with_columns(pl.col("__matched").fill_null(False))
 
@@ -283,21 +283,21 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
     """Delete the expired rows and return their number per side and shard."""
-    gone: dict[tuple[str, int], int] = {}
+    expired: dict[tuple[str, int], int] = {}
     shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
     for side in table.logic.sides:
-        upto = _moment(state.watermark_us - side.keep_us - 1)
+        upto = _time_sql(state.watermark_us - side.keep_us - 1)
         counts = db.execute(
             f"WITH gone AS (DELETE FROM {table.state} WHERE side = %s AND event_time <= {upto} RETURNING key_hash)"
             f" SELECT {shard}, count(*) FROM gone GROUP BY 1",
             (side.name,),
         )
-        gone |= {(side.name, number): count for number, count in counts}
-    return gone
+        expired |= {(side.name, number): count for number, count in counts}
+    return expired
 
 
 def collapsed_segments(
-    logic: JoinLogic, state: StageState, gone: Mapping[tuple[str, int], int], size: int
+    logic: JoinLogic, state: StageState, expired: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """Return the segments after the staged rows were moved into the table and the expired rows were deleted."""
     shards = []
@@ -306,7 +306,7 @@ def collapsed_segments(
         for side in logic.sides:
             buffered = [m for m in metas if m.kind == side.name]
             evicted = sum(m.rows for m in metas if m.kind == f"{side.name}-")
-            rows = sum(m.rows for m in buffered) - evicted - gone.get((side.name, shard), 0)
+            rows = sum(m.rows for m in buffered) - evicted - expired.get((side.name, shard), 0)
             if rows > 0:
                 segments.append(
                     SegmentMeta(
@@ -328,5 +328,5 @@ def _array(hashes: Int64s) -> str:
     return "'{" + ",".join(np.char.mod("%d", hashes)) + "}'::bigint[]"
 
 
-def _moment(us: int) -> str:
+def _time_sql(us: int) -> str:
     return client.time_literal(us)

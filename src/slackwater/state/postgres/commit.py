@@ -72,7 +72,7 @@ class Transaction:
             self._fence(commit)
             for statement in self.altering:
                 db.execute(statement)
-            done = self._merge_stages(commit) if self.stages else commit
+            stored = self._merge_stages(commit) if self.stages else commit
             if publish is not None:
                 publish(db)
             published = publish is not None and not commit.missing(())
@@ -82,27 +82,27 @@ class Transaction:
                 f"UPDATE {t.pipelines} SET record = %s, watermark = %s, open_windows = %s, commit_id = %s, updated_at = now(),"
                 " published_epoch = greatest(published_epoch, %s) WHERE pipeline_name = %s",
                 (
-                    done.model_dump_json(),
-                    client.to_datetime(done.watermark_us),
-                    sum(done.stages[0].windows),
+                    stored.model_dump_json(),
+                    client.to_datetime(stored.watermark_us),
+                    sum(stored.stages[0].windows),
                     commit_id,
-                    done.epoch if published else -1,
+                    stored.epoch if published else -1,
                     self.tables.pipeline,
                 ),
             )
-            self._write_offsets(done)
+            self._write_offsets(stored)
             if staged := [
                 t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedState)
             ]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
-        return done
+        return stored
 
     def _merge_stages(self, commit: Commit) -> Commit:
         """Merge the staged rows of all stages, and return the commit with the resulting segments."""
         moved = []
         for number, (state, logic) in enumerate(zip(commit.stages, self.stages, strict=True)):
-            whole = (self.named, bool(self.altering))
-            change = RowChange(self.db, replace(self.tables, stage=number), logic, commit.epoch, *whole)
+            settings = (self.named, bool(self.altering))
+            change = RowChange(self.db, replace(self.tables, stage=number), logic, commit.epoch, *settings)
             segments, gained = change.run(state)
             table = TableRecord(rows=change.rows(state, gained), columns=columns.column_types(logic, change.tables))
             moved.append(state.model_copy(update={"segments": segments, "table": table}))
@@ -112,17 +112,17 @@ class Transaction:
         """Claim the epoch. It fails if the previous epoch is not the latest."""
         t = self.tables
         if commit.epoch == 0:
-            done = self.db.execute(
+            cursor = self.db.execute(
                 f"INSERT INTO {t.pipelines} (pipeline_name, state_version, epoch, open_windows, commit_id, record)"
                 " VALUES (%s, %s, 0, 0, gen_random_uuid(), '{}') ON CONFLICT DO NOTHING",
                 (self.tables.pipeline, FORMAT),
             )
         else:
-            done = self.db.execute(
+            cursor = self.db.execute(
                 f"UPDATE {t.pipelines} SET epoch = %s WHERE pipeline_name = %s AND epoch = %s",
                 (commit.epoch, self.tables.pipeline, commit.epoch - 1),
             )
-        if done.rowcount != 1:
+        if cursor.rowcount != 1:
             raise FencedError(
                 f"epoch {commit.epoch} was already committed by another runner {self.location}; this one stops"
             )
@@ -214,7 +214,7 @@ class RowChange:
             return 0
         rule = logic.forgotten(watermark)
 
-        def over(row: str) -> str:
+        def expired(row: str) -> str:
             return (
                 f"({row}.kind IN ({WHOLE}, {EMITTED}) AND {row}.closes_at <= {client.time_literal(rule.whole_upto)}"
                 f" OR {row}.kind = {FLOOR} AND {row}.closes_at <= {client.time_literal(rule.floor_upto)})"
@@ -222,8 +222,8 @@ class RowChange:
 
         latest = client.time_literal(max(rule))
         return self.db.execute(
-            f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {over('s')} AND NOT EXISTS"
-            f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {over('o')})"
+            f"DELETE FROM {self.tables.state} s WHERE s.closes_at <= {latest} AND {expired('s')} AND NOT EXISTS"
+            f" (SELECT 1 FROM {self.tables.state} o WHERE o.unit = s.unit AND NOT {expired('o')})"
         ).rowcount
 
 

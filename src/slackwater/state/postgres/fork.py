@@ -40,6 +40,7 @@ def fork_tables(
 
 
 def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
+    """Raise StateError if the new pipeline has a state."""
     if not table_exists(db, new.pipelines):
         return
     if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
@@ -49,9 +50,9 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
 def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
     """Lock the new pipeline against a start. The lock ends with the connection."""
     if not lock.take_lock(db, new):
-        who = lock.lock_holder(db, new) or "another process"
+        holder = lock.lock_holder(db, new) or "another process"
         raise LockHeldError(
-            f'"{new.pipeline}" is already running: {who} holds its lock {location}; choose another name'
+            f'"{new.pipeline}" is already running: {holder} holds its lock {location}; choose another name'
         )
 
 
@@ -77,9 +78,9 @@ def _fork(
         commit = version_merge.with_gained_rows(commit, stage, gained)
     for statement in migrations.migration_statements(version, [new.for_stage(stage) for stage in stages]):
         db.execute(statement)
-    named = {token: uuid.uuid4().hex for token in commit.lists}
-    _copy_lists(db, new, named)
-    copied = forked_commit(version_merge.merged_commit(commit), new.pipeline, named.__getitem__, renames)
+    new_tokens = {token: uuid.uuid4().hex for token in commit.lists}
+    _copy_lists(db, new, new_tokens)
+    copied = forked_commit(version_merge.merged_commit(commit), new.pipeline, new_tokens.__getitem__, renames)
     db.execute(
         f"INSERT INTO {new.pipelines} (pipeline_name, state_version, epoch, published_epoch, watermark, open_windows,"
         " commit_id, record) VALUES (%s, %s, %s, %s, %s, %s, gen_random_uuid(), %s)",
@@ -127,11 +128,11 @@ def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -
     table_ownership.sign_table(db, new, "state")
 
 
-def _copy_lists(db: psycopg.Connection[Any], new: TableNames, named: Mapping[str, str]) -> None:
-    done = db.execute(
+def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mapping[str, str]) -> None:
+    cursor = db.execute(
         f"INSERT INTO {new.lists} SELECT n.fresh, %s, l.epoch, l.lines FROM {new.lists} l"
         " JOIN unnest(%s::text[], %s::text[]) AS n (token, fresh) USING (token)",
-        (new.pipeline, list(named), list(named.values())),
+        (new.pipeline, list(new_tokens), list(new_tokens.values())),
     )
-    if done.rowcount != len(named):
+    if cursor.rowcount != len(new_tokens):
         raise StateError(f"a list that the state refers to is missing in {new.lists}; restore it from a backup")

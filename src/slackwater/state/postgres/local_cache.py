@@ -29,20 +29,20 @@ def _file(token: str) -> str:
     return f"{token}.arrow"
 
 
-def store_copy(token: str, content: Any, whose: tuple[str, str, int], named: Collection[str]) -> None:
+def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Collection[str]) -> None:
     """Store a copy of staged rows. If that fails, readers fetch the rows.
 
     Earlier copies of the shard are deleted if they are no longer named: they were merged, or their epoch was not
     committed.
 
     Args:
-        whose: database, table and shard.
-        named: the other tokens of the shard that are still in use.
+        owner: database, table and shard.
+        in_use: the other tokens of the shard that are still in use.
     """
     with _lock:
-        before = _mine.get(whose, set())
-        _mine[whose] = before & set(named) | {token}
-    forget_copies(before - _mine[whose])
+        before = _mine.get(owner, set())
+        _mine[owner] = before & set(in_use) | {token}
+    forget_copies(before - _mine[owner])
     with suppress(SlackwaterError):
         FileCache("postgres").add(_file(token), content)
 

@@ -22,9 +22,9 @@ def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Conne
         end = time.monotonic() + LOCK_S
         while not take_lock(db, tables):
             if time.monotonic() > end:
-                who = lock_holder(db, tables) or "another process"
+                holder = lock_holder(db, tables) or "another process"
                 raise LockHeldError(
-                    f"pipeline is already running: {who} holds its lock {location}; stop it first, one runner per pipeline"
+                    f"pipeline is already running: {holder} holds its lock {location}; stop it first, one runner per pipeline"
                 )
             time.sleep(0.1)
     except BaseException:

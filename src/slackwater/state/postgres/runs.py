@@ -13,7 +13,7 @@ from slackwater.state.postgres.tables import TableNames
 from slackwater.state.runs import MOST_RUNS, Run, parse_runs
 
 
-def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
+def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
     """Insert a run, or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
     # Postgres cannot store U+0000 in text
     error = None if run.error is None else run.error.replace("\0", "�")
@@ -33,7 +33,7 @@ def note(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
         )
 
 
-def read(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
+def read_runs(url: str, tables: TableNames, location: str) -> tuple[Run, ...]:
     """Return the runs of a pipeline, oldest first; empty if the table does not exist yet. Raises StateError."""
     try:
         with client.borrow_connection(url, "state store") as db:

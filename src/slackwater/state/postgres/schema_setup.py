@@ -141,12 +141,12 @@ class SchemaSetup:
     def _rename(self) -> None:
         """Give the state its current name and comment. Raises StateError if another owner has the name."""
         with self.db.transaction():
-            table_ownership.rename_tables(self.db, self._located(), self.tables)
+            table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
         """Create the table of a new state, and drop what a failed start left."""
         with self.db.transaction():
-            current = self._located()
+            current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
                 table_ownership.drop_tables(self.db, current, "windows", "staged", "state")
             table_ownership.drop_tables(self.db, self.tables, "windows", "staged", "state")
@@ -154,7 +154,7 @@ class SchemaSetup:
                 self.db.execute(statement)
             table_ownership.sign_table(self.db, self.tables, "state")
 
-    def _located(self) -> TableNames:
+    def _existing_names(self) -> TableNames:
         """Return the tables under their existing names."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 

@@ -69,7 +69,9 @@ class PostgresShard:
         if rows.is_empty():
             return self.metas
         token = secrets.token_hex(8)
-        versions = pl.concat([_numbered(rows.filter(pl.col("__kind") != TOMBSTONE)), _gone(rows, before)])
+        versions = pl.concat(
+            [_number_rows(rows.filter(pl.col("__kind") != TOMBSTONE)), _removed_positions(rows, before)]
+        )
         names = self.tables.columns(logic)
         # rename last: keys may have names that are also columns of the table
         frame = (
@@ -83,8 +85,8 @@ class PostgresShard:
         except ConnectionError as error:
             raise EpochError(f"state was not staged: {error}") from None
         stats, content = logic.stats(rows), encode_frame(rows)
-        whose = (self.url, self.tables.state, self.shard)
-        local_cache.store_copy(token, content, whose, {m.file for m in self.metas})
+        owner = (self.url, self.tables.state, self.shard)
+        local_cache.store_copy(token, content, owner, {m.file for m in self.metas})
         figures = stats._asdict() | {"checksum": file_checksum(content)}
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
@@ -96,9 +98,11 @@ class PostgresShard:
         The shard follows from the hash, so unchanged rows stay where they are.
         """
         if before is not None:
-            gone = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
-            dead = gone.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
-            return self.with_metas(()).stage(logic, pl.concat([rows, dead]).sort("__h", maintain_order=True), before, 0)
+            removed = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
+            tombstones = removed.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+            return self.with_metas(()).stage(
+                logic, pl.concat([rows, tombstones]).sort("__h", maintain_order=True), before, 0
+            )
         if rows.is_empty():
             return ()
         stats = logic.stats(rows)
@@ -133,7 +137,7 @@ class PostgresShard:
         return OutputMeta(file=token, rows=frame.height)
 
 
-def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Add the position of each row in its unit; rows are sorted by unit. (unit, ordinal) is the key of the table."""
     unit = rows["__h"].to_numpy()
     position = np.arange(len(unit))
@@ -143,12 +147,12 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _gone(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
+def _removed_positions(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
     """Return TOMBSTONE rows for the positions that a new version no longer has."""
     if before.is_empty():
-        return _numbered(rows.clear())
-    old = _numbered(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
-    new = _numbered(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _ORDINAL)
+        return _number_rows(rows.clear())
+    old = _number_rows(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
+    new = _number_rows(rows.filter(pl.col("__kind") != TOMBSTONE)).select("__h", _ORDINAL)
     return old.join(new, on=["__h", _ORDINAL], how="anti").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
 
 
@@ -160,13 +164,13 @@ class PostgresReader:
     logic: KeyedState
 
     @cached_property
-    def _recent(self) -> StagedVersions:
+    def _staged_versions(self) -> StagedVersions:
         return StagedVersions(self.state.metas, self.logic.state_schema, self._staged, self.state.trusts_copies)
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         if not len(hashes) or not self._has_rows():
             return self.logic.empty_state()
-        newest, rest = self._recent.units(hashes)
+        newest, rest = self._staged_versions.units(hashes)
         below = self._fetch([f"unit = ANY({_array(rest)})"], shard_only=False) if len(rest) else None
         return _concat_sorted(newest, below)
 
@@ -182,21 +186,23 @@ class PostgresReader:
                 conditions.append(f"kind = {kind} AND {within}")
         before = client.time_literal(when.start_before)
         below = self._fetch([f"(({') OR ('.join(conditions)})) AND window_start < {before}"], shard_only=True)
-        return self._overlay(self._recent.due(when) if self._recent else None, below)
+        return self._overlay(self._staged_versions.due(when) if self._staged_versions else None, below)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
         return None  # the index finds the rows of any time range
 
     def scan(self) -> pl.DataFrame:
-        return self._overlay(self._recent.scan() if self._recent else None, self._fetch([], shard_only=True))
+        return self._overlay(
+            self._staged_versions.scan() if self._staged_versions else None, self._fetch([], shard_only=True)
+        )
 
     def outline(self) -> pl.DataFrame:
         below = self._fetch([], shard_only=True, only=OUTLINE)
-        return self._overlay(self._recent.outline() if self._recent else None, below)
+        return self._overlay(self._staged_versions.outline() if self._staged_versions else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
         """Lay the newest staged rows over rows of the state table."""
-        return below if newest is None else _concat_sorted(newest, self._recent.uncovered(below))
+        return below if newest is None else _concat_sorted(newest, self._staged_versions.uncovered(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
@@ -223,25 +229,25 @@ class PostgresReader:
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
         """Fetch the rows of these tokens, of all units or of these hashes. Tokens without rows are left out."""
         columns, schema = self._columns()
-        listed = ", ".join(f"'{m.file}'" for m in metas)
+        tokens = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
-        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({listed}){condition}"
+        query = f"SELECT {columns}, token FROM {self.state.tables.staged} r WHERE token IN ({tokens}){condition}"
         frame = self._query(query, {**schema, _TOKEN: pl.String()}).sort(_TOKEN, "__h", _ORDINAL).drop(_ORDINAL)
         parts = frame.partition_by(_TOKEN, as_dict=True, include_key=False)
         return {str(token): part for (token,), part in parts.items()}
 
     def _columns(self, only: Sequence[str] | None = None) -> tuple[str, dict[str, pl.DataType]]:
         """Return the selected columns as SQL, and the schema of the result."""
-        named = self.state.tables.columns(self.logic)
+        table_columns = self.state.tables.columns(self.logic)
         schema = {c: kind for c, kind in self.logic.state_schema.items() if only is None or c in only}
-        selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(named[c] for c in schema), "ordinal"))
+        selected = ", ".join(f"r.{client.quote_name(c)}" for c in (*(table_columns[c] for c in schema), "ordinal"))
         return selected, {**schema, _ORDINAL: pl.Int32()}
 
     @cached_property
     def _required(self) -> dict[str, str]:
         """Map the columns without NULL to their names in the table."""
-        named = self.state.tables.columns(self.logic)
-        return {_ORDINAL: "ordinal", **{c: n for c, n in named.items() if c in (*HIDDEN, "__end")}}
+        table_columns = self.state.tables.columns(self.logic)
+        return {_ORDINAL: "ordinal", **{c: n for c, n in table_columns.items() if c in (*HIDDEN, "__end")}}
 
     def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (

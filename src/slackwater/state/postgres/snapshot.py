@@ -44,7 +44,7 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: found NULL in column '
             f"{', '.join(missing)}, expected a value; restore it from a backup of the database"
         )
-    migrations.migration_route(row[1], _of(tables, location))
+    migrations.migration_route(row[1], _state_label(tables, location))
     return StoredRecord(row[1], row[2]), row[0]
 
 
@@ -58,7 +58,7 @@ def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str
         return None
     (version, record), published = stored
     try:
-        return parse_commit(record, version, _of(tables, location)), published, version
+        return parse_commit(record, version, _state_label(tables, location)), published, version
     except RecordError as error:
         raise StateError(
             f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: '
@@ -66,7 +66,7 @@ def latest_commit(db: psycopg.Connection[Any], tables: TableNames, location: str
         ) from None
 
 
-def _of(tables: TableNames, location: str) -> str:
+def _state_label(tables: TableNames, location: str) -> str:
     return f'state of pipeline "{tables.pipeline}" {location}'
 
 
@@ -99,20 +99,26 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
             stages = commit.stages
             current = table_ownership.current_names(db, tables, len(stages))
 
-            def part(shard: int, stage: int) -> PostgresShard:
+            def shard_state(shard: int, stage: int) -> PostgresShard:
                 table, metas = current.for_stage(stage), stages[stage].segments[shard]
                 return PostgresShard(url, table, shard, commit.shards, commit.epoch, metas, exported[0])
 
             def reader(shard: int, logic: KeyedState, stage: int) -> PostgresReader:
-                return part(shard, stage).reader(logic)
+                return shard_state(shard, stage).reader(logic)
 
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
-                return part(shard, stage).buffers(logic)
+                return shard_state(shard, stage).buffers(logic)
 
-            named = frozenset(commit.reached)
+            reached = frozenset(commit.reached)
             check = partial(check_tables, db, tables, commit, location)
             yield Snapshot(
-                commit, published, reader, partial(offset_lists.read_list, db, tables, location), buffers, named, check
+                commit,
+                published,
+                reader,
+                partial(offset_lists.read_list, db, tables, location),
+                buffers,
+                reached,
+                check,
             )
     except psycopg.Error as error:
         raise StateError(f"state store {location}: {client.error_reason(error)}") from None

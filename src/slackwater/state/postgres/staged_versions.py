@@ -82,8 +82,8 @@ class StagedVersions:
             return rows
         hashes = rows["__h"].to_numpy()
         reader = self._reader_for(np.unique(hashes)) if len(hashes) < FEW else self._all()
-        gone = _covered(reader, hashes)
-        return rows.filter(pl.Series(~gone)) if gone.any() else rows
+        is_covered = _covered(reader, hashes)
+        return rows.filter(pl.Series(~is_covered)) if is_covered.any() else rows
 
     def _all(self) -> SegmentReader:
         if self._whole is None:
@@ -92,7 +92,7 @@ class StagedVersions:
             if missing:
                 fetched = self._fetch(missing, None)
                 for meta in missing:
-                    tables_by_token[meta.file] = self._verified(meta, fetched.get(meta.file))
+                    tables_by_token[meta.file] = self._verify_frame(meta, fetched.get(meta.file))
             self._whole = self._reader([_StagedVersion(m, tables_by_token[m.file]) for m in self._metas])
         return self._whole
 
@@ -115,7 +115,7 @@ class StagedVersions:
     def _find_copy(self, meta: SegmentMeta) -> pa.Table | None:
         return local_cache.find_copy(meta) if self._is_local else None
 
-    def _verified(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
+    def _verify_frame(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(

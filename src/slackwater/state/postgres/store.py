@@ -153,11 +153,11 @@ class PostgresStore:
             raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
 
     def runs(self) -> tuple[Run, ...]:
-        return runs.read(self._url, self.tables, self._location)
+        return runs.read_runs(self._url, self.tables, self._location)
 
     @report_database_errors
     def note_run(self, run: Run) -> None:
-        runs.note(self._db, self.tables, run)
+        runs.write_run(self._db, self.tables, run)
 
     @property
     def capacity(self) -> ValueLimits:
@@ -266,24 +266,24 @@ class PostgresStore:
         try:
             self._migrate()
             try:
-                done = self._transact(commit, publish, commit_id)
+                stored = self._transact(commit, publish, commit_id)
             except RefusedError as refused:
                 # commit the epoch without the target: it is published later, as for a target in another database
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
-                done = self._transact(commit, publish, commit_id)
+                stored = self._transact(commit, publish, commit_id)
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             if not self._db.closed and not isinstance(error, errors.AdminShutdown):
                 raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
-            done = self._resolve_lost_commit(commit, publish, commit_id, error)
+            stored = self._resolve_lost_commit(commit, publish, commit_id, error)
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
         self._epoch = commit.epoch
-        self._named = version_merge.clear_merged(self._db, self.tables, self._named, commit, done)
+        self._named = version_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch
-        return done
+        return stored
 
     def _resolve_lost_commit(
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
@@ -317,11 +317,11 @@ class PostgresStore:
         stages = [self._stages[n] for n in sorted(self._stages)]
         altering = [statement for n in sorted(self._altering) for statement in self._altering[n]]
         guarded = None if publish is None else separate_refusals(publish)
-        done = Transaction(self._db, self.tables, stages, self._location, altering, self._named).run(
+        stored = Transaction(self._db, self.tables, stages, self._location, altering, self._named).run(
             commit, guarded, commit_id
         )
         self._altering.clear()
-        return done
+        return stored
 
     def _reconnect(self, epoch: int) -> None:
         end = time.monotonic() + PATIENCE_S

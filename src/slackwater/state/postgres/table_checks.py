@@ -27,9 +27,9 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
 
     A missing table is left to `prepare`. States from before tables were recorded pass.
     """
-    named = table_ownership.current_names(db, tables, len(commit.stages))
+    current = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):
-        table = named.for_stage(number).state
+        table = current.for_stage(number).state
         if stage.table is None or db.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
             continue
         if differences := list(table_differences(db, table, stage.table)):

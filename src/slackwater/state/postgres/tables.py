@@ -122,14 +122,14 @@ class TableNames:
         """Map the columns of a state row to columns of the table."""
         taken = set(_RESERVED)
 
-        def free(name: str, prefix: str) -> str:
+        def unused_name(name: str, prefix: str) -> str:
             while name in taken:
                 name = f"{prefix}.{name}"
             taken.add(name)
             return name
 
-        keys = {k: free(k, "key") for k in logic.key_names}
-        accumulators = {a: free(a, "acc") for a in logic.accumulators}
+        keys = {k: unused_name(k, "key") for k in logic.key_names}
+        accumulators = {a: unused_name(a, "acc") for a in logic.accumulators}
         hidden = {c: name for c, name in _READABLE.items() if c in logic.state_schema}
         return {**hidden, **keys, **accumulators}
 

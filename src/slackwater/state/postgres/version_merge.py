@@ -93,7 +93,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
         " WHERE s.unit = t.unit AND s.ordinal = t.ordinal",
         (names,),
     ).rowcount
-    listed = client.quote_names(columns)
+    column_list = client.quote_names(columns)
     if several:
         source = (
             f"(WITH picked AS MATERIALIZED (SELECT t.*, p.place FROM {staged} t JOIN unnest(%s::text[], %s::int[]) AS p (token, place)"
@@ -105,7 +105,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
         source, arguments = f"(SELECT * FROM {staged} WHERE token = ANY(%s)) t", (names,)
     # xmax is 0 in a new row, and the locking transaction's in a replaced one
     added = db.execute(
-        f"WITH written AS (INSERT INTO {state} ({listed}) SELECT {listed} FROM {source} WHERE kind <> {TOMBSTONE}"
+        f"WITH written AS (INSERT INTO {state} ({column_list}) SELECT {column_list} FROM {source} WHERE kind <> {TOMBSTONE}"
         f" ON CONFLICT (unit, ordinal) DO UPDATE SET {values} RETURNING xmax = 0 AS is_new)"
         " SELECT count(*) FILTER (WHERE is_new) FROM written",
         arguments,
@@ -153,16 +153,16 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
     if not any(staged_segments(s.segments) for s in commit.stages):
         return commit
     with db.transaction():
-        done = merged_commit(_merge_stages(db, tables, commit))
+        merged = merged_commit(_merge_stages(db, tables, commit))
         row = db.execute(
             f"UPDATE {tables.pipelines} SET record = record || jsonb_build_object('stages', %s::jsonb -> 'stages')"
             " WHERE pipeline_name = %s AND epoch = %s",
-            (done.model_dump_json(), tables.pipeline, commit.epoch),
+            (merged.model_dump_json(), tables.pipeline, commit.epoch),
         )
         if row.rowcount != 1:
             raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
     local_cache.forget_copies(staged_tokens(commit))
-    return done
+    return merged
 
 
 def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
@@ -190,17 +190,17 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 
 
 def clear_merged(
-    db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, done: Commit
+    db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
     """Delete local copies of merged rows and vacuum the staged tables after a commit.
 
     Return the tokens that are still staged.
 
-    `before`: the tokens before the commit. `commit`: the commit as requested. `done`: the commit as stored.
+    `before`: the tokens before the commit. `commit`: the commit as requested. `stored`: the commit as stored.
     """
-    waits = staged_tokens(done)
+    waits = staged_tokens(stored)
     local_cache.forget_copies((before | staged_tokens(commit)) - waits)
-    for number, stage in enumerate(done.stages) if before - waits else ():
+    for number, stage in enumerate(stored.stages) if before - waits else ():
         if not staged_segments(stage.segments):
             try:
                 db.execute(f"VACUUM {tables.for_stage(number).staged}")
