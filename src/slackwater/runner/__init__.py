@@ -1,1 +1,1 @@
-"""From a config to a run and its end: the parts put together, started, watched, stopped, told; knows no command line."""
+"""Runs of pipelines: build the components of a config, start, watch and stop them. Independent of the command line."""

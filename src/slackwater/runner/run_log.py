@@ -181,5 +181,7 @@ def log_notice(level: str, text: str) -> None:
 
 
 class _RunLogFormatter(logging.Formatter):
+    """Formatter with UTC times."""
+
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
         return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"

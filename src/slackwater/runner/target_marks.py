@@ -60,6 +60,7 @@ class MarkMismatch:
         return target.can_put_newer_aside(self.marked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
+        """Return a sentence about what the target holds and what the state wrote."""
         subject = f"{self.marked.title} ({self.marked.target.description})"
         written = self.marked.expected.marks[-1:]
         if self.kind == BEHIND:

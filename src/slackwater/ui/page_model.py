@@ -141,6 +141,17 @@ def build_model(
     stage: str | None = None,
     recorded_runs: Sequence[Run] | None = None,
 ) -> PageModel:
+    """Build the model of a snapshot.
+
+    Args:
+        watched: the pipeline.
+        snapshot: the commit that is shown.
+        commits: the kept commits.
+        runner: the runner that is up; None if there is none.
+        now_us: the time (µs UTC).
+        stage: the stage that is shown; None for the whole pipeline.
+        recorded_runs: the runs of the pipeline; None for a stage and for an earlier commit.
+    """
     commit = snapshot.commit
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]

@@ -1,1 +1,1 @@
-"""The one HTTP server of this process: bounded connections for any ASGI application; knows neither states nor pipelines."""
+"""HTTP server with limited connections for any ASGI application. Independent of states and pipelines."""

@@ -50,6 +50,8 @@ class _CountingSocket:
 
 
 class _BoundedServer(H11Protocol):
+    """Protocol of one connection, with the limits of `bounded_protocol`."""
+
     max_connections: int
     wait_s: float
     _timer: asyncio.TimerHandle | None = None

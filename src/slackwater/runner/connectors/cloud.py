@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class _CloudConnector(SparkStreamConnector[C]):
+    """Base of connectors for cloud queues. Subclasses return the options of the Spark connector."""
+
     @abstractmethod
     def reader(self, spec: Source) -> CloudReader: ...
 
@@ -41,6 +43,8 @@ class _CloudConnector(SparkStreamConnector[C]):
 
 
 class KinesisConnector(_CloudConnector[KinesisConnection]):
+    """Connector for Amazon Kinesis streams."""
+
     def reader(self, spec: Source) -> CloudReader:
         return kinesis_options(
             spec.query or "",
@@ -56,6 +60,8 @@ class KinesisConnector(_CloudConnector[KinesisConnection]):
 
 
 class PubSubConnector(_CloudConnector[PubSubConnection]):
+    """Connector for Google Pub/Sub subscriptions."""
+
     def reader(self, spec: Source) -> CloudReader:
         return pubsub_options(
             spec.query or "",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class ConsoleConnector(Connector[ConsoleConnection]):
+    """Connector for the console as a target."""
+
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> ConsoleTarget:
         return ConsoleTarget()
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class DeltaConnector(TableConnector[DeltaConnection]):
+    """Connector for Delta tables as sources, targets and for dead letters."""
+
     def log(self, spec: Source) -> DeltaLog:
         from slackwater.sources.delta_log import DeltaLog
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class FilesConnector(Connector[FilesConnection]):
+    """Connector for files as sources, targets and for dead letters."""
+
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> PlannedFilesSource:

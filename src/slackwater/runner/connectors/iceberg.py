@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class IcebergConnector(TableConnector[IcebergConnection]):
+    """Connector for Iceberg tables as sources, targets and for dead letters."""
+
     def log(self, spec: Source) -> IcebergLog:
         from slackwater.sources.iceberg_log import IcebergLog
         from slackwater.targets.iceberg_tables import iceberg_error_reason, open_catalog

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
     from slackwater.targets.kafka import KafkaTarget
 
-_SECONDS = 30.0
+_SECONDS = 30.0  # how long to wait for the next message
 
 
 class KafkaConnector(Connector[KafkaConnection]):
+    """Connector for Kafka topics as sources, targets and for dead letters."""
+
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> PlannedKafkaSource:

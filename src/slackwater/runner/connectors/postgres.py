@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 class PostgresConnector(Connector[PostgresConnection]):
+    """Connector for Postgres tables as targets and for dead letters."""
+
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> PostgresTarget:
         return self.existing_target(spec, table)
 

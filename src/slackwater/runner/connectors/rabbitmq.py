@@ -15,6 +15,8 @@ _EXTRA_COLUMNS = ("routing_key", "exchange", "message_id", "headers", "received"
 
 
 class RabbitMQConnector(SparkStreamConnector[RabbitMQConnection]):
+    """Connector for RabbitMQ queues as sources."""
+
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:
         from slackwater.sources import rabbitmq
 

@@ -28,8 +28,11 @@ class RecordFrame(NamedTuple):
 
 
 class SparkStreamConnector(Connector[C]):
+    """Connector whose sources are read by a Spark connector."""
+
     @abstractmethod
-    def records(self, session: SparkSession, spec: Source) -> RecordFrame: ...
+    def records(self, session: SparkSession, spec: Source) -> RecordFrame:
+        """Return the streaming DataFrame of a source's records. Raises StartError."""
 
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None

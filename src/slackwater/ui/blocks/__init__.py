@@ -1,1 +1,1 @@
-"""The blocks of the page: one question each, answered by frozen values from one commit. Pure but for the state rows they read."""
+"""The blocks of the page. Each answers one question with frozen values from one commit, and has no side effects."""

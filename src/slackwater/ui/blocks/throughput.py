@@ -38,8 +38,8 @@ class EpochTiming:
 class Throughput:
     """The block. Rates are over the kept commits, and None if they are not known.
 
-    The time begins with the first kept commit. If that is the first commit of the pipeline, it begins with the work on it
-    and its rows count, so that a run that read everything in one epoch has a rate.
+    The time begins with the first kept commit. If that is the first commit of the pipeline, it begins with the work on it,
+    and its rows count. So a run that read everything in one epoch has a rate.
 
     Args:
         rows: rows that came in within `over_us`.

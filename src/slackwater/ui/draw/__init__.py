@@ -1,1 +1,1 @@
-"""Blocks as SVG. Colours and strokes are the stylesheet's: shapes only have classes."""
+"""Draw blocks as SVG. Shapes only have classes; the stylesheet has colours and strokes."""

@@ -14,6 +14,7 @@ LEFT, TOP, LANE = 120, 30, 92
 
 
 def draw_ages(block: JoinBuffers) -> Markup:
+    """Draw the waiting rows of both sides by event time; return empty markup if none waits."""
     times = [t for side in block.sides for age in side.ages for t in (age.from_us, age.to_us)]
     if not times:
         return Markup("")

@@ -14,6 +14,7 @@ MOST = 60  # windows that are drawn
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
+    """Draw the latest MOST windows of the key; return empty markup if it has none."""
     bars = block.bars[-MOST:]
     if not bars:
         return Markup("")

@@ -14,6 +14,7 @@ LEFT, TOP, BOTTOM = 70, 12, 120
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
+    """Draw a bar per step of lateness; return empty markup without late rows."""
     if not block.chances:
         return Markup("")
     counts, remaining = list[int](), block.late

@@ -36,6 +36,7 @@ def draw_total(account: Account) -> Markup:
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
+    """Draw a stacked bar per kept epoch; return empty markup if no epoch has an account."""
     accounted = [e for e in block.epochs if e.account is not None]
     if not accounted:
         return Markup("")
