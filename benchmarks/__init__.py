@@ -1,1 +1,1 @@
-"""Slackwater beside Spark's own stateful operators: `python -m benchmarks.run`."""
+"""Slackwater next to Spark's own stateful operators: `python -m benchmarks.run`."""

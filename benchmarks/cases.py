@@ -127,7 +127,7 @@ FIRST_ROW_GOAL = 12.0
 FIRST_ROW_WINDOW = Window("tumbling", 10)
 FIRST_ROW_STREAM = Stream(100, 1_000, step_s=30, epochs=2)
 
-# State in Postgres beside Spark's native operator on RocksDB; and how many touched keys that is per second, end to end.
+# State in Postgres next to Spark's native operator on RocksDB; and how many touched keys that is per second, end to end.
 IN_POSTGRES = "state-in-postgres"
 IN_POSTGRES_CASE = CASES[0]
 IN_POSTGRES_GOAL, TOUCHED_GOAL = 3.0, 100_000
@@ -142,7 +142,7 @@ LATENCY = "kafka-to-postgres"
 LATENCY_ROWS_PER_S, LATENCY_SECONDS = 5_000, 60
 LATENCY_GOALS = {"p50_s": 0.8, "p99_s": 1.5}
 
-# JSON from twelve partitions of a topic, the broker on the same machine, beside the native operator on RocksDB
+# JSON from twelve partitions of a topic, the broker on the same machine, next to the native operator on RocksDB
 FROM_KAFKA = "from-kafka"
 FROM_KAFKA_SYSTEMS = (ROCKSDB, SLACKWATER, FLOOR)
 FROM_KAFKA_WINDOW = Window("session", 30)

@@ -76,7 +76,7 @@ def lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for key in [*before, *(key for key in after if key not in before)]:
         pairs = zip(before.get(key, Figures(None)), after.get(key, Figures(None)), (2, 2, 0), strict=True)
         yield f"{key[0]:<24}{key[1]:<20}" + "".join(_cells(*pair) for pair in pairs)
-    yield "\nSlackwater beside what ran in the same process of measuring, so with the machine's load in both"
+    yield "\nSlackwater next to what ran in the same process of measuring, so with the machine's load in both"
     yield f"{'case':<24}{'beside':<20}{'old':>12}{'new':>10}{'times':>8}"
     for (case, system), mine in after.items():
         ours = [figures.get((case, SLACKWATER)) for figures in (before, after)]

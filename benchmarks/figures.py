@@ -97,7 +97,7 @@ def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 def beside_kafka(
     runs: dict[str, list[dict[str, Any]]], found: dict[str, dict[str, Any]], stream: Stream
 ) -> dict[str, Any]:
-    """Slackwater's epochs beside the native ones and the floor's, and rows per second from process start to end."""
+    """Slackwater's epochs next to the native ones and the floor's, and rows per second from process start to end."""
     ours, native = found[SLACKWATER], found[ROCKSDB]
     rows = stream.rows * stream.epochs
     return {

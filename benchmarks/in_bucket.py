@@ -1,6 +1,6 @@
-"""`python -m benchmarks.in_bucket`: epochs of 200,000 rows with state and results in a bucket, beside the same on the local disk, in turn.
+"""`python -m benchmarks.in_bucket`: epochs of 200,000 rows with state and results in a bucket, next to the same on the local disk, in turn.
 
-The S3 server (moto) runs beside them on the same cores: what it takes is part of the bucket's time, and told apart. With
+The S3 server (moto) runs next to them on the same cores: what it takes is part of the bucket's time, and told apart. With
 `--state-only` the results stay on the disk.
 """
 
@@ -58,7 +58,7 @@ def main() -> int:
                 runs[where].append(run_worker(SLACKWATER, case.query, data, work, options.driver_memory))
                 if where == "bucket":
                     served.append((_spent_by(s3) - before) / options.epochs)
-        # once more, counted at the door
+        # again, counted at the door
         _told_to(s3, options.state_only)
         os.environ["AWS_ENDPOINT"] = f"http://127.0.0.1:{door.port}"
         run_worker(SLACKWATER, case.query, data, Path(root) / "counted", options.driver_memory)
@@ -72,7 +72,7 @@ def main() -> int:
         f"of the fastest epochs {disk['fastest_s'] / bucket['fastest_s']:.2f}"
     )
     print(
-        f"processor per epoch: bucket {bucket['cpu_s']:.2f} s, disk {disk['cpu_s']:.2f} s, beside them the S3 server "
+        f"processor per epoch: bucket {bucket['cpu_s']:.2f} s, disk {disk['cpu_s']:.2f} s, next to them the S3 server "
         f"{statistics.median(served):.2f} s (starts and ends included)"
     )
     same = disk["output"] == bucket["output"]

@@ -1,6 +1,6 @@
 """`python -m benchmarks.payloads`: the same rows as JSON, Avro and Protobuf, decoded by one core of Spark.
 
-Per second on a clock, and per processor second of all processes: of Protobuf a Python worker reads beside Spark.
+Per second on a clock, and per processor second of all processes: of Protobuf a Python worker reads next to Spark.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _panel(number: int, panel: Panel, sizes: Sizes) -> Iterator[Markup]:
         yield path(there, f"s{which}")
         ends.append((there[-1][1], which, f"{name}: {panel.number(points[-1][1])}"))
     free = float(top)
-    for y, which, name in sorted(ends):  # names beside the ends of their lines, none over another
+    for y, which, name in sorted(ends):  # names next to the ends of their lines, none over another
         free = max(y + 4, free)
         yield text(right + 8, free, name, f"s{which}")
         free += 16

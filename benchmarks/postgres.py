@@ -79,7 +79,7 @@ Times = dict[int, float]  # by whole second
 
 
 class Beside:
-    """A process beside the pipeline, until `end` asks it what it saw."""
+    """A process next to the pipeline, until `end` asks it what it saw."""
 
     def __init__(self, work: Callable[[str, Event, Queue[Times]], None], where: str) -> None:
         context = multiprocessing.get_context("spawn")

@@ -7,7 +7,7 @@ and write new versions of them, then one commit makes the epoch visible. All way
     hot         the same with due times in the index rounded, so that most updates leave the indexes as they are
     no-due      the same without an index on due times
     slots       workers upsert in parallel into the older of two rows per key; the commit is one row
-    versions    workers COPY new versions beside the old ones; the commit is one row; old versions are deleted beside the next epoch
+    versions    workers COPY new versions next to the old ones; the commit is one row; old versions are deleted next to the next epoch
     log         as versions, in a table of their own, which is folded into the other every eighth epoch; read from copies
 """
 
@@ -220,7 +220,7 @@ class Versions(Upsert):
 
 @dataclass(frozen=True)
 class Log(Upsert):
-    """Versions since the last fold, newest last, as whoever wrote them keeps them."""
+    """Versions since the last fold, newest last, as anyone who wrote them keeps them."""
 
     mine: list[Any] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)

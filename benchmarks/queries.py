@@ -1,7 +1,7 @@
 """`python -m benchmarks.queries`: what questions to a state take, and what they cost the pipeline that they are asked beside.
 
 fetch   a million open sessions in the files store, changed by a few epochs; one key after the other, at random
-beside  the sessions of the case `reopen` (drop), with nobody asking, and with a process that asks so many times a second
+next to  the sessions of the case `reopen` (drop), with nobody asking, and with a process that asks so many times a second
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main() -> int:
         )
         cost = beside(Path(root), given.rounds, given.per_second, given.quick)
         print(
-            f"an epoch beside {given.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
+            f"an epoch next to {given.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
             f"{100 * cost['cost']:+.1f} % (goal: under 5 %); {cost['answers']}"
         )
     return 0

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.run`: Slackwater beside Spark's own operators, in one run, on the same data."""
+"""`python -m benchmarks.run`: Slackwater next to Spark's own operators, in one run, on the same data."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Bench:
         return found | {"ratio": found["skewed"]["median_s"] / found["uniform"]["median_s"]}
 
     def in_postgres(self, small: bool) -> dict[str, Any]:
-        """Sessions with their state in Postgres, beside Spark's native operator on RocksDB."""
+        """Sessions with their state in Postgres, next to Spark's native operator on RocksDB."""
         case = IN_POSTGRES_CASE
         stream = quick(case.stream) if small else case.stream
         runs: dict[str, list[dict[str, Any]]] = {ROCKSDB: [], POSTGRES: []}
@@ -162,7 +162,9 @@ class Bench:
         return result
 
 
-PARTS: dict[str, tuple[str, Callable[[Bench, bool], Any]]] = {  # beside the cases: what it is called, and in the report
+PARTS: dict[
+    str, tuple[str, Callable[[Bench, bool], Any]]
+] = {  # next to the cases: what it is called, and in the report
     IDLE: ("idle_keys", Bench.idle_keys),
     SKEWED: ("skewed", Bench.skewed),
     FIRST_ROW: ("first_row_s", lambda bench, small: bench.first_row()),
@@ -230,7 +232,7 @@ def _options() -> argparse.Namespace:
 def _release(text: str) -> Path:
     if not re.fullmatch(r"\w[\w.+-]*", text) or text == "latest":
         raise argparse.ArgumentTypeError(
-            f'"{text}" is no name of a release; expected letters, digits, ".", "-" and "+"'
+            f'"{text}" is not a name of a release; expected letters, digits, ".", "-" and "+"'
         )
     return RESULTS / f"{text}.json"
 
@@ -239,7 +241,7 @@ def _names(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in NAMES:
-            raise argparse.ArgumentTypeError(f'"{name}" is no case; there are {", ".join(NAMES)}')
+            raise argparse.ArgumentTypeError(f'"{name}" is not a case; there are {", ".join(NAMES)}')
     return names
 
 

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; `result.json` beside it."""
+"""One measurement in a process of its own: `python -m benchmarks.worker JOB.json`; `result.json` next to it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def messages_page() -> str:
     for about, chosen in groupby(FAMILIES, lambda f: WARNING in f.kinds):
         lines += ["", "## Warnings" if about else "## Errors"]
         if about:
-            lines += ["", "Lines of the log, beside which the pipeline goes on."]
+            lines += ["", "Lines of the log, next to which the pipeline goes on."]
         for f in chosen:
             kinds = " and ".join(_code(k) for k in f.kinds if k != WARNING)
             lines += ["", f"### {f.title}", ""]

@@ -160,5 +160,5 @@ def rest_catalog() -> Iterator[Any]:
 def shared_data() -> Path:
     """The folder of real event files; only tests that read it may skip, and only where it is absent."""
     if not SHARED.is_dir():
-        pytest.skip("no folder of real event files beside the project")
+        pytest.skip("no folder of real event files next to the project")
     return SHARED

@@ -1,1 +1,1 @@
-"""Slackwater, Flink and Kafka Streams beside each other: the same records from one Kafka broker, results to it, exactly once."""
+"""Slackwater, Flink and Kafka Streams next to each other: the same records from one Kafka broker, results to it, exactly once."""

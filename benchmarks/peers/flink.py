@@ -43,7 +43,7 @@ _OPENED = (
 
 
 def installed() -> Path:
-    """Flink's jars, fetched once into an environment beside Slackwater's other downloads."""
+    """Flink's jars, fetched once into an environment next to Slackwater's other downloads."""
     home = packages.cache_directory() / "peers" / f"flink-{VERSION}"
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
         print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
@@ -102,7 +102,7 @@ FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) 
 
 
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs it to its end, and what its environment needs beside ours."""
+    """The command that runs it to its end, and what its environment needs next to ours."""
     jars = installed()
     further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module_jar(*module)]
     home.mkdir(parents=True)

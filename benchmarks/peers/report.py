@@ -12,7 +12,7 @@ _MIB = 1024**2
 
 
 def settings(heap: str) -> Iterator[str]:
-    """How each is configured, for whoever doubts the figures."""
+    """How each is configured, for anyone who doubts the figures."""
     yield f"All: results to a topic of twelve partitions, exactly once; heap {heap}; parallelism 2"
     yield f"Slackwater: state in files, {ours.SHARDS} shards, {ours.PER_EPOCH:,} records per epoch; " + _listed(
         ours.SPARK

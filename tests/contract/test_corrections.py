@@ -70,7 +70,7 @@ def plain(found: dict[Key, int]) -> list[tuple[str, ...]]:
 
 @dataclass
 class Place:
-    """A target and the table it leaves; `target` opens it anew, as a restart does."""
+    """A target and the table it leaves; `target` opens it again, as a restart does."""
 
     target: Callable[[], TargetWriter]
     content: Callable[[], list[tuple[str, ...]]]

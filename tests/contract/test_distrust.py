@@ -193,7 +193,7 @@ def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
         store.open()
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(StateError, match="is no file; remove it"):
+    with pytest.raises(StateError, match="is not a file; remove it"):
         store.open()
     lock.unlink()
     pending.symlink_to(precious)

@@ -156,7 +156,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Open ones are told from applied ones, by a state beside the letters, which nobody touches."""
+    """Open ones are told from applied ones, by a state next to the letters, which nobody touches."""
     file = config(place)
     url = postgres.database(f"dlq{uuid.uuid4().hex[:8]}")
     where = f'kind = "files"\npath = "{tmp_path}/state"' if state == "files" else f'kind = "postgres"\nurl = "{url}"'

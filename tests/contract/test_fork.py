@@ -52,7 +52,7 @@ def plain(result: LocalResult) -> Any:
 
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
-    """On the same rows, into two targets; the fork is made beside nobody and begins with the same epoch."""
+    """On the same rows, into two targets; the fork is made next to nobody and begins with the same epoch."""
     of, story = KINDS[kind], KINDS[kind].story
     states.first_half(of, lambda: make("law"))
     made = fork_store(make("law"), "other")
@@ -87,7 +87,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
 
 
 def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
-    """The fork is made beside the runner, and keeps what that removes from its own state."""
+    """The fork is made next to the runner, and keeps what that removes from its own state."""
     store = running(lambda: make("p"))
     go_on(store, None, "a", "b")
     listed = store.write_list(1, ["one", "two"])

@@ -90,7 +90,7 @@ def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: P
     files = place.files()
     with place.open(MORE):
         pass  # it dies before anything is published
-    assert place.files() == files, "no file was written anew"
+    assert place.files() == files, "no file was rewritten"
     assert place.content().rows(named=True) == [{"k": "a", "n": 1, **dict.fromkeys(MORE.new)}]
     with place.open(MORE) as target:
         target.publish(1, frame(MORE, k="b", n=2, few=3, tags=["x", None]))

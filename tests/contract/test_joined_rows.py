@@ -39,7 +39,7 @@ def frame(*rows: Row) -> pl.DataFrame:
 
 @pytest.fixture(params=["files", "postgres", "delta", "iceberg", "kafka"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A way to open the target anew, and its rows with how many there are of each."""
+    """A way to open the target again, and its rows with how many there are of each."""
     name = f"j-{uuid.uuid4().hex[:8]}"
     table, opened = TargetTable(name, FIELDS, None, "s"), list[TargetWriter]()
     make: Callable[[], TargetWriter]

@@ -1,4 +1,4 @@
-"""Looking at a state from beside its runner: the snapshot is one commit and stays it, nobody waits, nothing is changed."""
+"""Looking at a state from next to its runner: the snapshot is one commit and stays it, nobody waits, nothing is changed."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any
 def test_why_says_the_same_of_both_stores(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sessions with a cut to come, on three shards, asked with a key; and again beside a runner, which is named."""
+    """Sessions with a cut to come, on three shards, asked with a key; and again next to a runner, which is named."""
     url = postgres.database("peek_why")
     monkeypatch.setenv("STATE_URL", url)
     monkeypatch.chdir(tmp_path)

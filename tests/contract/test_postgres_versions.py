@@ -147,7 +147,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 
 
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many epochs of rows that come and go, folded now and then, beside the same in one table at once."""
+    """Many epochs of rows that come and go, folded now and then, next to the same in one table at once."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", 4)
     store, done = running(lambda: store_of(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]

@@ -1,4 +1,4 @@
-"""Every store notes the runs of a pipeline: bounded, readable beside a runner, and of no weight for the state."""
+"""Every store notes the runs of a pipeline: bounded, readable next to a runner, and of no weight for the state."""
 
 from __future__ import annotations
 

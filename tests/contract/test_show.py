@@ -91,7 +91,7 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: str) -> None:
-    """Whole new rows only: neither what was shown, nor what a merge rewrote beside them."""
+    """Whole new rows only: neither what was shown, nor what a merge rewrote next to them."""
     there = at(place)
     results = result_reader(there.pipeline)
     assert results.latest(10) is None

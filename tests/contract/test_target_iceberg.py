@@ -89,7 +89,7 @@ def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptur
         *((day, key, 0) for day in (1, 3) for key in ("a", "b", None)),
         (2, "a", 1), (2, "b", 0), (2, "c", 1),
     }  # fmt: skip
-    told = "epoch 1 replaces rows: 1 file written anew with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
+    told = "epoch 1 replaces rows: 1 file rewritten with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
     assert told in caplog.text
     files = len(list(lake.table().scan().plan_files()))
     assert files == 3, "the days that were not touched keep their files, and the touched one has one again"
@@ -156,7 +156,7 @@ NESTED = (
 @pytest.mark.parametrize("kind", NESTED)
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
-    """In lists and maps, also of structs, which PyIceberg writes and reads as empty ones; also where a file is written anew."""
+    """In lists and maps, also of structs, which PyIceberg writes and reads as empty ones; also where a file is rewritten."""
     fields = (Field("k", "int"), Field("v", kind))
     entry: Any = {"key": "x", "value": {"a": 1} if "struct" in kind else 1} if kind.startswith("map") else 1
     entry = {"a": 1} if kind == NESTED[0] else entry
@@ -284,7 +284,7 @@ def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
 
 
 def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance and other pipelines commit, too: the epoch is built anew on what is there then."""
+    """Maintenance and other pipelines commit, too: the epoch is built again on what is there then."""
     target = open_(lake)
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
     real, times = IcebergTarget._commit_once, []

@@ -82,7 +82,7 @@ def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 class Runner:
-    """A pipeline whose parts are real: `epoch` runs one, `start` starts anew on the same state."""
+    """A pipeline whose parts are real: `epoch` runs one, `start` starts over on the same state."""
 
     def __init__(self, url: str, home: Path, place: str, step: Window | Join = WINDOW, on_error: str = "dlq") -> None:
         self.url, self.home, self.place, self.step = url, home, place, step

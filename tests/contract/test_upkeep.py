@@ -153,7 +153,7 @@ def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: 
     assert re.search(
         rf"{home / old}: is truncated; only epochs? .* of the kept ones needs? it, a run goes on without; ", text
     )
-    assert "copy of 3.json: is no manifest; move it elsewhere; nothing reads it" in text
+    assert "copy of 3.json: is not a manifest; move it elsewhere; nothing reads it" in text
     last = text.splitlines()[-1]
     assert re.match(r"law: 3 problems, epoch \d+ is the last sound commit \(epochs 0 to 11, ", last), last
 
@@ -240,7 +240,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
     directory.run("join", 0, 3)
     latest = directory.make().manifest(2)
-    with pytest.raises(StateError, match="the state in epoch 2 does not tell which join it is of"):
+    with pytest.raises(StateError, match="the state in epoch 2 does not say which join it is of"):
         restore_operator(with_stage(latest, fingerprint={"kind": "join"}))
 
 

@@ -247,7 +247,7 @@ def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: nobody answers there; start the server"):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
     monkeypatch.setenv("SPARK_REMOTE", "host:15002")
-    with pytest.raises(StartError, match=r'"host:15002" is no server of Spark Connect; expected sc://host:15002'):
+    with pytest.raises(StartError, match=r'"host:15002" is not a Spark Connect server; expected sc://host:15002'):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
 
 

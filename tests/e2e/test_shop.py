@@ -148,7 +148,7 @@ def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: A
 
 
 def produced(address: str, topic: str) -> list[dict[str, Any]]:
-    """Events out of order by less than the lateness, with the times of their records; one in seven is no sale."""
+    """Events out of order by less than the lateness, with the times of their records; one in seven is not a sale."""
     rng, found = random.Random(7), list[dict[str, Any]]()
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 50})
     for n in range(EVENTS):

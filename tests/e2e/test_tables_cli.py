@@ -191,7 +191,7 @@ def test_letters_are_replayed_and_history_is_read_again(
     assert results("other/sums") == sums(within)
     assert results("out/sums") == sums(given + late), "the pipeline's own results are left alone"
     said("backfill", "sums.toml", *span)
-    assert results("out/sums") == sums(given + late), "the same windows once more"
+    assert results("out/sums") == sums(given + late), "the same windows again"
 
 
 def results(path: str) -> list[tuple[Any, ...]]:

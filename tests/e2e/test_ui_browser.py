@@ -40,7 +40,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert "more of lateness on each source you would have kept at least" in browser.value(
         "document.querySelector('#rows .advice').textContent"
     )
-    # nothing is empty, overlong or beside the page
+    # nothing is empty, overlong or next to the page
     assert browser.value(
         "[...document.querySelectorAll('svg.plot:not(.slim)')].every(s => s.getBoundingClientRect().height > 8)"
     )

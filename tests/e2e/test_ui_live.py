@@ -1,4 +1,4 @@
-"""The page in a real browser beside real runs: sessions of messages while they are read, and after their runner died; a topic with an
+"""The page in a real browser next to real runs: sessions of messages while they are read, and after their runner died; a topic with an
 idle partition, and what waits in it."""
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     before = epoch(browser)
     comes(3)
     until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files: what closes when stays as it is
-    assert browser.value("window.same") == 1, "the page followed, it was not loaded anew"
+    assert browser.value("window.same") == 1, "the page followed, it was not loaded again"
     assert "Every row is accounted for" in text(browser, "#top .sentence")
     assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0
     browser.both_colours(tmp_path, "running")

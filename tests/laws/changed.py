@@ -168,7 +168,7 @@ class MixedPanes(Mixed):
         self.windows: dict[tuple[Any, int], Held] = {}
 
     def change(self, config: Config) -> None:
-        """To `updates` all windows that are held come out once more, from it the open ones do when they close."""
+        """To `updates` all windows that are held come out again, from it the open ones do when they close."""
         was, now = self.config.emit == "updates", config.emit == "updates"
         super().change(config)
         for (_, start), window in self.windows.items() if was != now else ():

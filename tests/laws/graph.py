@@ -94,7 +94,7 @@ def shapes(rng: random.Random) -> list[sw.Stage]:
                 *unread,
                 sw.Stage(name="u", from_=both, window=window(rng, "k", "total", last=True)),
             ],
-            lambda: [  # a source beside what a stage emits, in both kinds of stages
+            lambda: [  # a source next to what a stage emits, in both kinds of stages
                 sw.Stage(name="w", from_="a", window=window(rng, "k", "v")),
                 sw.Stage(name="j", join=join(rng, "w", "b", ("k", "k"), {"left": OF_WINDOW, "right": OF_SOURCE})),
                 sw.Stage(name="x", window=window(rng, "left_k", "left_total", last=True)),

@@ -203,7 +203,7 @@ class JudgingOracle:
             (self.lost.add if behind else self.lost.discard)(source)
 
     def _silence(self) -> int | None:
-        """Where the watermark would run on to, if it is not there yet."""
+        """Where the watermark would run on to, if it does not exist yet."""
         quiet = min(self.quiet_us.get(s, 0) for s in self.lateness_us)
         if self.idle_close_us is None or quiet < self.idle_close_us or not self.newest:
             return None

@@ -1,4 +1,4 @@
-"""Dead letters applied once more, by seed: after it the target holds the batch answer over all rows."""
+"""Dead letters applied again, by seed: after it the target holds the batch answer over all rows."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.Monke
 
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys collide: rows lie beside each other in the buffers, and match by their values only."""
+    """All keys collide: rows lie next to each other in the buffers, and match by their values only."""
     found = local_engine.key_hash
     monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: found(frame, keys) * 0)
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""Segments are merged beside the epochs: whenever that is done, and whenever it is taken, the answer is the same.
+"""Segments are merged next to the epochs: whenever that is done, and whenever it is taken, the answer is the same.
 
 commits   1    2    3    4    5
 merging   ├─── a late thread ───┤         taken by the epoch after it, or by none if an epoch merged some of these itself

@@ -1,4 +1,4 @@
-"""Dead letters applied once more: after a replay the target holds the batch answer over all rows, as if none had been late.
+"""Dead letters applied again: after a replay the target holds the batch answer over all rows, as if none had been late.
 
 Seeded runs with any disorder, deaths at named steps, several shards; the oracle is the naive loop.
 """
@@ -133,7 +133,7 @@ def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
 def test_what_reaches_the_cap_is_left(late: str) -> None:
     """
     gap 3, cap 8     [0 ── 3]   [5 .. 10]     joined by 4 they would span 10
-                     [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut anew
+                     [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut again
     """
     spec = sessions(max_session_duration_ms=8, late_data=late)
     script = [of(0, 3), of(7, 10), of(30, 33, 36, 37, 38, 40), of(200), of(5), of(35), of(60), Replay()]

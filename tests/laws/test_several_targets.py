@@ -1,4 +1,4 @@
-"""Several targets: each holds what its stage emits, once, whoever dies and whichever target is away."""
+"""Several targets: each holds what its stage emits, once, anyone who dies and whichever target is away."""
 
 from __future__ import annotations
 

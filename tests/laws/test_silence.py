@@ -275,7 +275,7 @@ def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_id
     assert watermark(*script, given_=closing) == 280
     script += [RowsInput({"a": at(110, 275, 280)})]
     result = run([*script, *ticks(60)], closing)
-    assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence begins anew"
+    assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence starts over"
     assert dict(result.counters.late) == {"idle": 2}
     conserved(result, 5)
     assert watermark(*script, RowsInput({"a": at(500)}), given_=closing) == 500, "b is still idle"

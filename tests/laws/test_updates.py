@@ -111,7 +111,7 @@ def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> Non
     gap 20, cap 22     0       10        21   30
     epoch 0            ●                 ●────●       two sessions; watermark 15
     epoch 1                    ● behind it: joins the first, and the second stays whole
-    epoch 2                              ● 21 once more: 21 from 0, and yet of the second, which 30 is part of
+    epoch 2                              ● 21 again: 21 from 0, and yet of the second, which 30 is part of
     """
     result = ran(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
     assert left(result, 0) == [(0, 20, 1), (21, 50, 2)]

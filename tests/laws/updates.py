@@ -122,7 +122,7 @@ def _cut(rng: random.Random, rows: list[Any]) -> list[list[Any]]:
 
 
 def _disturbed(rng: random.Random, batches: Sequence[list[Any]], timed: bool) -> Iterator[Item]:
-    """`timed`: what is open waits for its time. The start over with other shards, which looks anew, is seen at stops only."""
+    """`timed`: what is open waits for its time. The start over with other shards, which looks again, is seen at stops only."""
     troubled = rng.random() < 0.5
     for rows in batches:
         if troubled and rng.random() < 0.3:

@@ -155,7 +155,7 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
     found = runner.run(source=source, window=window(mark="="))
     assert set(found["best"]) == {"a=xxxxxx"}
-    with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; mend it') as error:
+    with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; fix it') as error:
         runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
     wrong = sw.Aggregation(agg=Longest, columns={"text": "i"}, as_="best")

@@ -293,7 +293,7 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
 
 @long(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
 def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
-    """One that slackwater does not have: keys that are equal however they are written, a column that is no scalar, filtered rows."""
+    """One that slackwater does not have: keys that are equal however they are written, a column that is not a scalar, filtered rows."""
     schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
     store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 3)}
 

@@ -52,7 +52,7 @@ def rows(scale: int, n: int = 30, **more: Any) -> list[dict[str, Any]]:
 def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     runner: Runner, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """After the first 1,000 rows, or at the end of an input that has fewer; once. What is there and NULL is no finding."""
+    """After the first 1,000 rows, or at the end of an input that has fewer; once. What is there and NULL is not a finding."""
     found = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
     for n in range(0, count, 800):
         runner.write(f"{n:04}.jsonl", found[n : n + 800])

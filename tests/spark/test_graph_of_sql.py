@@ -1,4 +1,4 @@
-"""One stream of three kinds of events, taken apart by SQL, joined with itself and once more: equal to plain loops.
+"""One stream of three kinds of events, taken apart by SQL, joined with itself and again: equal to plain loops.
 
 events ─┬▶ orders (SQL) ───┐
         ├▶ payments (SQL) ─┴▶ paid (join) ─┐

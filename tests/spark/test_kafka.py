@@ -55,7 +55,7 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
 def test_each_of_many_partitions_holds_the_watermark(
     runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their newest times are asked once for all, and not beside the rows; what comes out is the same."""
+    """Their newest times are asked once for all, and not next to the rows; what comes out is the same."""
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 3)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 1)
     events = topic(3)
@@ -125,7 +125,7 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
 
 
 def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, topic: Make, kafka: Any) -> None:
-    """What cannot be read yet is not planned; and a start at "latest" behind such records is no lost position."""
+    """What cannot be read yet is not planned; and a start at "latest" behind such records is not a lost position."""
     from confluent_kafka import Producer
 
     events = topic()

@@ -419,7 +419,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
 
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
-    """The watermark is no literal in Spark's plans: epochs after the first few run code that is there."""
+    """The watermark is not a literal in Spark's plans: epochs after the first few run code that is there."""
     for n in range(7):
         runner.write(f"{n}.jsonl", events(1000 * n + 999, 1000 * n + 1000) + events(1000 * n - 1000, 1000 * n - 999))
     shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,

@@ -1,4 +1,4 @@
-"""Dead letters applied once more on Spark: from Kafka and from files, decoded as ever, through SQL that makes several rows."""
+"""Dead letters applied again on Spark: from Kafka and from files, decoded as ever, through SQL that makes several rows."""
 
 from __future__ import annotations
 

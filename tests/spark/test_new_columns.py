@@ -242,7 +242,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., Story], spark: Any) -> None:
-    """The same process, the same Spark: what came before is committed, then all of it is bound anew."""
+    """The same process, the same Spark: what came before is committed, then all of it is bound again."""
     story = made("delta", "files", "iceberg")
     story.append()
     lines: list[str] = []
@@ -258,7 +258,7 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., St
                 if len(story.rows()) == rows:
                     return
             except psycopg.Error:
-                pass  # the table, or its column, is not there yet
+                pass  # the table, or its column, does not exist yet
             time.sleep(0.1)
         raise AssertionError(f"{rows} rows did not come: {lines}")
 
@@ -270,7 +270,7 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., St
         story.append()
         until(total)
     handle.stop()
-    assert sum("starts anew with columns that are new" in line for line in lines) == 2
+    assert sum("starts over with columns that are new" in line for line in lines) == 2
     story.run(spark, flush=True)
     story.check()
 

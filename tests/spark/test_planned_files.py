@@ -139,7 +139,7 @@ def inputs() -> Iterator[Path]:
 
 @long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path) -> None:
-    """It was killed in epoch 2: Spark's checkpoint beside it says that its third file was read, and no commit does.
+    """It was killed in epoch 2: Spark's checkpoint next to it says that its third file was read, and no commit does.
 
     Made by the last version that always had a streaming query, with 4 files of which two were committed.
     """

@@ -104,7 +104,7 @@ def test_an_epoch_stops_for_another_topic_of_the_name(
 
     replacing = threading.Thread(target=replace)
     replacing.start()
-    with pytest.raises(sw.SlackwaterError, match=r"deleted and created again|it was made anew"):
+    with pytest.raises(sw.SlackwaterError, match=r"deleted and created again|it was created again"):
         runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
     replacing.join()
     assert stored(runner.home).next_offset(events.name, 0) == 3

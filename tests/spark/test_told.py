@@ -1,4 +1,4 @@
-"""What an epoch learns of its rows is the same whether they are observed on their way or asked beside the epoch's job."""
+"""What an epoch learns of its rows is the same whether they are observed on their way or asked next to the epoch's job."""
 
 from __future__ import annotations
 

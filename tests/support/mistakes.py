@@ -212,7 +212,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, COUNT, OWN.replace("Mean", "Mapping"), f'{A}[0].agg: "{__name__}:Mapping" is the class Mapping, expected a class derived from slackwater.Aggregator'),
     (BASE, COUNT, OWN + "options = { k = 3 }\n", f"{A}[0].options: Mean does not take them (TypeError: Mean() takes no arguments)"),
     (BASE, COUNT, OWN + "options = 3\n", f"{A}[0].options: found 3, expected a table of arguments of the class ({{ k = 3 }})"),
-    (BASE, COUNT, OWN.replace("{ value", "{ valeu"), f'{A}[0].columns: "valeu" is no input of Mean; did you mean "value"?',
+    (BASE, COUNT, OWN.replace("{ value", "{ valeu"), f'{A}[0].columns: "valeu" is not an input of Mean; did you mean "value"?',
      f'{A}[0].columns: value missing; say which columns Mean reads, as in {{ value = "price" }}'),
     (BASE, COUNT, OWN.replace('{ value = "amount" }', '"amount"'),
      f'{A}[0].columns: found "amount", expected a table of column names ({{ value = "price", weight = "quantity" }})'),
@@ -260,17 +260,17 @@ CASES: list[tuple[str, ...]] = [
     (BASE, '"lake"\nquery = "users.parquet"', '"lke"\nquery = "users"',
      f'transform.lookups.users.format: missing, and "users" has no known suffix; expected {FORMATS}'),
     # -- references
-    (BASE, '"lake"\nquery = "in', '"lak"\nquery = "in', 'sources[0].connection: found "lak", which is no connection; did you mean "lake"?'),
+    (BASE, '"lake"\nquery = "in', '"lak"\nquery = "in', 'sources[0].connection: found "lak", which is not a connection; did you mean "lake"?'),
     (BASE, '"lake"\nquery = "in', '"screen"\nquery = "in', 'sources[0].connection: "screen" is of kind "console"; '
      'rows are read from a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'),
     (BASE, '[target]\nconnection = "lake"', '[target]\nconnection = "leak"',
-     'target.connection: found "leak", which is no connection; did you mean "lake"?'),
+     'target.connection: found "leak", which is not a connection; did you mean "lake"?'),
     (BASE, '"lake"\nquery = "users', '"lakes"\nquery = "users',
-     'transform.lookups.users.connection: found "lakes", which is no connection; did you mean "lake"?'),
-    (BASE, "[connections.lake]", "[connections.sea]", *(f'{key}.connection: found "lake", which is no connection; expected one of screen, sea'
+     'transform.lookups.users.connection: found "lakes", which is not a connection; did you mean "lake"?'),
+    (BASE, "[connections.lake]", "[connections.sea]", *(f'{key}.connection: found "lake", which is not a connection; expected one of screen, sea'
      for key in ("sources[0]", "transform.lookups.users", "target"))),
     (BASE, LAKE + '[connections.screen]\nkind = "console"\n', "",
-     *(f'{key}.connection: found "lake", which is no connection; describe it in [connections.<name>]'
+     *(f'{key}.connection: found "lake", which is not a connection; describe it in [connections.<name>]'
        for key in ("sources[0]", "transform.lookups.users", "target"))),
     (BASE, LAKE, "[connections.lake]\n", f"connections.lake.kind: missing; expected {KINDS}"),
     (BASE, LAKE, '[connections.lake]\nkind = ["files"]\n', f'connections.lake.kind: found ["files"], expected {KINDS}'),
@@ -292,7 +292,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, WINDOW, WINDOW + 'late_data = "dlq"\n',
      'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
     (BASE, WINDOW, WINDOW + 'late_data = "standalone"\n',
-     f'{W}.late_data: "standalone" puts late rows beside the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart'),
+     f'{W}.late_data: "standalone" puts late rows next to the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart'),
     (BASE, WINDOW, WINDOW + 'emit = "sometimes"\n', f'{W}.emit: found "sometimes", expected "on_close" or "final" or "updates"'),
     (BASE, WINDOW + SHAPE, WINDOW + SHAPE + 'emit_metadata = true\nwindow_end_column = "_final_at"\n',
      f'{W}.window_end_column: "_final_at" is a column of emit_metadata; choose another name'),
@@ -305,7 +305,7 @@ CASES: list[tuple[str, ...]] = [
     (BASE, '"30s"', '"30 sec * 2"', f'{W}.gap_ms: found "30 sec * 2", expected {DURATION}'),
     (BASE, "[target]\n", '[[stages]]\nname = "x"\n[target]\n',
      f"stages[0].window: missing; {STEP.replace('transform', 'stages')}",
-     "stages: given beside [transform]; a pipeline is one transform or several stages: remove one of them",
+     "stages: given next to [transform]; a pipeline is one transform or several stages: remove one of them",
      "stages: found 1; a single one is written as [transform]"),
     # -- the environment, and TOML
     (BASE, 'path = "out"', 'path = "${DIR}/out"', "target.path: environment variable DIR is not set; set it, or write $${DIR} for the text itself"),

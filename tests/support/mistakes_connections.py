@@ -207,7 +207,7 @@ CASES: list[tuple[str, ...]] = [
     (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), of("target.format", '"files"', "delta")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), of("target.key_columns", '"kafka"', "delta")),
     (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results go to {WRITES}'),
-    (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is no connection; expected one of lake'),
+    (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is not a connection; expected one of lake'),
     (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
      '"screen"\npath = "out"\n', of("target.path", '"files" or "delta"', "console"), of("target.format", '"files"', "console")),
     (KAFKA, 'delivery = "exactly_once"', 'delivery = "once"',
@@ -222,7 +222,7 @@ CASES: list[tuple[str, ...]] = [
     (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
     (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
-    (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is no connection; did you mean "tables"?'),
+    (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is not a connection; did you mean "tables"?'),
     (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub"; dead letters go to {WRITES}'),
     # -- state and recovery
     (KAFKA, STORE, '[state_store]\nkind = "postgres"\n', 'state_store.url: missing; a postgres store needs a database, as in "${STATE_URL}"'),

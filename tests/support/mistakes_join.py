@@ -72,8 +72,8 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     ('kind = "stream_stream_join"', 'how = "left"', f'{J}.how: unknown key; did you mean "kind"?', f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),
     # -- sides
     ('left_source = "orders"\n', "", f"{J}.left_source: missing; name the one of the [[sources]] that is the left side"),
-    ('left_source = "orders"', 'left_source = "ordres"', f'{J}.left_source: found "ordres", which is no source; did you mean "orders"?'),
-    ('right_source = "payments"', 'right_source = "zz"', f'{J}.right_source: found "zz", which is no source; expected one of orders, payments'),
+    ('left_source = "orders"', 'left_source = "ordres"', f'{J}.left_source: found "ordres", which is not a source; did you mean "orders"?'),
+    ('right_source = "payments"', 'right_source = "zz"', f'{J}.right_source: found "zz", which is not a source; expected one of orders, payments'),
     ('right_source = "payments"', 'right_source = "orders"',
      f'{J}.right_source: is "orders", as left_source is; a self-join is two [[sources]] with one query and names of their own'),
     (PAYMENTS, "", "sources: found 1, expected 2: the sides of the join, whose names left_source and right_source give"),
@@ -90,13 +90,13 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     (BOUNDS, "", f'{J}.time_window_ms: missing; a join needs to know how far apart partners may be, as in "5m" either way '
      "(or lower_ms and upper_ms, of right.ts - left.ts)"),
     (BOUNDS, BOUNDS + "lower_ms = 0\nupper_ms = 5\n",
-     f"{J}.time_window_ms: given beside lower_ms and upper_ms; it stands for both bounds: remove it, or them"),
-    (BOUNDS, BOUNDS + "lower_ms = 0\n", f"{J}.time_window_ms: given beside lower_ms; it stands for both bounds: remove it, or them"),
-    (BOUNDS, "lower_ms = 0\n", f"{J}.upper_ms: missing; lower_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
-    (BOUNDS, "upper_ms = 0\n", f"{J}.lower_ms: missing; upper_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
+     f"{J}.time_window_ms: given next to lower_ms and upper_ms; it stands for both bounds: remove it, or them"),
+    (BOUNDS, BOUNDS + "lower_ms = 0\n", f"{J}.time_window_ms: given next to lower_ms; it stands for both bounds: remove it, or them"),
+    (BOUNDS, "lower_ms = 0\n", f"{J}.upper_ms: missing; lower_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
+    (BOUNDS, "upper_ms = 0\n", f"{J}.lower_ms: missing; upper_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
     (BOUNDS, 'lower_ms = "5m"\nupper_ms = "-1m"\n', f"{J}.lower_ms: found 5m, expected at most upper_ms (-1m): nothing could match"),
     (BOUNDS, 'lower_ms = "x"\n', f'{J}.lower_ms: found "x", expected a duration ({DURATION})',
-     f"{J}.upper_ms: missing; lower_ms needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"),
+     f"{J}.upper_ms: missing; lower_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
     (BOUNDS, "time_window_ms = -1\n", f"{J}.time_window_ms: found -1, expected a duration of 0 or more ({DURATION})"),
     # -- late rows, times
     (BOUNDS, BOUNDS + 'allowed_lateness_ms = "1h"\n', f'{J}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
@@ -117,7 +117,7 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     (BOUNDS, BOUNDS + "max_rows_per_key = 0\n", f"{J}.max_rows_per_key: found 0, expected a whole number of at least 1"),
     (BOUNDS, BOUNDS + 'on_state_cap = "drop_new_groups"\n', f'{J}.on_state_cap: found "drop_new_groups", expected "fail" or "drop_oldest"'),
     # -- the rest of the pipeline
-    (JOIN, WINDOW + JOIN, f"{J}: given beside [transform.window]; a stage is one or the other: remove one of them"),
+    (JOIN, WINDOW + JOIN, f"{J}: given next to [transform.window]; a stage is one or the other: remove one of them"),
     (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: belongs to windows; a join has one SQL per side: left_sql and right_sql in [{J}]"),
     (ALL_JOIN, "[transform]\n", f"transform.window: missing; {STEP}"),
     (ALL_JOIN, "", f"transform: missing; {STEP}"),

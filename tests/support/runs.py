@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def start(config: Path, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
-    """It leads a group of processes, its JVM and Python workers among them; what it says is appended to `log` beside the config."""
+    """It leads a group of processes, its JVM and Python workers among them; what it says is appended to `log` next to the config."""
     command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
     with (config.parent / "log").open("ab") as log:
         return subprocess.Popen(

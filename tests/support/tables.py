@@ -141,7 +141,7 @@ class Iceberg:
             producer.commit()
 
     def delete_by(self, content: str) -> None:
-        """A file of deletes beside the data, as engines write that merge on read: "POSITION_DELETES" or "EQUALITY_DELETES"."""
+        """A file of deletes next to the data, as engines write that merge on read: "POSITION_DELETES" or "EQUALITY_DELETES"."""
         from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestWriterV2
 
         class Deletes(ManifestWriterV2):

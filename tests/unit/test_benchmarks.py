@@ -175,7 +175,7 @@ def test_what_is_kept_has_the_name_of_a_release(
     monkeypatch.setattr("sys.argv", ["run", "--keep", name])
     with pytest.raises(SystemExit):
         main()
-    assert f'"{name}" is no name of a release' in capsys.readouterr().err
+    assert f'"{name}" is not a name of a release' in capsys.readouterr().err
     assert RESULTS.name == "results"
 
 
@@ -195,7 +195,7 @@ def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.Ca
     (mine,) = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {SLACKWATER} " in line]
     assert mine[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
     of_floor = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
-    assert of_floor[1][2:] == ["1.25", "0.62", "0.50"]  # beside the floor of the same run
+    assert of_floor[1][2:] == ["1.25", "0.62", "0.50"]  # next to the floor of the same run
 
 
 def test_unlike_machines_are_not_compared_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ("[[steps]]\nrows.events = [3]", "steps[0].rows.events[0]: found 3, expected a table"),
         ("[[steps]]\nrows.evnts = []", 'steps[0].rows.evnts: there is no such source; did you mean "events"?'),
         ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl"; expected a file, a path from this test'),
-        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: given beside rows; one thing happens per step"),
+        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: given next to rows; one thing happens per step"),
         ("[[steps]]\nrestart = { shard = 3 }", 'steps[0].restart.shard: unknown key; did you mean "shards"?'),
         ("[[steps]]\nrows = []\n[expect]\nletters = []", 'expect.letters: unknown key; did you mean "bad"?'),
         ("[[steps]]\nrows = []\n[expect]\nrows = [1]", "expect.rows[0]: found 1, expected a table"),

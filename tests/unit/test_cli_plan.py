@@ -61,7 +61,7 @@ def found(text: str) -> dict[str, KeyChange]:
 def test_without_a_state_it_says_so(say: Say) -> None:
     assert say(SESSION) == (0, ["law: there is no state yet: the next start begins it"])
     in_memory = TUMBLING.split("[state_store]")[0]
-    assert say(in_memory) == (0, ["law: its state is in memory: every start begins anew"])
+    assert say(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"
 
 
@@ -90,7 +90,7 @@ def test_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     assert lines[2].startswith("compatible  lateness: state has 1m, config has 2m: the watermark stays at 2024-03-01T")
     assert (
         lines[3]
-        == "law: state in epoch 2: 3 changes, 2 of them migrated in an epoch of its own: the next start carries them out"
+        == "law: state in epoch 2: 3 changes, 2 of them migrated in a separate epoch: the next start carries them out"
     )
 
 
@@ -259,7 +259,7 @@ def test_what_is_wrong_about_offsets(text: str, message: str) -> None:
 
 
 def test_files_begin_with_the_first() -> None:
-    with pytest.raises(ConfigError, match='source "web" begins with the first of its files and cannot be told'):
+    with pytest.raises(ConfigError, match='source "web" begins with the first of its files and cannot begin elsewhere'):
         starting(toml.loads(SESSION), "latest")
 
 

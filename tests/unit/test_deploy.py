@@ -73,7 +73,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str, real
     assert asked
     labels = set()
     for selector in asked:
-        assert selector.name in real, f"{selector.name} is no metric of ours"
+        assert selector.name in real, f"{selector.name} is not a metric of ours"
         known = real[selector.name]
         labels |= known
         for matcher in selector.matchers.matchers:

@@ -109,7 +109,7 @@ def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
 def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path, form: str) -> None:
     left(tmp_path, 3, 4, form=form)
-    left(tmp_path, 0, state="abcdef0123456789", form=form)  # beside them, by --keep-output
+    left(tmp_path, 0, state="abcdef0123456789", form=form)  # next to them, by --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
     (line,) = previous_output.put_aside(pipeline)
     aside = Path(line.split('"')[1])
@@ -124,7 +124,7 @@ def test_kept_output_is_told(tmp_path: Path) -> None:
     pipeline = toml.load(config(tmp_path))
     (line,) = previous_output.check_previous_output(pipeline, "keep")
     assert "1 file of another state" in line
-    assert "rows are added beside them" in line
+    assert "rows are added next to them" in line
     left(tmp_path, 0, state="0123456789abcdef")
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
@@ -169,7 +169,7 @@ def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
 
 def test_one_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = config(tmp_path)
-    with pytest.raises(ConfigError, match='former_output: "x" is no choice; expected "aside" or "keep"'):
+    with pytest.raises(ConfigError, match='former_output: "x" is not a choice; expected "aside" or "keep"'):
         run(toml.load(file), available_now=True, former_output="x")
     monkeypatch.setattr(sys, "argv", ["slackwater", "run", str(file), "--put-aside-output", "--keep-output"])
     with pytest.raises(SystemExit) as ended:

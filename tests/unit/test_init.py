@@ -123,7 +123,7 @@ def test_the_columns_of_a_result_are_told(slackwater: Command, kind: str) -> Non
     assert ("# session_id: " in text) == (kind == "session") == ("session_id" in made)
 
 
-# -- the test beside it
+# -- the test next to it
 
 
 def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> None:
@@ -174,9 +174,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
         "  behind the newest row before: p50 0 s, p99 30 s, p99.9 40 s, max 40 s\n  lateness 1m keeps all of them\n"
         in said.out
     )
-    assert (
-        "\n  key: user_id (--key)\n  session windows: gap 30m, which no sample tells: set what you mean\n" in said.out
-    )
+    assert "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as you need\n" in said.out
     assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
     assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
 
@@ -395,9 +393,9 @@ def test_nothing_is_written_where_nothing_came_of_it(slackwater: Command) -> Non
 
 
 WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
-    ("a.jsonl", None, (), "is not there; expected a file or a directory"),
+    ("a.jsonl", None, (), "does not exist; expected a file or a directory"),
     ("a.jsonl", "", (), "is empty; expected JSON lines, CSV or Parquet"),
-    ("a.jsonl", b"\xff\xfe\x00", (), "is no UTF-8 text"),
+    ("a.jsonl", b"\xff\xfe\x00", (), "is not UTF-8 text"),
     ("a.json.gz", b"no gzip", (), "cannot be read"),
     ("a.json.gz", gzip.compress(b'{"a": 1}\n' * 9999)[:40], (), "cannot be read"),
     ("a.json", '[\n{"a": 1}\n]', (), "is one JSON array; expected one object per line"),
@@ -407,13 +405,13 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
     ("a.csv", "user,ts\n", (), "has a header and no rows"),
     ("a.json", '{"a": "x", "b": 5}\n', (), "no column of it holds times (a, b)"),
     ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column of it fits as a key of sessions (a, ts)"),
-    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is no column'),
+    ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is not a column'),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json holds no times'),
     (
         "a.json",
         '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n',
         ("--time", "tss"),
-        '"tss" is no column of a.json; did you mean "ts"?',
+        '"tss" is not a column of a.json; did you mean "ts"?',
     ),
     (
         "a.json",
@@ -458,7 +456,7 @@ def test_two_sides_need_one_event_time(slackwater: Command) -> None:
 
 def test_a_folder_that_is_not_there(slackwater: Command) -> None:
     said = slackwater("init", "no/p.toml")
-    assert said.err == "error: no/p.toml: its folder is not there; make it first\n"
+    assert said.err == "error: no/p.toml: its folder does not exist; create it first\n"
 
 
 # -- questions

@@ -1,4 +1,4 @@
-"""What is merged beside the epochs, and when it takes the place of its parts."""
+"""What is merged next to the epochs, and when it takes the place of its parts."""
 
 from __future__ import annotations
 

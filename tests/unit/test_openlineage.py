@@ -52,7 +52,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr("slackwater.observe.openlineage.LAST_SECONDS", 60.0)
     monkeypatch.setattr(
         "slackwater.observe.openlineage.AWAY_SECONDS", 60.0
-    )  # a slow machine is no backend that is away
+    )  # a slow machine is not a backend that is away
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
     yield
@@ -278,7 +278,7 @@ def test_a_backend_that_is_away_stops_nothing(
     assert failed.wait(60)
     made.ended(None)
     assert said[1:] == [
-        "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; told only once"
+        "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; reported only once"
     ]
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
 
@@ -353,7 +353,7 @@ def test_sources_have_the_names_that_others_know_them_by(
 ) -> None:
     made = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
     assert datasets.source_datasets(made, made.sources[0]) == expected
-    assert datasets.target_dataset(made, made.target) is None  # the console is no place
+    assert datasets.target_dataset(made, made.target) is None  # the console is not a place
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is no collector that is away."""
+    """A slow machine is not a collector that is away."""
     monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 60.0)
 
 
@@ -175,7 +175,7 @@ def test_a_collector_that_is_away_stops_nothing(
     made.ended(None)
     assert said[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
-        "the pipeline runs on without; told only once"
+        "the pipeline runs on without; reported only once"
     ]
     assert not caplog.records
 
@@ -205,7 +205,7 @@ def test_a_collector_that_fails_is_told_of_once_and_when_it_is_back(
     made.ended(None)
     at = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
     assert said[1:] == [
-        f"warning: {at} failed: HTTP 400 Bad Request; the pipeline runs on without; told only once",
+        f"warning: {at} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",
         f"info: {at} works again",
     ]
 

@@ -1,4 +1,4 @@
-"""Where relative paths begin, and that nobody begins a second state beside the first without a word."""
+"""Where relative paths begin, and that nobody begins a second state next to the first without a word."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_check_says_absolute_paths_and_what_is_not_there(
     monkeypatch.setenv("STATE", "s")
     code, out, err = command(monkeypatch, capsys, "check", str(home / "conf" / "p.toml"))
     assert (code, err) == (0, "")
-    assert f'note: sources[0].query: "{home / "conf" / "in"}" is not there' in out
+    assert f'note: sources[0].query: "{home / "conf" / "in"}" does not exist' in out
 
 
 def test_a_path_that_cannot_be_written_is_a_mistake(
@@ -174,7 +174,7 @@ def test_a_path_that_cannot_be_written_is_a_mistake(
 
 
 def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the system says it: whoever runs this test may write anywhere."""
+    """As the system says it: anyone who runs this test may write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
     lines = list(local_paths.unwritable_directories(loaded(home)))
     assert len(lines) == 3

@@ -109,7 +109,7 @@ def test_a_name_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogC
     planner = FilesPlanner(source(str(tmp_path)), [])
     assert names(planner) == ["a"]
     assert planner.next() is None
-    assert [r.getMessage().count("\\xff.json is no UTF-8") for r in caplog.records] == [1]
+    assert [r.getMessage().count("\\xff.json is not UTF-8") for r in caplog.records] == [1]
 
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
@@ -161,7 +161,7 @@ def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
     with pytest.raises(SourceUnavailableError):
         planners.next()
     assert planners.next() == {"one": "first", "other": "second"}
-    assert planners.next() == {"other": "fourth"}, "the one was asked anew"
+    assert planners.next() == {"other": "fourth"}, "the one was asked again"
     assert one.said == ["third"]
 
 

@@ -246,7 +246,7 @@ def test_what_a_registry_of_confluent_knows_by_itself() -> None:
 
 
 def test_references_stay_in_their_folder() -> None:
-    with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", which is no name of a file'):
+    with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", which is not the name of a file'):
         from_texts(FIRST, {"../x.proto": FIRST})
 
 

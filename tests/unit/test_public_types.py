@@ -40,7 +40,7 @@ plan: sw.Plan = sw.describe(one)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The README's Python, what pages build with it, the examples, and a file that is wrong; nothing that is ours beside them."""
+    """The README's Python, what pages build with it, the examples, and a file that is wrong; nothing that is ours next to them."""
     home = tmp_path_factory.mktemp("user")
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

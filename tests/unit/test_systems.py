@@ -33,7 +33,7 @@ def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
     source = Source.model_construct(name="s", query="q", format="json")
     target = Target.model_construct(path="/p", table="t", topic="o")
     assert ("q" in known.plan_text(source)) and ("q" in known.short_name(source))
-    assert bool(known.metadata_columns) == known.has_timestamp, "whoever adds columns adds the time of the record"
+    assert bool(known.metadata_columns) == known.has_timestamp, "anyone who adds columns adds the time of the record"
     assert connection.READS or not (known.metadata_columns or known.keeps_history or known.start.default)
     if connection.WRITES and kind != "console":
         assert any(word in known.location_text(target) for word in ("/p", "t", "o"))

@@ -124,7 +124,7 @@ def test_a_run_that_is_begun_anew_at_every_place_reads_the_same(table: Any) -> N
         rows += run.epochs
         places.append(run.at)
     assert rows == whole.epochs
-    assert sorted(n for epoch in rows for n in epoch) == list(range(16)), "compaction brings nothing once more"
+    assert sorted(n for epoch in rows for n in epoch) == list(range(16)), "compaction brings nothing again"
     assert [p for p in places if p is not None and p.content] != [], "some of the places are within the content"
 
 
@@ -210,7 +210,7 @@ def test_such_a_version_is_passed_over_by_name_and_counted(table: Any, caplog: p
     run = Run(table, on_rewrite="skip")
     run.epoch()
     table.append([row(n, "a b") for n in (6, 7, 8, 9)])
-    table.delete("x = 6")  # its file is written anew with three rows
+    table.delete("x = 6")  # its file is rewritten with three rows
     version = table.newest()
     filled(table, 1, first=10)
     with caplog.at_level(logging.WARNING, "slackwater"):
@@ -262,12 +262,12 @@ def test_another_table_in_its_place_is_refused(table: Any, tmp_path: Path) -> No
         shutil.rmtree(table.path)
     else:
         table.lake.tables().catalog.drop_table("shop.events")
-    with pytest.raises(SlackwaterError, match=r"is not there|is not in the catalog"):
+    with pytest.raises(SlackwaterError, match=r"does not exist|is not in the catalog"):
         Run(table, run.at)
     filled(table, 1, 1, 1)
-    with pytest.raises(StartError, match=r"is another table than the one that was read up to .*made anew"):
+    with pytest.raises(StartError, match=r"is another table than the one that was read up to .*created again"):
         Run(table, run.at)
-    with pytest.raises(SlackwaterError, match=r"made anew|became another table"):
+    with pytest.raises(SlackwaterError, match=r"created again|became another table"):
         run.all()  # while it runs
 
 

@@ -109,7 +109,7 @@ def test_of_a_table_of_cases_all_but_the_first_are_exhaustive() -> None:
 
 
 def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
-    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case, or names the test beside it."""
+    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case, or names the test next to it."""
     marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
     assert marked == ["effort.py"]
     texts = {p.name: p.read_text() for p in FILES}

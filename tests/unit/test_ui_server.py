@@ -1,4 +1,4 @@
-"""The page over HTTP, from a real server: what is answered, to whom, how often it is made, and what goes on beside it."""
+"""The page over HTTP, from a real server: what is answered, to whom, how often it is made, and what goes on next to it."""
 
 from __future__ import annotations
 

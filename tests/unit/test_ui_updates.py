@@ -188,7 +188,7 @@ def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
         expected = {b: t for b, t in after.items() if number == 1 or t != before[b]}
         assert {b: t for b, t in sent.items() if b != "commit"} == expected
         assert sent["commit"] == get(running, "/ui/top.json").headers["etag"].strip('"')
-        assert drawn["closing"] <= 2, "once for those who follow, once for whoever asks"
+        assert drawn["closing"] <= 2, "once for those who follow, once for anyone who asks"
     assert "joins" not in viewers[0].updates[1], "there is none, before as after"
     late = Viewer(running, "/ui/events?blocks&seen=another")
     late.wait_for(1)
@@ -300,7 +300,7 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
         "While it works it reads 3,000 a second."
     )
     assert told(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
-    # only the last ones are kept: nothing came between them, and that is no rate
+    # only the last ones are kept: nothing came between them, and that is not a rate
     later = at_epoch(7, 6000, 60_000_000, 2_000_000), at_epoch(8, 6000, 63_000_000, 3_000_000)
     block, text = told(*later)
     assert (block.rows, block.rows_per_s) == (0, None)

@@ -94,7 +94,7 @@ def test_one_stage(say: Say) -> None:
 
 def test_a_stage_or_key_that_is_not_there(say: Say) -> None:
     assert say("--stage", "minute") == [
-        '1 error: law: --stage: found "minute", which is no stage of the state in epoch 1; did you mean "minutes"?; '
+        '1 error: law: --stage: found "minute", which is not a stage of the state in epoch 1; did you mean "minutes"?; '
         "there are: sessions, minutes, seen"
     ]
     assert say("--key", "usr=u1") == [

@@ -48,7 +48,7 @@ def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
         return int(match[1]), int(match[1])
     match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
     if match is None or not (match[1] or match[2]):
-        raise StartError(f'--epoch "{text}" is no range of epochs; expected A..B, A.., ..B or one number')
+        raise StartError(f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or one number')
     first, last = (int(part) if part else None for part in match.groups())
     if first is not None and last is not None and first > last:
         raise StartError(f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B')

@@ -44,7 +44,7 @@ def init_file(options: InitOptions) -> None:
     """Write the config and print what the sample showed. Raises StartError."""
     file = options.file
     if not file.parent.is_dir():
-        raise StartError(f"{file}: its folder is not there; make it first")
+        raise StartError(f"{file}: its folder does not exist; create it first")
     if file.is_dir():
         raise StartError(f"{file}: is a directory; expected the name of a file to write")
     if file.exists() and not options.force:
@@ -147,7 +147,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         return named
     if options.time not in sample.columns:
         raise StartError(
-            f"--time: {format_value(options.time)} is no column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
+            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
         )
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
@@ -205,7 +205,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
-                f"--key: {format_value(key)} is no column of {sample.path}{suggestion_or_list(key, sample.columns)}"
+                f"--key: {format_value(key)} is not a column of {sample.path}{suggestion_or_list(key, sample.columns)}"
             )
     if options.keys:
         return [list(options.keys)]
@@ -306,7 +306,7 @@ def _choice_lines(content: str) -> list[str]:
     length = f"gap {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""
     if window.duration_ms is not None:
         length = f"duration {duration_text(window.duration_ms)}"
-    return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which no sample tells: set what you mean"]
+    return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which is a guess; change it as you need"]
 
 
 def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, list[str]]:

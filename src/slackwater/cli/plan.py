@@ -106,7 +106,7 @@ def _damage_text(snapshot: Snapshot) -> str | None:
 
 def _no_state_text(pipeline: Pipeline) -> str:
     if pipeline.state_store is None or not pipeline.state_store.durable:
-        return "its state is in memory: every start begins anew"
+        return "its state is in memory: every start begins with an empty state"
     return "there is no state yet: the next start begins it"
 
 

@@ -122,7 +122,7 @@ def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
     print_compaction(where, pipeline, schema, as_json)
 
 
-Dry = Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")]
 
 
 @state.command("migrate")

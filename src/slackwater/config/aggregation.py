@@ -296,7 +296,7 @@ class Aggregation(Spec):
             if name not in aggregator.inputs:
                 yield (
                     "columns",
-                    f"{format_value(name)} is no input of {type(aggregator).__name__}{suggestion_or_list(name, aggregator.inputs)}",
+                    f"{format_value(name)} is not an input of {type(aggregator).__name__}{suggestion_or_list(name, aggregator.inputs)}",
                 )
         absent = [name for name in aggregator.inputs if name not in columns]
         if absent and "columns" not in wrong:

@@ -125,7 +125,7 @@ def _imported(path: str) -> Any:
     try:
         attribute: Any = importlib.import_module(module_name)
     except Exception as error:
-        advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "mend it"
+        advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "fix it"
         raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
     for name in names.split("."):
         if not hasattr(attribute, name):

@@ -118,7 +118,7 @@ def _unknown(key: str, reference: object, connections: Mapping[str, Any]) -> Ite
         advice = (
             suggestion_or_list(str(reference), connections) if connections else "; describe it in [connections.<name>]"
         )
-        yield key, f"found {format_value(reference)}, which is no connection{advice}"
+        yield key, f"found {format_value(reference)}, which is not a connection{advice}"
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
@@ -190,7 +190,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     yield (
         f"transform.window.{key}",
         f"{format_value(getattr(window, key))} writes a window again, and {target_text} only adds "
-        "rows: the former ones would stay beside it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
+        "rows: the former ones would stay next to it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
         'or emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 

@@ -49,7 +49,7 @@ _TOKEN = re.compile(
 
 
 class DdlError(Exception):
-    """A schema is invalid. The text is the end of a message: `"STRNG" is no type; did you mean "STRING"?`."""
+    """A schema is invalid. The text is the end of a message: `"STRNG" is not a type; did you mean "STRING"?`."""
 
 
 def parse_columns(ddl: str) -> dict[str, str]:
@@ -193,7 +193,7 @@ class DdlParser:
             return self._with_parameters(word, f'"{token.text}"{owner}')
         meant = _OTHERS.get(word)
         hint = f'; did you mean "{meant}"?' if meant else suggestion(token.text.upper(), [n.upper() for n in _NAMES])
-        raise DdlError(f'"{token.text}"{owner} is no type of Spark{hint}')
+        raise DdlError(f'"{token.text}"{owner} is not a Spark type{hint}')
 
     def _zone(self) -> bool:
         words = [self.peek(i).word for i in range(3)]

@@ -224,7 +224,7 @@ class Join(StepSpec):
         if whole_window and present:
             yield (
                 "time_window_ms",
-                f"given beside {' and '.join(present)}; it stands for both bounds: remove it, or them",
+                f"given next to {' and '.join(present)}; it stands for both bounds: remove it, or them",
             )
         elif not whole_window and not present:
             yield (
@@ -234,7 +234,7 @@ class Join(StepSpec):
             )
         elif not whole_window and len(present) == 1:
             absent = next(key for key in both if key not in present)
-            yield absent, f"missing; {present[0]} needs it beside: lower_ms <= right.ts - left.ts <= upper_ms"
+            yield absent, f"missing; {present[0]} also needs lower_ms <= right.ts - left.ts <= upper_ms"
         lower, upper = (values.get(key) for key in both)
         if lower is not None and upper is not None and lower > upper:
             yield (

@@ -37,7 +37,7 @@ def check_join(values: Values) -> Iterator[Problem]:
         if len(names) == len(sources):
             yield (
                 f"{join.CONFIG_PATH}.{key}",
-                f"found {format_value(name)}, which is no source{suggestion_or_list(name, names)}",
+                f"found {format_value(name)}, which is not a source{suggestion_or_list(name, names)}",
             )
     for i, source in enumerate(sources):
         if not undecided and source.name not in named_sources.values():

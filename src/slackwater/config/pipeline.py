@@ -223,7 +223,7 @@ class Pipeline(Spec, NotebookRepr):
             )
         if name not in pipelines:
             raise StartError(
-                f"{self.name}: --target: found {format_value(name)}, which is no target{suggestion_or_list(name, pipelines)}"
+                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion_or_list(name, pipelines)}"
             )
         return pipelines[name]
 

@@ -285,7 +285,7 @@ def _check_schema(schema: str) -> Iterator[Problem]:
     except ddl.DdlError as error:
         yield (
             "schema",
-            'is no schema that Spark reads; expected "name TYPE, name TYPE, …"'
+            'is not a schema that Spark reads; expected "name TYPE, name TYPE, …"'
             if isinstance(schema, EnvString)
             else str(error),
         )

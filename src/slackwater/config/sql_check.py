@@ -214,7 +214,7 @@ class _StepCheck:
         if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
             if type_ is not None and any(event_time_problems(type_, None)):
-                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is no time; rename the column'
+                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is not a time; rename the column'
                 self.result.add(f"{self.path}.sql", line)
             return
         key, prefix = f"{self.path}.{self._kind}.event_time_column", self._of(source)

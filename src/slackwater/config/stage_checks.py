@@ -33,7 +33,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield problems of the stages: inputs that do not exist, and sources or stages that nothing reads."""
     stages: tuple[Stage, ...] = values["stages"]
     if "transform" in values:
-        yield "stages", "given beside [transform]; a pipeline is one transform or several stages: remove one of them"
+        yield "stages", "given next to [transform]; a pipeline is one transform or several stages: remove one of them"
     if len(stages) < 2:
         yield "stages", "found 1; a single one is written as [transform]"
         return

@@ -25,7 +25,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if "targets" in values and "target" in values:
         yield (
             "targets",
-            "given beside [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
+            "given next to [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
         )
         return
     if "targets" in values and not targets:
@@ -70,7 +70,7 @@ def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str
         if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
             yield (
                 f"{path}.from",
-                f"found {format_value(target.from_)}, which is no stage{suggestion_or_list(target.from_, names)}",
+                f"found {format_value(target.from_)}, which is not a stage{suggestion_or_list(target.from_, names)}",
             )
 
 

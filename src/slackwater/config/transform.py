@@ -125,7 +125,7 @@ class Transform(Spec):
         if present[1:]:
             yield (
                 present[1],
-                f"given beside [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
+                f"given next to [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
             )
         elif "join" in present and "sql" in values:
             yield (

@@ -200,7 +200,7 @@ class Window(StepSpec):
         if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
             yield (
                 "late_data",
-                '"standalone" puts late rows beside the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart',
+                '"standalone" puts late rows next to the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart',
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'

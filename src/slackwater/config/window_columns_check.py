@@ -44,7 +44,7 @@ class WindowColumns:
             self.result.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
             why = findings.undecided[0] if findings.undecided else "the columns are known at the start"
-            self.result.skip(key, f"{shown} is no duration and is read as SQL over the row: {why}")
+            self.result.skip(key, f"{shown} is not a duration and is read as SQL over the row: {why}")
         if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 

@@ -28,7 +28,7 @@ def gap_text(before: int, after: int, open_: int) -> str:
 
 
 def emission_text(rows: int) -> str:
-    return f"{rows:,} state rows are written anew; windows that are gone stay gone"
+    return f"{rows:,} state rows are rewritten; windows that are gone stay gone"
 
 
 def _lateness(before: Any, after: Any, state: StageState) -> str:
@@ -65,7 +65,7 @@ BY_KEY: Mapping[str, Text] = {
     "on_state_cap": _same(_NEXT),
     "crash_recovery": _same(_NEXT),
     "emit": _same(
-        "open windows come out by it; to and from updates, tumbling and hopping windows in the state come out once more"
+        "open windows come out by it; to and from updates, tumbling and hopping windows in the state come out again"
     ),
     "emit_interval_ms": _same(_NEXT),
     "emit_metadata": _same(_COLUMNS),

@@ -81,7 +81,7 @@ class StageComparison:
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
                 lost = True
-                how = f"{self.rows:,} state rows are counted by the former windows and cannot be divided anew"
+                how = f"{self.rows:,} state rows are counted by the former windows and cannot be divided again"
                 yield self.change(key, wrote.get(key), getattr(new, key), REBUILD, how)
         yield from self._keys(new)
         if not lost:
@@ -148,7 +148,7 @@ class StageComparison:
                 how = f"{self.rows:,} state rows hold rounded sums; what comes is added to these without loss"
                 yield self.change(label, was[spec.as_], now, MIGRATED, how)
             elif now != was[spec.as_] and (now is not None or is_described):
-                how = f"{self.rows:,} state rows hold the former; give the new one another name to start it beside the windows there are"
+                how = f"{self.rows:,} state rows hold the former; give the new one another name to start it next to the windows there are"
                 yield self.change(label, was[spec.as_], now or spec.call, REBUILD, how)
             elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
                 how = "results from the next start on that do not fit their type"

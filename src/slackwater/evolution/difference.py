@@ -83,9 +83,9 @@ class ConfigComparison:
         if not count:
             return f"{state}: nothing changed"
         migrated = len(self.with_verdict(MIGRATED))
-        how = f"{migrated} of them migrated in an epoch of its own" if migrated else "all compatible"
+        how = f"{migrated} of them migrated in a separate epoch" if migrated else "all compatible"
         if count == 1:
-            how = "migrated in an epoch of its own" if migrated else "compatible"
+            how = "migrated in a separate epoch" if migrated else "compatible"
         return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start carries {'them' if count > 1 else 'it'} out"
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
         return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} does not tell which {operator_type.name} it is of"
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it is of"
         ) from None
 
 

@@ -45,7 +45,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
             if former in state and former not in former_names:
                 problems[name] = (
                     f'the state has both "{name}" and "{former}", and only one of them can go on as "{name}"; remove formerly to go on '
-                    f'with "{name}", or rename one of them in a start of its own'
+                    f'with "{name}", or rename one of them in a separate start'
                 )
         elif former in state and former not in former_names:
             origins[name] = str(former)

@@ -79,7 +79,7 @@ class _FilesCheck:
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
                 self.add_problem(
                     self.storage.shown(f"manifests/{name}"),
-                    "is no manifest",
+                    "is not a manifest",
                     (-1,),
                     "move it elsewhere; nothing reads it",
                 )
@@ -117,7 +117,7 @@ class _FilesCheck:
         published_before = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
         if published_before and published < published_before[-1]:
             problem = f"says epoch {published}, and epoch {published_before[-1]} was published before epoch {epochs[-1]} was committed"
-            remedy = "restore it; else the next start publishes the latest epoch once more, which a target that knows its last one ignores"
+            remedy = "restore it; else the next start publishes the latest epoch again, which a target that knows its last one ignores"
             self.add_problem(path, problem, (-1,), remedy)
         return published
 

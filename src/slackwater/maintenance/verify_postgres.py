@@ -85,7 +85,7 @@ class _TablesCheck:
             if stored.get(name) != expected.get(name):
                 problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, the record has {expected.get(name)}"
                 self.add_problem(
-                    t.offsets, problem, "a start goes on from the record; the next commit writes this table anew"
+                    t.offsets, problem, "a start goes on from the record; the next commit writes this table again"
                 )
 
     def check_outputs(self, commit: Commit, published: int) -> None:

@@ -62,12 +62,12 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A file cannot be written",
         START,
-        "The file or directory that a command was to write is there already, is no place for one, or the system refuses it.",
+        "The file or directory that a command was to write is there already, is not a place for one, or the system refuses it.",
         "Name another path; the line has the system's own words.",
         (
             "cannot be written",
             "is there already",
-            "its folder is not there",
+            "its folder does not exist",
             "is a directory",
             "there is no directory",
             "is not empty",
@@ -115,7 +115,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "expected",
             "is not a key",
             "no stage has windows with such keys",
-            "is no stage of the state",
+            "is not a stage of the state",
             "--target",
             "missing",
             "unknown option",

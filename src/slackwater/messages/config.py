@@ -11,7 +11,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The config is wrong",
         ("ConfigError",),
         "The description of a pipeline has mistakes, one line each: the pipeline, the key, what was found, what was expected. "
-        "Nothing was started. All mistakes are told at once, but for those that others hide.",
+        "Nothing was started. All mistakes are reported at once, but for those that others hide.",
         "Correct the key that the line names. `slackwater check FILE` says below its lines where the keys are "
         "[documented](configuration.md); [an editor](configuration.md#in-an-editor) marks most mistakes while you type.",
     ),

@@ -73,7 +73,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Whether an epoch was committed is not known yet",
         ("EpochError",),
         "The connection to the database went away while it committed.",
-        "Start again: the commit's id is looked up, and the epoch is repeated only if it is not there.",
+        "Start again: the commit's id is looked up, and the epoch is repeated only if it does not exist.",
         ("is unknown", "finds out whether"),
     ),
     MessageFamily(

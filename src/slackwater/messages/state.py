@@ -46,7 +46,7 @@ FAMILIES: Sequence[MessageFamily] = (
         (
             "was written for another",
             "does not describe its window",
-            "does not tell which",
+            "does not say which",
             "only windows can be looked into",
             "its columns changed since",
             "the config has changed since",
@@ -130,13 +130,13 @@ FAMILIES: Sequence[MessageFamily] = (
             "is missing",
             "restore (it|them|both|that|the manifests)",
             "is of another state",
-            "is no file",
+            "is not a file",
         ),
     ),
     MessageFamily(
         "The object store cannot be used",
         ("StateError", "StartError", "EpochError"),
-        "The bucket that holds the state is not there, does not let this process in, or could not be reached for a minute. What was "
+        "The bucket that holds the state does not exist, does not let this process in, or could not be reached for a minute. What was "
         "committed stays, and a commit whose answer was lost is found by the next start.",
         "Do what the line says, and start again: [in an object store](state.md#in-an-object-store).",
         (

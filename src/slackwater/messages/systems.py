@@ -10,9 +10,9 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "`init` cannot use the sample",
         START,
-        "The file or directory of `--sample` is not there, holds no rows, or has nothing that can be a time or a key.",
+        "The file or directory of `--sample` does not exist, holds no rows, or has nothing that can be a time or a key.",
         "Name another sample, or the columns with `--time` and `--key`: [the first day](first-day.md#what-it-takes-from-a-sample).",
-        ("--sample", "--time: ", "--key: .* no column", "no config came of it"),
+        ("--sample", "--time: ", "--key: .* is not a column", "no config came of it"),
     ),
     MessageFamily(
         "Offsets that cannot be gone on at",
@@ -54,7 +54,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Starts are not made shorter",
         START,
         "`slackwater prepare` ran a small pipeline to keep what Java makes of Spark's classes, and that run or its end failed.",
-        "Mend what the line tells of and run `slackwater prepare` again. Pipelines start without it, only slower.",
+        "Fix what the line reports and run `slackwater prepare` again. Pipelines start without it, only slower.",
         ("the archive of Spark's classes was not made",),
     ),
     MessageFamily(
@@ -81,7 +81,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Spark Connect has what its server has",
         START,
-        "The server that `SPARK_REMOTE` names is not there, or a pipeline asks for what a client cannot have: the server's own settings, a "
+        "The server that `SPARK_REMOTE` names does not exist, or a pipeline asks for what a client cannot have: the server's own settings, a "
         "streaming query, packages that are not installed.",
         "What runs over it, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
         ("Spark Connect", "nobody answers there", "over Connect"),
@@ -96,7 +96,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "There is nothing to read",
         START,
-        "The topic, the queue, the directory or the file that a source or a lookup names is not there.",
+        "The topic, the queue, the directory or the file that a source or a lookup names does not exist.",
         "Create it, or correct `query`. `slackwater check FILE --connect` looks for all of them.",
         (
             "there is no topic",
@@ -128,7 +128,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A table cannot be read on",
         (*START, "EpochError"),
-        "A table that is a source cannot be read from where the state stands: a version takes rows away or writes them anew, one that is "
+        "A table that is a source cannot be read from where the state stands: a version takes rows away or rewrites them, one that is "
         "needed is gone with its log, its snapshot or its files, or another table is in its place. Everything before it is committed.",
         "Restore what is gone, pass such versions over by `on_rewrite`, or say where to go on with `slackwater state reset`: "
         "[Delta and Iceberg tables](sources.md#delta-and-iceberg-tables).",
@@ -136,7 +136,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "that were read cannot be taken back",
             "rows would be lost",
             "is another table",
-            "made anew while it was read",
+            "created again while it was read",
             "became another table",
             "does not lead back",
             "its log was changed",
@@ -157,9 +157,9 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A table needs another reader",
         START,
-        "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes beside its data, features or types "
+        "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes next to its data, features or types "
         "that such a reader does not know, files of another format.",
-        "Write its files anew without them, begin behind them, or read another table: [what is read](sources.md#delta-and-iceberg-tables).",
+        "Rewrite its files without them, begin behind them, or read another table: [what is read](sources.md#delta-and-iceberg-tables).",
         ("needs readers that know", "reader of Parquet", "holds files of the format", "which is binary"),
     ),
     MessageFamily(
@@ -180,7 +180,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "There is no usable event time",
         START,
-        "The column that `event_time_column` names is not there, has an unfit type, or the first rows hold no time in it. Such a "
+        "The column that `event_time_column` names does not exist, has an unfit type, or the first rows hold no time in it. Such a "
         "pipeline would drop all of its rows, so it does not start.",
         "Correct `event_time_column` or `event_time_unit`: [event time](semantics.md#event-time).",
         ("usable event time", "event_time_column", "event_time_unit", "expected a timestamp, a date", "_event_ts"),
@@ -208,7 +208,7 @@ FAMILIES: Sequence[MessageFamily] = (
         START,
         "A source that cannot seek (a queue, a connector, a DataFrame) goes on by Spark's checkpoint alone, and that is lost, or was "
         "made for other sources. Reading from anywhere else would count rows twice or not at all.",
-        "Restore the checkpoint, keep the sources as they were, or begin anew under another name: [seek](sources.md).",
+        "Restore the checkpoint, keep the sources as they were, or start over under another name: [seek](sources.md).",
         ("cannot seek", "Spark's checkpoint only"),
     ),
     MessageFamily(
@@ -231,7 +231,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The target holds what another state wrote",
         START,
-        "A state begins anew, and its target, which only adds rows, holds those of a former state; or paths of an earlier version "
+        "A state starts over, and its target, which only adds rows, holds those of a former state; or paths of an earlier version "
         "began elsewhere. Going on would write rows twice, so somebody has to choose.",
         "`--put-aside-output` moves the former files away, `--keep-output` adds to them; the line names the command for paths.",
         ("the state that wrote", "relative paths begin", "could not be put aside"),

@@ -58,9 +58,9 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Files were not read",
         (WARNING,),
-        "A file was removed between the listing and the reading, or Spark cannot be told of it because its name is no UTF-8.",
+        "A file was removed between the listing and the reading, or Spark cannot be told of it because its name is not UTF-8.",
         "Write elsewhere and rename, and remove only what was read; rename what the line names.",
-        ("removed before it was read", "is no UTF-8"),
+        ("removed before it was read", "is not UTF-8"),
     ),
     MessageFamily(
         "A source does not answer",

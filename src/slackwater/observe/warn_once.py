@@ -26,7 +26,9 @@ class WarnOnce:
             self._warnings = 1
             self._notice(
                 "warning",
-                mask_secrets(f"{self._activity} failed: {error_reason(error)}; {self._consequence}; told only once"),
+                mask_secrets(
+                    f"{self._activity} failed: {error_reason(error)}; {self._consequence}; reported only once"
+                ),
             )
 
     def worked(self) -> None:

@@ -18,7 +18,7 @@ def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(
-            f"{commit.pipeline}: {option}: found {format_value(name)}, which is no stage of the state in epoch {commit.epoch}"
+            f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
             f"{suggestion_or_list(name, names)}; there are: {', '.join(names)}"
         )
     return names.index(name)

@@ -56,7 +56,7 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
         directory = Path(*itertools.takewhile(lambda part: not any(c in part for c in "*?[{"), segments))
         if is_local(query) and not directory.exists():
             subject = "the directory" if isinstance(query, EnvString) else f'"{directory}"'
-            yield f"sources[{i}].query: {subject} is not there"
+            yield f"sources[{i}].query: {subject} does not exist"
 
 
 def check_moved_directories(pipeline: Pipeline) -> None:

@@ -58,7 +58,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             continue
         # dead letters are a log; and without a durable state every run starts over
         if choice == KEEP or name == "dead_letter" or not remembers:
-            notices.append(f"{name}: {output_text}; rows are added beside them")
+            notices.append(f"{name}: {output_text}; rows are added next to them")
             continue
         offer = (
             "put them aside with --put-aside-output"
@@ -67,7 +67,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
         )
         raise StartError(
             f"{pipeline.name}: {name} holds {output_text}: the state that wrote them is not the one of this start, which begins with "
-            f"none and would write every row beside them once more; {offer}, or add to them with --keep-output; nothing was changed"
+            f"none and would write every row again; {offer}, or add to them with --keep-output; nothing was changed"
         )
     return notices
 

@@ -119,7 +119,7 @@ def run(
         return Handle(pipeline, run_in_thread)
     check_run_flags(available_now, flush)
     if former_output not in (None, *previous_output.CHOICES):
-        raise ConfigError([f'former_output: "{former_output}" is no choice; expected "aside" or "keep"'])
+        raise ConfigError([f'former_output: "{former_output}" is not a choice; expected "aside" or "keep"'])
     if rebuild:
         pipeline = starting_offsets.with_offsets(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
@@ -161,7 +161,7 @@ def _run(
                         f'schema_changes = "ignore" passes them over: {error}'
                     ) from None
                 previous_failure, rebuild, former_output = failure, None, None
-                reporter.notice("info", f"{pipeline.name} starts anew with columns that are new: {error}")
+                reporter.notice("info", f"{pipeline.name} starts over with columns that are new: {error}")
                 runner = runner.new_runner()
 
 

@@ -89,7 +89,7 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
         parsed = tuple(t for t in times if t is not None)
         required_share = (
             0.9 if len(path) == 1 else 1.0
-        )  # a field that is no time everywhere stays a text, and its cast is Spark's
+        )  # a field that is not a time everywhere stays a text, and its cast is Spark's
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
         first_unusable = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
         return (

@@ -19,9 +19,9 @@ KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
     "session": 'gap = "30m"                     # a silence longer than this ends a session; window_end is its last row plus this\n'
     'max_session_duration = "12h"    # no session grows beyond this\n',
-    "tumbling": 'duration = "{length}"                # every window is so long, side by side\n'
+    "tumbling": 'duration = "{length}"                # every window is this long, side by side\n'
     "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
-    "hopping": 'duration = "{length}"                # every window is so long …\n'
+    "hopping": 'duration = "{length}"                # every window is this long …\n'
     'hop = "{hop}"                      # … and a new one begins so often\n'
     "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
 }

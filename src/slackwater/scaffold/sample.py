@@ -58,10 +58,10 @@ def read_sample(path: Path) -> Sample:
             return _parquet(path, query, files)
         lines = list(_lines(files))
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "is no gzip file, or a part of one"
+        reason = getattr(error, "strerror", None) or "is not a gzip file, or a part of one"
         raise StartError(f"--sample: {path}: cannot be read ({reason})") from None
     except UnicodeDecodeError:
-        raise StartError(f"--sample: {path}: is no UTF-8 text; expected JSON lines, CSV or Parquet") from None
+        raise StartError(f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet") from None
     if not any(line.strip() for line in lines):
         raise StartError(f"--sample: {path}: is empty; expected JSON lines, CSV or Parquet")
     if form is None:
@@ -74,7 +74,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
     if not path.is_dir():
         if not path.exists():
             raise StartError(
-                f"--sample: {path}: is not there; expected a file or a directory of JSON lines, CSV or Parquet"
+                f"--sample: {path}: does not exist; expected a file or a directory of JSON lines, CSV or Parquet"
             )
         return [path], str(path)
     files_of_directory = [

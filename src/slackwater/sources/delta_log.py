@@ -77,7 +77,7 @@ class DeltaLog:
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
                 f"{self.description} holds files with deletion vectors at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write "
-                'them anew (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
+                'them again (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
             )
         adds = pa.table(table.get_add_actions()).to_pylist()
         files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
@@ -119,7 +119,7 @@ class DeltaLog:
         except TableNotFoundError:
             if version is None:
                 raise StartError(
-                    f"{self.description} is not there; expected the directory of a Delta table (query)"
+                    f"{self.description} does not exist; expected the directory of a Delta table (query)"
                 ) from None
             self._table()
             raise VersionGoneError(f"version {version} is needed, and its log is gone") from None
@@ -138,7 +138,7 @@ class DeltaLog:
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
-                f"{self.description} was made anew while it was read, at version {version}: what it holds now is another table; begin "
+                f"{self.description} was created again while it was read, at version {version}: what it holds now is another table; begin "
                 "with it in a new state, or reset the source's place: `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:

@@ -165,7 +165,7 @@ class FilesPlanner:
             self._seen_paths.add(path)
             name = os.fsencode(path).decode(errors="backslashreplace")
             log.warning(
-                'source "%s": the name of %s is no UTF-8, and Spark cannot read it; rename it', self._source.name, name
+                'source "%s": the name of %s is not UTF-8, and Spark cannot read it; rename it', self._source.name, name
             )
             return None
 

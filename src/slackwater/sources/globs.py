@@ -141,4 +141,4 @@ def _matcher(part: str) -> re.Pattern[str]:
     try:
         return re.compile(regex, re.DOTALL)
     except re.error as error:
-        raise ValueError(f'"{part}" is no pattern ({error})') from None
+        raise ValueError(f'"{part}" is not a pattern ({error})') from None

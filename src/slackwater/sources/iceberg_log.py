@@ -54,7 +54,7 @@ class IcebergLog:
                 if _is_deletes(manifest):
                     raise StartError(
                         f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write its files "
-                        'anew (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
+                        'again (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
                     )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
         return [file for _, file in sorted(numbered_files, key=lambda one: (one[0], one[1].path))]
@@ -67,7 +67,7 @@ class IcebergLog:
         table = self._table()
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.description} was made anew while it was read, at {offsets}: what it holds now is another table; begin with it in a "
+                f"{self.description} was created again while it was read, at {offsets}: what it holds now is another table; begin with it in a "
                 "new state, or reset the source's place: `slackwater state reset`"
             )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])

@@ -301,7 +301,7 @@ class KafkaSource(SparkPlannedSource):
                 lost, since = lost + max(min(low, until) - since, 0), low
             if since > high or until > high:
                 losses.append(
-                    f"{topic}-{part} ends at offset {high}, before offset {max(since, until)}: it was made anew"
+                    f"{topic}-{part} ends at offset {high}, before offset {max(since, until)}: it was created again"
                 )
                 since, until = low, min(until, high)
             ranges[topic, part] = (since, max(until, since))

@@ -93,7 +93,7 @@ class DirectoryListing:
             first, second, *_ = sorted(bases)
             raise ValueError(
                 f'"{first}" and "{second}" are not of one kind: with column=value folders below "{self.pattern}", all files have to '
-                "lie in such folders of one parent, or beside them"
+                "lie in such folders of one parent, or next to them"
             )
         return True
 

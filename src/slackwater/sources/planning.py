@@ -97,7 +97,7 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
                 f'source "{source.name}" is a {source.kind}, whose epochs are planned without a streaming query of Spark, which source '
-                f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka beside it, without options of '
+                f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka next to it, without options of '
                 "Spark's own streams"
             )
 

@@ -182,7 +182,7 @@ class TableSource(Seekable):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
-                f"{self.where} is another table than the one that was read up to {read}: it was made anew; nothing was read: "
+                f"{self.where} is another table than the one that was read up to {read}: it was created again; nothing was read: "
                 f"begin with it from its first row by `slackwater state reset … --offsets {self.name}=earliest`"
             )
         if read.sequence is None and now.version < read.version:

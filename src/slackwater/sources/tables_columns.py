@@ -42,7 +42,7 @@ def check_columns(
     """
     if wrong := changed_columns(earlier, now):
         raise StartError(
-            f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or begin anew with another name"
+            f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or start over with another name"
         )
     new = ", ".join(added_columns(earlier, now))
     if new and choice in (None, "fail"):

@@ -77,7 +77,7 @@ def time_expression(
         _check_row_wise(session, empty_frame(session, frame), text, f'{where}: event_time_column "{text}"')
     type_ = Field("t", field.dataType.simpleString())
     if pipeline.transform.is_stateless and type_.type not in TIMES:
-        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is no time; rename the column')
+        raise StartError(f'{where}: column "_event_ts" is {type_.type}, which is not a time; rename the column')
     zone = step.event_time_zone or UTC
     return event_time_sql(expression, type_, step.event_time_unit, f'{where}: event_time_column "{text}"', zone)
 

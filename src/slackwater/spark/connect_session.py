@@ -36,7 +36,7 @@ def server_address(settings: Mapping[str, str]) -> str | None:
         )
     if not address.startswith("sc://"):
         raise StartError(
-            f'"{address}" is no server of Spark Connect; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
+            f'"{address}" is not a Spark Connect server; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
         )
     return address
 

@@ -91,4 +91,4 @@ def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) ->
         return f'did you mean event_time_unit = "{meant}"?'
     if kind == "timestamp":
         return f'a number in a TIMESTAMP is epoch seconds: did you mean a BIGINT and event_time_unit = "{meant}"?'
-    return f'texts of digits are no times: did you mean a BIGINT and event_time_unit = "{meant}"?'
+    return f'texts of digits are not times: did you mean a BIGINT and event_time_unit = "{meant}"?'

@@ -146,7 +146,7 @@ class IcebergTarget:
         if self._table is None:
             self._table = self._tables.load(self._name)
         if self._table is None:
-            raise FileNotFoundError("the table is not there any more")
+            raise FileNotFoundError("the table does not exist any more")
         return self._table
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
@@ -252,7 +252,7 @@ class IcebergTarget:
             if any(f.height for f in buffered):
                 write(buffered)
         log.info(
-            "%s: epoch %s replaces rows: %s written anew with %s that stay%s",
+            "%s: epoch %s replaces rows: %s rewritten with %s that stay%s",
             self.description,
             properties["slackwater.epoch"],
             plural(len(hit), "file"),

@@ -175,7 +175,7 @@ class CaseStep(Spec):
         "quiet": "So long all sources are asked and have nothing.",
         "crash": "The next epoch dies at this step, and is repeated by a new process.",
         "restart": "The process stops and starts again: restart = { shards = 3 }.",
-        "replay": "Dead letters are applied once more, as `slackwater dlq replay` does.",
+        "replay": "Dead letters are applied again, as `slackwater dlq replay` does.",
         "flush": "All open windows are closed.",
     }
     DOC_LINK: ClassVar[str] = _PAGE
@@ -208,7 +208,7 @@ class CaseStep(Spec):
             both = [*has_input, *alone]
             yield (
                 both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
-                (f"given beside {both[0]}; one thing happens per step: write another [[steps]]"),
+                (f"given next to {both[0]}; one thing happens per step: write another [[steps]]"),
             )
 
 
@@ -266,7 +266,7 @@ class TestCase(Spec):
         "expect": table_parser(Expectation),
     }
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "pipeline": "The config under test, a path from this file; by default the TOML beside the folder that has this file's name.",
+        "pipeline": "The config under test, a path from this file; by default the TOML next to the folder that has this file's name.",
         "shards": "How many parts the state is spread over at first.",
         "clock": "What the virtual clock shows at first; by default a time after all event times.",
         "flush": "Whether all open windows are closed at the end.",

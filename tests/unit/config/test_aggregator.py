@@ -70,7 +70,7 @@ def test_a_module_that_fails_is_told_without_a_stack_trace(tmp_path: Path, monke
     monkeypatch.syspath_prepend(tmp_path)
     assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
         'transform.window.aggregations[0].agg: module "failing_module" cannot be imported '
-        "(ZeroDivisionError: division by zero); mend it"
+        "(ZeroDivisionError: division by zero); fix it"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Configs whose corrections would stand unmarked beside the rows they correct."""
+"""Configs whose corrections would stand unmarked next to the rows they correct."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REOPEN = {"late_data": "reopen"}
     ],
 )
 def test_corrections_beside_their_former_rows_are_refused(kind: str, given: dict[str, Any], which: str) -> None:
-    line = f"writes a window again, and {which} only adds rows: the former ones would stay beside it unmarked; {HOW}"
+    line = f"writes a window again, and {which} only adds rows: the former ones would stay next to it unmarked; {HOW}"
     assert problems(kind, given=given, **REOPEN) == [("transform.window.late_data", f'"reopen" {line}')]
     assert problems(kind, given=given, emit="updates") == [("transform.window.emit", f'"updates" {line}')]
     assert problems(kind, given=given, emit="updates", **REOPEN) == [("transform.window.emit", f'"updates" {line}')]

@@ -112,8 +112,8 @@ def test_a_stage_may_be_called_what_no_file_is() -> None:
     ("targets", "more", "lines"),
     [
         ([], "", ["target: missing; say where results go in [target]"]),
-        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: given beside [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
-        ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is no stage; did you mean "hours"?']),
+        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: given next to [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
+        ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
         ([TABLE], "", ['stages[1]: nobody reads "hours": name it in the `from` of a stage below it or of a target, or remove it']),
         ([], "[target]\n" + TABLE, ['stages[1]: nobody reads "hours": name it in the `from` of a stage below it or of a target, or remove it']),
         ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes where targets[0] does ("out"); give each its own place']),
@@ -121,7 +121,7 @@ def test_a_stage_may_be_called_what_no_file_is() -> None:
         ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each its own name']),
         ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected at most 100 letters, digits, ".", "_" and "-"']),
         ([LAKE + '\nfrm = "hours"'], "", ['targets[0].frm: unknown key; did you mean "from"?']),
-        ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is no connection; did you mean "lake"?']),
+        ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is not a connection; did you mean "lake"?']),
         ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: belongs to connections of kind "files" or "delta", this one is "postgres"; write table instead: a postgres target needs a table, as in "public.sessions"']),
         ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", a name that Slackwater gives tables of its own; choose another']),
     ],
@@ -161,7 +161,7 @@ def test_dead_letters_are_of_no_stage() -> None:
         toml.loads(text)
 
 
-@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); say which: --target NAME"), ("visit", 'found "visit", which is no target; did you mean "visits"')])  # fmt: skip
+@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); say which: --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
 def test_a_command_that_needs_one_says_which_there_are(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
         toml.loads(made(LAKE, TABLE)).one_target(name)

@@ -98,7 +98,7 @@ def test_a_url_with_a_password_is_in_no_error() -> None:
     ("old", "new", "line"),
     [
         ('kind = "postgres"\nurl', 'kind = "${URL}"\nurl', 'connections.db.kind: found "${URL}"; expected one of console, delta, files, '),
-        ('connection = "bus"\ntopic', 'connection = "${URL}"\ntopic', 'target.connection: found "${URL}", which is no connection'),
+        ('connection = "bus"\ntopic', 'connection = "${URL}"\ntopic', 'target.connection: found "${URL}", which is not a connection'),
         (OFFSETS, '"${URL}"', f'{S}.starting_offsets: found "${{URL}}", expected {ANY_OFFSETS}'),
         (OFFSETS, '{ orders = { 0 = "${URL}" } }', f'{S}.starting_offsets.orders.0: found "${{URL}}", expected a whole number'),
         ('"2g"', '["${URL}"]', 'spark."spark.driver.memory": found ["${URL}"], expected a string, a number, true or false'),
@@ -172,7 +172,7 @@ def test_a_missing_variable_is_one_line() -> None:
         ('as  = "events"', 'as = "${S}"', "user_id",
          'transform.window.aggregations[0].as: "${S}" is already the name of a key; choose another name'),
         ('connection = "lake"\npath', 'connection = "${S}"\npath', "hunter2",
-         'target.connection: found "${S}", which is no connection; expected one of lake'),
+         'target.connection: found "${S}", which is not a connection; expected one of lake'),
         ('kind = "files"\n\n', 'kind = "${S}"\n\n', "hunter2",
          'connections.lake.kind: found "${S}"; expected one of console, delta, files, iceberg, kafka, kinesis, postgres, pubsub, rabbitmq'),
         ('name = "user-sessions"', 'name = "${S}"', "hunter 2",

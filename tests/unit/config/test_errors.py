@@ -82,7 +82,7 @@ def test_all_mistakes_come_at_once_also_those_between_parts() -> None:
         f"{W}.gap_ms: found -5, expected {DURATION}",
         f'{A}[0].column: missing; "sum" needs the column to aggregate',
         f'{A}[0].as: "user_id" is already the name of a key; choose another name',
-        'sources[0].connection: found "laek", which is no connection; did you mean "lake"?',
+        'sources[0].connection: found "laek", which is not a connection; did you mean "lake"?',
         f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own: name a column or an expression',
         'state_store: missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
     ]

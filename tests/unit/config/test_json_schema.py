@@ -35,7 +35,7 @@ BEYOND = {
     r"expected as many as left_keys": "two lists are compared",
     r"is already the name of|is a column of emit_metadata|is the name of the session's id|another name than": "names are compared",
     r"is the same name as|declared twice|is injected|are called": "names are compared",
-    r"which is no connection|which is no source|as left_source is": "a name refers to another table",
+    r"which is not a connection|which is not a source|as left_source is": "a name refers to another table",
     r"belongs to connections of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
     r"sources\[0\].format: missing": "whether files are read is in another table",
     r"sources\[0\].(avro|protobuf)_schema_file: missing": "whether there is a registry is in another table",

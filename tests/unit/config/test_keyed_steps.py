@@ -51,7 +51,7 @@ def test_its_mistakes_are_told_by_key() -> None:
     )
     assert draft(nth={"every": 1, "key": ["u"], "evry": 2}) == ['.nth.evry: unknown key; did you mean "every"?']
     beside = draft(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
-    assert ".nth: given beside [transform.window]; a stage is one or the other: remove one of them" in beside
+    assert ".nth: given next to [transform.window]; a stage is one or the other: remove one of them" in beside
     assert draft(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )

@@ -107,7 +107,7 @@ def test_a_window_and_a_join_are_no_sql_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" is not there; did you mean "user"?'),
+        ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" does not exist; did you mean "user"?'),
         (
             {"sql": "SELECT user, count(*) AS n FROM source GROUP BY user"},
             "transform.sql: must be row-wise, it uses an aggregate (GROUP BY, count(), …); filter, project and join lookups there, "
@@ -120,11 +120,11 @@ def test_a_window_and_a_join_are_no_sql_alone() -> None:
         ),
         (
             {"schema": "user STRING, page STRING, n INT, _event_ts BIGINT"},
-            'transform.sql: column "_event_ts" is bigint, which is no time; rename the column',
+            'transform.sql: column "_event_ts" is bigint, which is not a time; rename the column',
         ),
         (
             {"sql": "SELECT user, _event_ts FROM source"},
-            'transform.sql: column "_event_ts" is not there; expected one of n, page, user',
+            'transform.sql: column "_event_ts" does not exist; expected one of n, page, user',
         ),
     ],
 )  # fmt: skip
@@ -270,7 +270,7 @@ def test_rows_of_several_windows_may_not(sql: str, what: str) -> None:
 
 
 def test_rows_of_a_source_may_not_either() -> None:
-    """A column of that name is no bound there."""
+    """A column of that name is not a bound there."""
     found = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
     resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, found)

@@ -73,7 +73,7 @@ def test_mistakes_of_both_kinds_are_told_together() -> None:
     ("case", "said"),
     [
         ({"schema": ""}, "sources[0].schema: none is declared"),
-        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is no duration and is read as SQL'),
+        ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration and is read as SQL'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither source nor a lookup'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is of a catalog'),
         ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known at the start"),
@@ -171,9 +171,9 @@ kind = "in_memory"
         ("id BIGINT", "id BIGINT", None),
         ('left_keys = ["id"]', 'left_keys = ["idd"]', 'stages[0].join.left_keys: column "idd" does not come out of the left side; did you mean "id"?'),
         ('right_keys = ["order_id"]', 'right_keys = ["amount"]', 'stages[0].join: keys: "id" of the left side is bigint, "amount" of the right side is double'),
-        ("SELECT order_id, amount,", "SELECT order_id, amuont,", 'stages[0].join.right_sql: source "payments": column "amuont" is not there; did you mean "amount"?'),
+        ("SELECT order_id, amount,", "SELECT order_id, amuont,", 'stages[0].join.right_sql: source "payments": column "amuont" does not exist; did you mean "amount"?'),
         ('"SELECT order_id, amount, _event_ts', '"SELECT order_id, amount', 'stages[0].join.right_sql: source "payments": does not select "_event_ts"'),
-        ("left_shop AS shop", "shop", 'stages[1].sql: column "shop" is not there; did you mean "left_shop"?'),
+        ("left_shop AS shop", "shop", 'stages[1].sql: column "shop" does not exist; did you mean "left_shop"?'),
         ('group_by = ["shop"]', 'group_by = ["shops"]', 'stages[1].window.group_by: column "shops" does not come out of the SQL; did you mean "shop"?'),
         ('column = "right_amount"', 'column = "shop"', "stages[1].window.aggregations[0].column: sum needs a number"),
         ('time_window_ms = "5m"', 'time_window_ms = "5m"\noutput_left_columns = ["shopp"]', 'stages[0].join.output_left_columns: column "shopp" does not come out of the left side'),
@@ -205,7 +205,7 @@ def test_what_is_no_schema_is_refused(text: str) -> None:
 
 def test_a_secret_schema_is_not_shown() -> None:
     text = config(schema='schema = "${SCHEMA}"')
-    with pytest.raises(Exception, match="is no schema that Spark reads") as raised:
+    with pytest.raises(Exception, match="is not a schema that Spark reads") as raised:
         toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
     assert "STRNG" not in str(raised.value)
 

@@ -156,7 +156,7 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
-            "revenue: stages: given beside [transform]; a pipeline is one transform or several stages: remove one of them",
+            "revenue: stages: given next to [transform]; a pipeline is one transform or several stages: remove one of them",
         ),
         ({'name = "paid"\n': ""}, "revenue: stages[0].name: missing; give the stage a name"),
         ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),

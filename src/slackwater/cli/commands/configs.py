@@ -32,7 +32,7 @@ def init(
     name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
-        bool, typer.Option("--no-test", help="Write no test beside it, tests/NAME.toml with rows of the sample.")
+        bool, typer.Option("--no-test", help="Write no test next to it, tests/NAME.toml with rows of the sample.")
     ] = False,
 ) -> None:
     """Write a first config with comments that passes check. With a sample of the data, also write a test."""
@@ -57,7 +57,8 @@ def check(
 
 def run_tests(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests beside it, or a folder of either.")
+        Path,
+        typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests next to it, or a folder of either."),
     ] = Path(),
     update: Annotated[
         bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")

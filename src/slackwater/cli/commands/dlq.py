@@ -46,7 +46,7 @@ def dlq_replay(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="At most so many, the oldest first.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would happen.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:
     """Apply each dead letter at most once: late rows correct the windows that they missed, bad rows are read again."""
     from slackwater.cli.dlq_replay import replay_file

@@ -50,7 +50,7 @@ def why(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="K=V,…", help="Also tell of this key, its late rows and last results; a name alone stands for NULL."
+            metavar="K=V,…", help="Also report this key, its late rows and last results; a name alone stands for NULL."
         ),
     ] = None,
     stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,

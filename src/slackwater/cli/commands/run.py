@@ -58,7 +58,7 @@ def run(
         bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
     ] = False,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Serve its page on loopback beside it, and print the address.")
+        bool, typer.Option("--ui", help="Serve its page on loopback next to it, and print the address.")
     ] = False,
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
 ) -> None:

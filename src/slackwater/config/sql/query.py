@@ -61,11 +61,11 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
         findings.undecided.append(str(why))
         return None
     if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
-        findings.problems.append("is no single expression")
+        findings.problems.append("is not a single expression")
         return None
     (one,) = tree.expressions
     if isinstance(one, exp.Alias | exp.Aliases):
-        findings.problems.append("is no expression")
+        findings.problems.append("is not an expression")
         return None
     scope = Scope([("", columns)])
     try:
@@ -254,7 +254,7 @@ class QueryResolver:
             names = self.tables
             hint = suggestion(name, names)
             if hint:
-                self.findings.problems.append(f'reads "{name}", which is not there{hint}')
+                self.findings.problems.append(f'reads "{name}", which does not exist{hint}')
             else:
                 self.findings.catalog_tables.append(name)
         return UNKNOWN

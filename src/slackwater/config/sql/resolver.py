@@ -74,7 +74,7 @@ class NameResolver:
         if isinstance(node, exp.Anonymous) and isinstance(node.this, str) and not isinstance(node.parent, exp.Dot):
             name = node.this.lower()
             if name not in FUNCTIONS:
-                self.problems.append(f'function "{node.this}" is not there{suggestion(name, FUNCTIONS)}')
+                self.problems.append(f'function "{node.this}" does not exist{suggestion(name, FUNCTIONS)}')
         if name in AGGREGATES and not self.scope.is_grouped:
             self.non_row_wise.add(AGGREGATE)
         if name == "aes_encrypt" and len(node.expressions) < 3:
@@ -106,7 +106,7 @@ class NameResolver:
             if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.is_complete:
                 return
             theirs = dict.fromkeys(name for columns in tables for name in columns.types)
-            self._report(f'column "{parts[0]}.{parts[1]}" is not there{suggestion_or_list(parts[1], theirs)}')
+            self._report(f'column "{parts[0]}.{parts[1]}" does not exist{suggestion_or_list(parts[1], theirs)}')
             return
         holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
         if not holders:
@@ -119,7 +119,7 @@ class NameResolver:
                         f'"{spelled}": there is no table and no column "{parts[0]}"{suggestion_or_list(parts[0], aliases)}'
                     )
                     return
-                self._report(f'column "{parts[0]}" is not there{suggestion_or_list(parts[0], names)}')
+                self._report(f'column "{parts[0]}" does not exist{suggestion_or_list(parts[0], names)}')
         elif (
             len(holders) > 1
             and self.scope.is_complete

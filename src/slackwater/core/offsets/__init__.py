@@ -33,7 +33,7 @@ def parse_offsets(stored: Any) -> Offsets | None:
     if stored is None or isinstance(stored, Offsets):
         return stored
     if not isinstance(stored, Mapping):
-        raise ValueError("offsets are no table")
+        raise ValueError("offsets are not a table")
     return next(offsets for kind in KINDS if (offsets := kind.from_json(stored)) is not None)
 
 

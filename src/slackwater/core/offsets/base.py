@@ -103,5 +103,5 @@ def is_count(value: Any) -> bool:
 def count_of_files(value: Any) -> int:
     """Return a stored number of files. Raises ValueError if it is not a count."""
     if not is_count(value):
-        raise ValueError(f"{str(value)[:100]!r} is no count of files")
+        raise ValueError(f"{str(value)[:100]!r} is not a number of files")
     return int(value)

@@ -61,12 +61,12 @@ class FileOffsets(Offsets):
 
 def _list(name: Any) -> str:
     if not isinstance(name, str) or not _LIST.fullmatch(name):
-        raise ValueError(f"{str(name)[:100]!r} is no name of a list")
+        raise ValueError(f"{str(name)[:100]!r} is not the name of a list")
     return name
 
 
 def _changed(stored: Any) -> ChangedFiles:
     last = stored.get("last", []) if isinstance(stored, Mapping) else None
     if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
-        raise ValueError("changed files are no names")
+        raise ValueError("changed files are not names")
     return ChangedFiles(count_of_files(stored.get("count", 0)), tuple(last))

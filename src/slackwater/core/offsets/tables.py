@@ -35,7 +35,7 @@ class TableOffsets(Offsets):
             raise ValueError(f"a place in a table has no {str(min(map(str, unknown)))[:100]!r}")
         version, content = stored.get("version"), stored.get("content", False)
         if isinstance(version, bool) or not isinstance(version, int) or not -1 <= version < 1 << 63:
-            raise ValueError(f"{str(version)[:100]!r} is no version of a table")
+            raise ValueError(f"{str(version)[:100]!r} is not a version of a table")
         if not isinstance(content, bool):
             raise ValueError("content is neither true nor false")
         sequence, files = (None if stored.get(k) is None else count_of_files(stored[k]) for k in ("sequence", "files"))

@@ -98,5 +98,5 @@ def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
             f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})'
         ) from None
     if not isinstance(kind, StructType):
-        raise StartError(f'source "{spec.name}": the Avro schema is no record; expected fields that become columns')
+        raise StartError(f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns')
     return kind

@@ -171,7 +171,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
         for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
-                raise ValueError(f'it refers to "{name}", which is no name of a file')
+                raise ValueError(f'it refers to "{name}", which is not the name of a file')
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content)
         return ProtoFiles(_compile(Path(folder), _MAIN))

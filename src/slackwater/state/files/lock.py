@@ -146,5 +146,5 @@ def _open_lock_file(path: Path) -> TextIO:
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StateError(f"lock {path} is no file; remove it")
+        raise StateError(f"lock {path} is not a file; remove it")
     return os.fdopen(descriptor, "a+", errors="replace")

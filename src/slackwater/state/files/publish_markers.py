@@ -68,7 +68,7 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
             f"{marker.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
-            "once more then, which a target that knows its last epoch ignores"
+            "again then, which a target that knows its last epoch ignores"
         )
     return int(match[1])
 
@@ -105,7 +105,7 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     except (OSError, ValueError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("targets"), list):
-        log.warning("%s is damaged; what an epoch left in part is published once more", marker.shown)
+        log.warning("%s is damaged; what an epoch left in part is published again", marker.shown)
         return frozenset()
     return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 

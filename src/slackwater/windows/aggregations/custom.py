@@ -105,7 +105,7 @@ class CustomAggregation(AggregationKind):
             yield
         except (pl.exceptions.PolarsError, UnfitError) as error:
             text = " ".join(str(error).split())[:200]
-            raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; mend it') from None
+            raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 
     def fingerprint(self) -> str:
         """Return the name of the class (its module may move), its inputs, its accumulators and its arguments."""
