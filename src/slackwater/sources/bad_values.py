@@ -184,14 +184,14 @@ class _Search:
         return parse_object(line)
 
 
-def _is_same_text(one: Any, other: Any) -> bool:
+def _is_same_text(first: Any, second: Any) -> bool:
     """Return whether two values from a text are equal, regardless of case, surrounding spaces and number format."""
-    if one == other or (one in (None, "") and other in (None, "")):
+    if first == second or (first in (None, "") and second in (None, "")):
         return True
-    if not isinstance(one, str) or not isinstance(other, str):
+    if not isinstance(first, str) or not isinstance(second, str):
         return False
-    return one.strip().casefold() == other.strip().casefold() or (
-        _is_number(one) and _is_number(other) and float(one) == float(other)
+    return first.strip().casefold() == second.strip().casefold() or (
+        _is_number(first) and _is_number(second) and float(first) == float(second)
     )
 
 
@@ -208,12 +208,14 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
     return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
 
 
-def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most: int = MOST_BYTES) -> list[int | None]:
+def find_lines(
+    places: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MOST_BYTES
+) -> list[int | None]:
     """Return the line of each record in its file, see `find_lines_in_file`. Reads each file once.
 
     Args:
         places: The source, the file and the record of each search. The line is None without a source or file.
-        most: How many bytes of each file to search.
+        max_bytes: How many bytes of each file to search.
     """
     lines: list[int | None] = [None] * len(places)
     files: dict[tuple[str, str], list[int]] = {}
@@ -224,18 +226,18 @@ def find_lines(places: Sequence[tuple[Source | None, str | None, Record]], most:
         source = places[numbers[0]][0]
         assert source is not None
         for number, line in zip(
-            numbers, find_lines_in_file(source, file, [places[n][2] for n in numbers], most), strict=True
+            numbers, find_lines_in_file(source, file, [places[n][2] for n in numbers], max_bytes), strict=True
         ):
             lines[number] = line
     return lines
 
 
 def find_lines_in_file(
-    source: Source, file: str, records: Sequence[Record], most: int = MOST_BYTES
+    source: Source, file: str, records: Sequence[Record], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
     """Return the lines, from 1, on which these records are in a text file. None for a record that was not found.
 
-    Equal records get the line of the first one. The search covers the first `most` bytes. It skips files of other
+    Equal records get the line of the first one. The search covers the first `max_bytes` bytes. It skips files of other
     machines, files with several lines per record, and encodings other than UTF-8.
     """
     lines: list[int | None] = [None] * len(records)
@@ -253,7 +255,7 @@ def find_lines_in_file(
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
             for number, line in enumerate(stream, 1):
                 bytes_read += len(line)
-                if not missing or bytes_read > most:
+                if not missing or bytes_read > max_bytes:
                     break
                 text = line.decode(errors="replace").lstrip("\ufeff")
                 for i in [i for i in missing if searches[i].is_in(text)]:

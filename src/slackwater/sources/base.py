@@ -74,17 +74,17 @@ class Batch:
     began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
 
 
-def batch_of(id_: BatchId, parts: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
+def batch_of(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
     """Combine the batches of the sources, by name, into one batch."""
     return Batch(
         id_,
-        {name: part.offsets for name, part in parts.items() if part.offsets is not None},
-        {name: part.frame for name, part in parts.items()},
-        sum(part.files for part in parts.values()),
-        {name: part.partitions for name, part in parts.items() if part.partitions},
-        {name: part.lost for name, part in parts.items() if part.lost},
-        {name: part.describe_mark for name, part in parts.items() if part.describe_mark},
-        {name: part.column_stats for name, part in parts.items() if part.column_stats},
+        {name: part.offsets for name, part in batches.items() if part.offsets is not None},
+        {name: part.frame for name, part in batches.items()},
+        sum(part.files for part in batches.values()),
+        {name: part.partitions for name, part in batches.items() if part.partitions},
+        {name: part.lost for name, part in batches.items() if part.lost},
+        {name: part.describe_mark for name, part in batches.items() if part.describe_mark},
+        {name: part.column_stats for name, part in batches.items() if part.column_stats},
         began=began,
     )
 
@@ -194,7 +194,7 @@ class SelfPlannedSource(Seekable):
             files: For a file source, the files that are part of the state.
 
         Raises:
-            SlackwaterError: The source cannot tell where to continue.
+            SlackwaterError: The source does not know where to continue.
         """
 
 

@@ -47,10 +47,14 @@ def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_colum
     from pyspark.sql.types import StringType, StructField, StructType
 
     F = spark_connect.sql_functions(letters)  # noqa: N806
-    whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+    with_corrupt = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
     reading: dict[str, Any] = {**times.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     text = _text(letters)
-    parse = F.from_json(text, whole, reading) if times.form == "json" else F.from_csv(text, _ddl(whole), reading)
+    parse = (
+        F.from_json(text, with_corrupt, reading)
+        if times.form == "json"
+        else F.from_csv(text, _ddl(with_corrupt), reading)
+    )
     raw = letters.where("reason = 'undecodable'").withColumn("_p", parse)
     undecodable = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *extra_columns))
     return undecodable.unionByName(

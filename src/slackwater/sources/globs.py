@@ -29,7 +29,7 @@ def find_roots(pattern: str) -> list[GlobRoot]:
 
     Raises ValueError if the pattern is not valid.
     """
-    roots = {root.path: root for one in expand_braces(pattern) for root in _below("/", _parts(one))}
+    roots = {root.path: root for expanded in expand_braces(pattern) for root in _below("/", _parts(expanded))}
     return list(roots.values())
 
 
@@ -45,7 +45,7 @@ def plain_path(path: str) -> str:
 
 def matches_pattern(pattern: str, name: str) -> bool:
     """Return whether a name matches a pattern."""
-    return any(_matcher(one).fullmatch(name) for one in expand_braces(pattern))
+    return any(_matcher(expanded).fullmatch(name) for expanded in expand_braces(pattern))
 
 
 def expand_braces(pattern: str) -> list[str]:

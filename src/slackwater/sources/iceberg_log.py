@@ -140,8 +140,8 @@ class IcebergLog:
                 else:
                     files.append(self._file(entry))
                     rows += entry.data_file.record_count
-        taken = deletes or (f"{plural(deleted_files, 'file')} taken away" if deleted_files else "")
-        rewrites = f"is of the operation {operation} and removes or rewrites rows ({taken})" if taken else None
+        removal = deletes or (f"{plural(deleted_files, 'file')} taken away" if deleted_files else "")
+        rewrites = f"is of the operation {operation} and removes or rewrites rows ({removal})" if removal else None
         return TableVersion(
             offsets,
             sorted(files, key=lambda f: f.path),

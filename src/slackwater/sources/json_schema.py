@@ -43,34 +43,34 @@ class _Document:
 
     def properties(self, schema: Any) -> dict[str, str]:
         """Return the properties of an object schema, with their column types."""
-        here, schema = self._resolve_ref(schema)
+        document, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return {}
-        columns = {name: here.type_of(one) for name, one in (schema.get("properties") or {}).items()}
-        for one in schema.get("allOf") or ():
-            columns |= here.properties(one)
+        columns = {name: document.type_of(subschema) for name, subschema in (schema.get("properties") or {}).items()}
+        for subschema in schema.get("allOf") or ():
+            columns |= document.properties(subschema)
         return columns
 
     def type_of(self, schema: Any) -> str:
         """Return the column type for a schema."""
-        here, schema = self._resolve_ref(schema)
+        document, schema = self._resolve_ref(schema)
         if not isinstance(schema, Mapping):
             return TEXT
         if (choices := schema.get("oneOf") or schema.get("anyOf")) is not None:
-            non_null = [one for one in choices if one != {"type": "null"}]
-            return here.type_of(non_null[0]) if len(non_null) == 1 else TEXT
+            non_null = [choice for choice in choices if choice != {"type": "null"}]
+            return document.type_of(non_null[0]) if len(non_null) == 1 else TEXT
         kinds = schema.get("type")
         kinds = [k for k in ([kinds] if isinstance(kinds, str) else kinds or ()) if k != "null"]
         if len(kinds) > 1:
             return TEXT
         if kinds == ["array"]:
             items = schema.get("items")
-            return f"ARRAY<{here.type_of(items)}>" if isinstance(items, Mapping) else TEXT
+            return f"ARRAY<{document.type_of(items)}>" if isinstance(items, Mapping) else TEXT
         if kinds == ["object"] or (not kinds and ("properties" in schema or "allOf" in schema)):
-            if members := here.properties(schema):
+            if members := document.properties(schema):
                 return "STRUCT<" + ", ".join(f"{quote_column(name)}: {kind}" for name, kind in members.items()) + ">"
             values = schema.get("additionalProperties")
-            return f"MAP<STRING, {here.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
+            return f"MAP<STRING, {document.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
         if kinds == ["string"]:
             return (
                 "BINARY" if schema.get("contentEncoding") == "base64" else _FORMATS.get(schema.get("format", ""), TEXT)

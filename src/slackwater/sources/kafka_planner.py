@@ -99,15 +99,15 @@ class KafkaPlanner:
         return latest
 
 
-def limit_offsets(start: Offsets, end: Offsets, most: int | None) -> Offsets:
-    """Return the end of an epoch of about `most` records. Each partition with records advances by its share, at least by
+def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
+    """Return the end of an epoch of about `max_records` records. Each partition with records advances by its share, at least by
     one.
     """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)
-    if most is None or total <= most:
+    if max_records is None or total <= max_records:
         return end
-    return {p: end[p] if size <= 0 else start[p] + max(most * size // total, 1) for p, size in sizes.items()}
+    return {p: end[p] if size <= 0 else start[p] + max(max_records * size // total, 1) for p, size in sizes.items()}
 
 
 def _by_partition(offsets: ByTopic) -> dict[tuple[str, int], int]:

@@ -49,7 +49,7 @@ class Planners:
         """Return the batch of these planned parts, which continues from `state`."""
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
-        return batch_of(id_, {name: one for name, one in batches.items() if one is not None})
+        return batch_of(id_, {name: batch for name, batch in batches.items() if batch is not None})
 
     @property
     def unplanned_files(self) -> int:
@@ -60,7 +60,7 @@ class Planners:
 def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
     """Return the planners of all sources. None if one of the sources can be planned by Spark only.
 
-    `read`: per source the files that are part of the state. Raises SlackwaterError if a source cannot tell where to
+    `read`: per source the files that are part of the state. Raises SlackwaterError if a source does not know where to
     continue.
     """
     ours = [source for source in streams.sources if can_plan(source)]

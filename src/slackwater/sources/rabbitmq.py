@@ -97,10 +97,10 @@ class RabbitSettings:
         )
 
 
-def _parse_count(options: Mapping[str, str], key: str, default: int, most: int) -> int:
+def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     text = options.get(key, str(default))
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise StartError(f'{FORMAT}: option {key}: found "{text}", expected a whole number from 1 to {most}')
+    if not text.isdecimal() or not 1 <= int(text) <= maximum:
+        raise StartError(f'{FORMAT}: option {key}: found "{text}", expected a whole number from 1 to {maximum}')
     return int(text)
 
 
@@ -128,8 +128,8 @@ def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> li
 
 def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[RabbitMessage]:
     missing, messages, looked = expected.copy(), [], 0
-    most = 2 * expected.total() + MOST_MESSAGES
-    connection, channel, _ = connect_queue(settings.url, settings.queue, prefetch=most)
+    max_messages = 2 * expected.total() + MOST_MESSAGES
+    connection, channel, _ = connect_queue(settings.url, settings.queue, prefetch=max_messages)
     try:
         for method, properties, body in channel.consume(settings.queue, inactivity_timeout=0.5):
             if method is None:
@@ -139,7 +139,7 @@ def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[Ra
             if message.identity is not None and missing[message.identity] > 0:
                 missing[message.identity] -= 1
                 messages.append(message)
-            if len(messages) == expected.total() or looked >= most:
+            if len(messages) == expected.total() or looked >= max_messages:
                 break
     except import_client().exceptions.AMQPError as error:
         raise EpochError(
@@ -156,8 +156,8 @@ def _pack_identities(messages: Iterable[RabbitMessage]) -> str:
 
 
 def _unpack_identities(text: str) -> list[bytes]:
-    whole = base64.b64decode(text)
-    return [whole[i : i + HASH] for i in range(0, len(whole), HASH)]
+    packed = base64.b64decode(text)
+    return [packed[i : i + HASH] for i in range(0, len(packed), HASH)]
 
 
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):

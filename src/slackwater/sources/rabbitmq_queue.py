@@ -109,9 +109,9 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
             raise StartError(
                 f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it or correct it'
             ) from None
-        why = getattr(error, "reply_text", None) or connection_problem(error)
+        reason = getattr(error, "reply_text", None) or connection_problem(error)
         raise StartError(
-            f'RabbitMQ at {address} does not give queue "{queue}" ({why}); expected a queue the user may read; grant it'
+            f'RabbitMQ at {address} does not give queue "{queue}" ({reason}); expected a queue the user may read; grant it'
         ) from None
     return connection, channel, int(ready)
 
@@ -191,13 +191,13 @@ class RabbitQueue:
 
     def fetch(self, batch: int, limit: int | None = None) -> list[RabbitMessage]:
         """Return the next messages in queue order; empty if none arrives within `read_timeout_ms`. Raises EpochError."""
-        lost = import_client().exceptions.AMQPError
-        most = self._max if limit is None else min(limit, self._max)
+        connection_error = import_client().exceptions.AMQPError
+        max_messages = self._max if limit is None else min(limit, self._max)
         with self._lock:
             for attempt in (1, 2):
                 try:
-                    return self._fetch(batch, most)
-                except (lost, OSError) as error:
+                    return self._fetch(batch, max_messages)
+                except (connection_error, OSError) as error:
                     if attempt == 2:
                         raise EpochError(
                             f"RabbitMQ at {broker_address(self._url)} ended the connection twice ({connection_problem(error)}); "
@@ -206,25 +206,25 @@ class RabbitQueue:
                     self._reopen()
         raise AssertionError
 
-    def _fetch(self, batch: int, most: int) -> list[RabbitMessage]:
+    def _fetch(self, batch: int, max_messages: int) -> list[RabbitMessage]:
         if not self._channel.is_open:
             self._reopen()
-        taken: list[tuple[int, RabbitMessage]] = []
+        fetched: list[tuple[int, RabbitMessage]] = []
         end = time.monotonic() + self._timeout
-        while len(taken) < most and (remaining := end - time.monotonic()) > 0:
-            delivery = self._next(min(remaining, _PAUSE) if taken else remaining)
+        while len(fetched) < max_messages and (remaining := end - time.monotonic()) > 0:
+            delivery = self._next(min(remaining, _PAUSE) if fetched else remaining)
             if delivery is None:
                 break
             method, properties, body = delivery
             message = message_of(method, properties, body)
             if not self._was_handed_out(message, method.delivery_tag):
-                taken.append((method.delivery_tag, message))
-        if taken:
-            self._pending.setdefault(batch, []).extend(tag for tag, _ in taken)
-            for _, message in taken:
+                fetched.append((method.delivery_tag, message))
+        if fetched:
+            self._pending.setdefault(batch, []).extend(tag for tag, _ in fetched)
+            for _, message in fetched:
                 if message.identity is not None:
                     self._remember_identity(message.identity, batch)
-        return [message for _, message in taken]
+        return [message for _, message in fetched]
 
     def _next(self, seconds: float) -> tuple[Any, Any, bytes] | None:
         for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):

@@ -203,7 +203,7 @@ def _sql_class() -> Any:
 
         @property
         def observations(self) -> Any:
-            return {name: one for view in self._views or () for name, one in view.observations.items()}
+            return {name: observation for view in self._views or () for name, observation in view.observations.items()}
 
     return Sql
 

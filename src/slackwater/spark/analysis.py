@@ -178,10 +178,10 @@ def _check_row_wise(
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
     """Raise StartError if the output of a query lacks columns that the next step needs, or has duplicates."""
     if pipeline.transform.is_stateless:  # its columns are the output
-        twice = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
-        if twice:
+        duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
+        if duplicates:
             raise StartError(
-                f"{where} selects {', '.join(map(format_value, twice))} more than once; give each column its own name"
+                f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column its own name"
             )
         return
     fields = fields_of(out)
@@ -257,14 +257,14 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
         rewritten = origin.carry_origin(user_sql)
         if carries(rewritten):
             return rewritten
-        why = "it does not come out unchanged"
+        reason = "it does not come out unchanged"
     except origin.CannotCarryError as error:
-        why = str(error)
+        reason = str(error)
     except Exception as error:
-        why = spark_error_reason(error)
+        reason = spark_error_reason(error)
     raise StartError(
         f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
-        f"added ({why}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
+        f"added ({reason}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
     )
 
 

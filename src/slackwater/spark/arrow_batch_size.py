@@ -2,8 +2,8 @@
 
 by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time a row, as much as the rest of the transfer to
 Python
-by rows   row ─▶ added, up to 100,000                 if so many rows of the previous epoch were far below the bound
-in bytes
+by rows   row ─▶ added, up to 100,000                 if this number of rows of the previous epoch was far below the
+bound in bytes
 """
 
 from __future__ import annotations

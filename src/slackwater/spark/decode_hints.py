@@ -27,10 +27,10 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     `text`: the record, maybe truncated; `length`: its length in characters.
     """
     options = {key.casefold(): value for key, value in source.options.items()}
-    most = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
-    if source.format != "csv" and length is not None and length > most:
+    max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
+    if source.format != "csv" and length is not None and length > max_length:
         return (
-            f" (the record is {length / 1e6:,.0f} MB long, the JSON reader takes texts of up to {most:,} characters: write shorter "
+            f" (the record is {length / 1e6:,.0f} MB long, the JSON reader takes texts of up to {max_length:,} characters: write shorter "
             'ones, or raise options = { maxStringLen = "…" })'
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":

@@ -146,7 +146,7 @@ class SparkEngine:
         self, read: TimedRows, batch: Batch, tasks: Sequence[ShardTask], known_facts: Mapping[str, Facts]
     ) -> IngestOutcome:
         pending: dict[str, PendingStatistics] = {}
-        parts: list[DataFrame] = []
+        frames: list[DataFrame] = []
         # Aggregated rows have no origin; `RejectedRowHandler` reads the rows again to find the late ones.
         keeps_late_origin = self.pipeline.tracks_origin and not self.logic.is_preaggregated
         before = tasks[0].operator.late_before(tasks[0].watermark) if keeps_late_origin else None
@@ -158,13 +158,13 @@ class SparkEngine:
                 if (marked := self.rows.with_unfit_reason(input_path, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
-                parts.append(
+                frames.append(
                     self.rows.expressions.select(
                         out, self.rows.columns(input_path, tag, before), schema_key=input_path.key
                     )
                 )
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
-        lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), parts), read.tagged)
+        lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
         owned = shard_columns.to_shards(operator, lifted, len(tasks))
         task = ingest_task([replace(t, operator=operator) for t in tasks])
         reports = [
@@ -187,7 +187,7 @@ class SparkEngine:
             )
             stats[name] = source_stats(statistics, counts, batch.describe_mark.get(name, lambda mark: None), newest)
             self.statistics.record_rows(name, stats[name].rows)
-        counts_of = {name: sum(o.get["unfit"] or 0 for o in seen) for name, seen in unfit.items()}
+        counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
             return newest_spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
@@ -239,7 +239,7 @@ class SparkEngine:
 
         self.refresh()
         latest = self.rows.latest_allowed_us(clock_us)
-        parts: list[DataFrame] = []
+        frames: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
@@ -248,13 +248,13 @@ class SparkEngine:
                 out = analysis.run_sql(
                     self.session, self.pipeline, input_path, rows, self.rows.sql_with_origin(input_path, frame)
                 )
-                why = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
-                out = out if why is None else out.where(f"({why}) IS NULL")
-                parts.append(
+                reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
+                out = out if reason_sql is None else out.where(f"({reason_sql}) IS NULL")
+                frames.append(
                     out.selectExpr(*self.rows.columns(input_path, None, None), f"{ORIGIN}.offset AS {LETTER_NUMBER}")
                 )
         try:
-            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
         except Exception as error:
             raise EpochError(
                 f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
@@ -267,9 +267,9 @@ class SparkEngine:
 
         latest = self.rows.latest_allowed_us(clock_us)
         timed = (self.rows.with_event_time(name, frame, clock_us, latest) for name, frame in payload.items())
-        parts = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
+        frames = [rows.selectExpr(LETTER_NUMBER, "__bad") for rows in timed]
         try:
-            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), parts).toArrow())
+            rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
         except Exception as error:
             raise EpochError(
                 f"the letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"

@@ -48,10 +48,10 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
     """Return the warning about a column that none of the first rows has. `names`: the names in the data."""
     sorted_names = sorted(names)
     folded = {n.casefold(): n for n in reversed(sorted_names)}
-    like = folded.get(column.casefold()) or next(
+    similar = folded.get(column.casefold()) or next(
         (folded[n] for n in difflib.get_close_matches(column.casefold(), folded, n=1)), None
     )
-    hint = f'; did you mean "{like}"?' if like else ""
+    hint = f'; did you mean "{similar}"?' if similar else ""
     more = f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""
     listed = f"; there are: {', '.join(sorted_names[:_SHOWN])}{more}" if sorted_names else ""
     return (
@@ -76,8 +76,8 @@ def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) ->
     if number is None:
         return None
 
-    def fits(each: str) -> bool:
-        return _1990_US * 1000 <= number * _NS[each] <= (clock_us + _AHEAD_US) * 1000
+    def fits(candidate: str) -> bool:
+        return _1990_US * 1000 <= number * _NS[candidate] <= (clock_us + _AHEAD_US) * 1000
 
     declared = "s" if kind == "timestamp" else unit
     if kind != "string" and fits(declared or "s"):

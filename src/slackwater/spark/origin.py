@@ -101,7 +101,7 @@ def _selects(tokens: list[Token]) -> list[_Select]:
     selects: list[_Select] = []
     open_: list[_Select | None] = [None]
     for i, token in enumerate(tokens):
-        kind, here = token.token_type, open_[-1]
+        kind, current = token.token_type, open_[-1]
         if kind == T.L_PAREN:
             open_.append(None)
         elif kind == T.R_PAREN and len(open_) > 1:
@@ -109,14 +109,14 @@ def _selects(tokens: list[Token]) -> list[_Select]:
         elif kind == T.SELECT:
             open_[-1] = _Select()
         elif kind == T.STAR and _is_all_columns(tokens, i):
-            around = here or next((s for s in reversed(open_) if s is not None), None)
+            around = current or next((s for s in reversed(open_) if s is not None), None)
             if around is not None:
                 around.stars.append(_star(tokens, i))
-        elif here is None or here.position >= 0:
+        elif current is None or current.position >= 0:
             continue
         elif kind == T.FROM and tokens[i - 1].token_type != T.DISTINCT:  # IS DISTINCT FROM
-            here.position = token.start
-            selects.append(here)
+            current.position = token.start
+            selects.append(current)
     return selects
 
 

@@ -66,12 +66,12 @@ class RejectedRowHandler:
         """
         late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
-        parts = [
+        frames = [
             out.where(late).selectExpr(*epoch_sql.late_columns(keys, tag))
             for name, timed in read.timed.items()
             for _, tag, out in self.rows.outputs(read, name, timed)
         ]
-        rows = reduce(lambda a, b: a.unionByName(b), parts)
+        rows = reduce(lambda a, b: a.unionByName(b), frames)
         return [LetterFile.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
 
     def _unfit(
@@ -88,10 +88,10 @@ class RejectedRowHandler:
                 for input_path, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
                 if (m := self.rows.with_unfit_reason(input_path, out, task.capacity)) is not None
             ]
-            parts = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
+            frames = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()
             samples: list[str] = []
-            for rows in parts:
+            for rows in frames:
                 reasons.update({r[0]: r[1] for r in rows.groupBy(storability.UNFIT).count().collect()})
                 row = f"to_json(struct({', '.join(quote_column(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
                 samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
@@ -100,7 +100,7 @@ class RejectedRowHandler:
                         rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch
                     )
                     letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
-                    staged += [LetterFile.model_validate_json(one) for one in letters]
+                    staged += [LetterFile.model_validate_json(letter_file) for letter_file in letters]
             if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
                     f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that cannot be held, and '

@@ -100,8 +100,8 @@ class RowPlan:
         )
         first, last = storability.usable_times(self.logic)
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
-        why = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
-        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {why}{future} END AS __bad"
+        reason = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
+        bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
         data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
         adds_file = name in self._file_sources and FILE not in columns  # letters bring the file name
         file = [f"_metadata.file_path AS {FILE}", mark_sql()] if adds_file else []
@@ -129,12 +129,14 @@ class RowPlan:
         names = [s.name for s in self.pipeline.sources]
         for number, input_path in enumerate(self.pipeline.input_paths_from(name)):
             rows = self._with_origin(timed if number or observed is None else observed, name)
-            for tag, some in _by_idleness(rows, names.index(name), len(names), read.split[name]):
+            for tag, tagged_rows in _by_idleness(rows, names.index(name), len(names), read.split[name]):
                 if self.pipeline.sql_chain(input_path):
-                    some = some.drop("__bad", CORRUPT)
+                    tagged_rows = tagged_rows.drop("__bad", CORRUPT)
                 if self.pipeline.transform.is_stateless and self.times[name] == analysis.CLOCK:
-                    some = some.drop("_event_ts")  # not a column of the source
-                out = analysis.run_sql(self.session, self.pipeline, input_path, some, self.sql.get(input_path.key))
+                    tagged_rows = tagged_rows.drop("_event_ts")  # not a column of the source
+                out = analysis.run_sql(
+                    self.session, self.pipeline, input_path, tagged_rows, self.sql.get(input_path.key)
+                )
                 yield input_path, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
@@ -149,8 +151,8 @@ class RowPlan:
 
     def with_unfit_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
-        why = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
-        return None if why is None else out.selectExpr("*", f"{why} AS {storability.UNFIT}")
+        reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
+        return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {storability.UNFIT}")
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
         """Return the columns that rows bring to the shards, over the output of the SQL."""

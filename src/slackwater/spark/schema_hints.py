@@ -91,17 +91,17 @@ class SchemaHints:
         """Count the rows of an epoch, warn about missing columns, and add unit hints to the outcome."""
         sources = dict(outcome.sources)
         for name, stats in outcome.sources.items():
-            counts, seen, number = (
+            counts, results, number = (
                 self._counts.get(name),
                 self._statistics.pop(name, None),
                 self._time_numbers.get(name),
             )
-            if counts is None or seen is None or not counts.needs_rows:
+            if counts is None or results is None or not counts.needs_rows:
                 continue
-            counts.add(stats.rows, {c: seen.get(f"__value{i}") or 0 for i, c in enumerate(counts.columns)})
+            counts.add(stats.rows, {c: results.get(f"__value{i}") or 0 for i, c in enumerate(counts.columns)})
             if number is not None:
                 unit = self.pipeline.transform.step.event_time_unit
-                hint = unit_hint(seen.get("__number"), unit, number[0], clock_us)
+                hint = unit_hint(results.get("__number"), unit, number[0], clock_us)
                 if hint is not None and (stats.bad or not counts.unit_is_hinted):
                     sources[name] = replace(stats, unit_hint=hint)
                     counts.unit_is_hinted = True

@@ -59,14 +59,14 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
         aggregates.append(where.alias("place"))
     if usable_only:
         aggregates += [
-            F.count(F.when(F.col("__bad") == why, 1)).alias(why) for why in ("undecodable", "future", OUTSIDE)
+            F.count(F.when(F.col("__bad") == reason, 1)).alias(reason) for reason in ("undecodable", "future", OUTSIDE)
         ]
     for number, partition in enumerate(() if needs_separate_job(partitions) else partitions):
         topic, _, part = partition.rpartition("-")
-        here = F.col("_partition") == int(part)
+        in_partition = F.col("_partition") == int(part)
         if len(topics) > 1:
-            here &= F.col("_topic") == topic
-        aggregates.append(F.max(F.when(here, event_us)).alias(f"newest{number}"))
+            in_partition &= F.col("_topic") == topic
+        aggregates.append(F.max(F.when(in_partition, event_us)).alias(f"newest{number}"))
     return aggregates
 
 
@@ -121,8 +121,10 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     F = spark_connect.sql_functions(timed)  # noqa: N806
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
     # Neither a task per partition, each of a few milliseconds, nor one per shard of the step.
-    each = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
-    newest_by_partition = {f"{row['_topic']}-{row['_partition']}": row["newest"] for row in each.coalesce(1).collect()}
+    by_partition = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
+    newest_by_partition = {
+        f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()
+    }
     again = max((t for t in newest_by_partition.values() if t is not None), default=None)
     if again != newest:  # row counts are not compared: Spark counts the rows of a repeated task twice
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))

@@ -115,7 +115,7 @@ class PackedTasks:
         from pyspark import cloudpickle
 
         bare: Sequence[object] = [{**vars(t), "operator": None} for t in tasks]
-        return cls(tasks[0].operator, tuple(cloudpickle.dumps(one) for one in bare))  # type: ignore[no-untyped-call]
+        return cls(tasks[0].operator, tuple(cloudpickle.dumps(fields) for fields in bare))  # type: ignore[no-untyped-call]
 
     def task(self, number: int) -> ShardTask:
         from pyspark import cloudpickle

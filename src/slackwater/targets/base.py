@@ -86,15 +86,21 @@ class MarkingTarget(Protocol):
     description: str
 
     def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """Return the last mark of this writer, whichever state wrote it; None if there is none, or the rows are gone.
+        """Return the last mark of this writer, whichever state wrote it. None if there is none, or the rows are gone.
 
-        `state`: the lineage that asks. `expected`: marks of its own that may be there. `fence`: end what an earlier process
-        of this writer left unfinished; only for the holder of the state's lock. Raises StartError.
+        Args:
+            state: The state that asks.
+            expected: Marks of this state that may be in the target.
+            fence: Also end what an earlier process of this writer left unfinished. Only for the holder of the state's
+                lock.
+
+        Raises:
+            StartError: The target cannot be read.
         """
         ...
 
     def writers(self) -> list[str]:
-        """Return all writers that left a marker there, this one and those of other pipelines. Raises StartError."""
+        """Return all writers that left a marker, including those of other pipelines. Raises StartError."""
         ...
 
 

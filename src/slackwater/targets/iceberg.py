@@ -291,11 +291,11 @@ class IcebergTarget:
         times: Any = keys[column].dt.timestamp("us")
         if len(days) > _DAYS:
             return iceberg.time_between(column, int(times.min()), int(times.max()))
-        parts = [
+        filters = [
             iceberg.time_between(column, d * _DAY_US, (d + 1) * _DAY_US - 1)
             for d in sorted(set((times // _DAY_US).to_list()))
         ]
-        return parts[0] if len(parts) == 1 else Or(*parts)
+        return filters[0] if len(filters) == 1 else Or(*filters)
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 

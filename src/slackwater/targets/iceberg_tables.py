@@ -90,8 +90,8 @@ class IcebergTables:
         schema = schema_of(fields)
         spec = UNPARTITIONED_PARTITION_SPEC
         if day_of is not None:
-            taken, name = {f.name for f in fields}, f"{day_of}_day"
-            while name in taken:
+            field_names, name = {f.name for f in fields}, f"{day_of}_day"
+            while name in field_names:
                 name += "_"
             spec = PartitionSpec(PartitionField(schema.find_field(day_of).field_id, 1000, DayTransform(), name))
         namespace = table.rpartition(".")[0]

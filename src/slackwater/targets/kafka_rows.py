@@ -95,7 +95,7 @@ class KafkaRows:
             )
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")
-        whole = [
+        conversions = [
             apply_to_scalars(pl.col(f.name), f.polars, _to_physical).alias(f.name)
             for f in self._table.fields
             if not _needs_no_conversion(f)
@@ -105,7 +105,7 @@ class KafkaRows:
 
         def values(rows: pl.DataFrame) -> list[bytes]:
             written = []
-            for row in rows.with_columns(whole).iter_rows(named=True):
+            for row in rows.with_columns(conversions).iter_rows(named=True):
                 row.update({name: convert(row[name]) for name, convert in mapped.items()})
                 out = io.BytesIO(frame)
                 out.seek(len(frame))
@@ -195,6 +195,6 @@ def _map_converter(field: Field) -> Callable[[Any], Any] | None:
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
     """Return every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
-    whole = object_text(rows.schema, "base64").cast(pl.Binary)
-    objects: list[bytes] = rows.select(whole.alias("json")).to_series().to_list()
+    json_text = object_text(rows.schema, "base64").cast(pl.Binary)
+    objects: list[bytes] = rows.select(json_text.alias("json")).to_series().to_list()
     return objects

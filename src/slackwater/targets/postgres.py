@@ -240,7 +240,7 @@ class PostgresTarget:
         commit: str = "",
     ) -> None:
         """Publish an epoch inside the caller's transaction. Does nothing if it was published before."""
-        taken = connection.execute(
+        marked = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
             " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
             " ON CONFLICT (writer, table_name) DO UPDATE SET state = excluded.state, epoch = excluded.epoch,"
@@ -256,7 +256,7 @@ class PostgresTarget:
                 self._marker,
             ),
         )
-        if taken.rowcount != 1:
+        if marked.rowcount != 1:
             return
         identity = self._columns.identity
         if identity is not None and superseded is not None and not superseded.is_empty():

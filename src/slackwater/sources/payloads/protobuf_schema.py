@@ -110,14 +110,16 @@ class ProtoFiles:
 
 
 def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    def below(messages: Any, before: str, place: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    def below(
+        messages: Any, before: str, parent_indexes: tuple[int, ...]
+    ) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         number = 0
         for message in messages:
             is_map = message.options.map_entry  # generated for a map field; writers do not count it
-            name, here = before + message.name, (*place, -1 if is_map else number)
+            name, indexes = before + message.name, (*parent_indexes, -1 if is_map else number)
             number += not is_map
-            yield name, here, message
-            yield from below(message.nested_type, f"{name}.", here)
+            yield name, indexes, message
+            yield from below(message.nested_type, f"{name}.", indexes)
 
     yield from below(file.message_type, f"{file.package}." if file.package else "", ())
 
