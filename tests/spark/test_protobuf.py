@@ -158,7 +158,7 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
         lambda letters: letters,
         spark=runner.spark,
     )  # fmt: skip
-    assert (outcome.applied, outcome.left) == (1, {"bad again: undecodable": len(bad) - 1})
+    assert (outcome.applied, outcome.remaining) == (1, {"bad again: undecodable": len(bad) - 1})
     assert counted(runner.run(**given)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
 
 
