@@ -219,7 +219,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 
 PRINTED = (
     "slackwater.ui.notebook._render",
-    "slackwater.cli.printed.text",
+    "slackwater.cli.value_text.text",
 )  # by the class of a value that Python returns
 
 

@@ -29,6 +29,6 @@ def parse_amount(text: str | float) -> float:
     except (ValueError, OverflowError):
         value = math.nan
     if not 0 <= value <= MOST_ROWS:  # also refuses NaN
-        shown = str(text)[:40]
-        raise typer.BadParameter(f"found {shown}, expected a number from 0 to {MOST_ROWS:,}")
+        excerpt = str(text)[:40]
+        raise typer.BadParameter(f"found {excerpt}, expected a number from 0 to {MOST_ROWS:,}")
     return value

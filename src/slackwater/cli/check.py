@@ -65,9 +65,9 @@ def _check_config(file: Path, connect: bool) -> None:
     for name, stage_pipeline in more:
         read = [w.name for w in stage_pipeline.input_paths]
         over = "what it emits" if read == [before] else " and ".join(f'"{n}"' for n in read)
-        counted = plural(len(stage_pipeline.sources), "source")
+        source_count = plural(len(stage_pipeline.sources), "source")
         description, before = (
-            f"{description}, then {_describe_step(stage_pipeline).replace(f'over {counted}', f'over {over}')}",
+            f"{description}, then {_describe_step(stage_pipeline).replace(f'over {source_count}', f'over {over}')}",
             name,
         )
     print(mask_secrets(f"{file}: ok — {description}, {explain.state_text(pipeline)}"))

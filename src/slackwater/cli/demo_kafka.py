@@ -210,12 +210,12 @@ def look(file: Path, kafka: str, postgres: str) -> str:
 def _wait_until_stopped() -> None:
     """Wait for SIGINT or SIGTERM."""
     stopped = threading.Event()
-    former = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         while not stopped.wait(0.5):  # a timeout, so that the handler can run
             pass
     finally:
-        for number, handler in former.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -231,20 +231,20 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
     Progress is a click that was produced or emitted, or a line in the log of the runner. Raises EpochError if there is
     none for STALLED_SECONDS.
     """
-    shown, quiet, news, last_progress = -1, _QuietNotice(say, home), (0, 0, 0), time.monotonic()
+    reported_clicks, quiet, last_counts, last_progress = -1, _QuietNotice(say, home), (0, 0, 0), time.monotonic()
     while time.monotonic() - last_progress < STALLED_SECONDS:
         if runner.poll() is not None:
             _wait_for_end(say, runner, home)
         sessions, clicks = _count_results(url)
-        if clicks != shown and clicks:
+        if clicks != reported_clicks and clicks:
             say(f"{producer.sent:>7,} clicks produced, {clicks:>7,} in {sessions:>6,} closed sessions")
-            shown, quiet = clicks, _QuietNotice(say, home)
+            reported_clicks, quiet = clicks, _QuietNotice(say, home)
         quiet.notify()
         if clicks >= until or (not producer.is_alive() and _has_read_all(url, producer.total)):
             return
-        seen = (producer.sent, clicks, _log_bytes(home))
-        if seen != news:
-            news, last_progress = seen, time.monotonic()
+        progress = (producer.sent, clicks, _log_bytes(home))
+        if progress != last_counts:
+            last_counts, last_progress = progress, time.monotonic()
         time.sleep(0.5)
     raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_log_tail(home)}")
 

@@ -59,8 +59,8 @@ def _comparison_lines(sides: Sequence[ResultOutput], comparison: ResultCompariso
             yield f"columns in {letter} alone: {', '.join(names)}"
         if repeated:
             yield f"{letter} has {plural(repeated, 'row')} that repeat an identity: compared one by one"
-    for letter, alone in zip("AB", comparison.only_examples, strict=True):
-        yield from _examples(f"only in {letter}", alone, comparison.by)
+    for letter, rows_of_one_side in zip("AB", comparison.only_examples, strict=True):
+        yield from _examples(f"only in {letter}", rows_of_one_side, comparison.by)
     if comparison.different_examples.height:
         yield ""
         yield "different (A | B)"

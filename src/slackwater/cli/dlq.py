@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.format import format_age, plural
-from slackwater.cli.letter_places import locate_letters
+from slackwater.cli.letter_causes import locate_letters
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
 
@@ -87,10 +87,10 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
     elif letter.get("__tries"):
         yield f"  tried    {plural(letter['__tries'], 'time')}, and left as it is"
     if letter["late_us"] is not None:
-        held = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
+        holder_text = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""
         yield escape_controls(
-            f"  late     by {format_age(letter['late_us'])}: watermark {_format_time(letter['watermark'])}{held}{idle}"
+            f"  late     by {format_age(letter['late_us'])}: watermark {_format_time(letter['watermark'])}{holder_text}{idle}"
         )
         starts = ", ".join(json.loads(letter["windows"] or "[]"))
         yield escape_controls(

@@ -64,7 +64,7 @@ def describe_source(source: SourceStatus, status: Status) -> str:
 def describe_state(status: Status) -> tuple[str, str]:
     """Return what the state holds: a label and an amount."""
     if status.buffered:
-        return "buffered", " + ".join(f"{held.rows:,}" for held in status.buffered.values())
+        return "buffered", " + ".join(f"{side.rows:,}" for side in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"
 
 

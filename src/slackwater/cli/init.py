@@ -59,12 +59,11 @@ def init_file(options: InitOptions) -> None:
     if len(samples) > sample_count or (samples and len(samples) < sample_count):
         reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
         raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}")
-    if source == "kafka":
-        for sample in samples:
-            if sample.format != "json":
-                raise StartError(
-                    f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
-                )
+    for sample in samples:
+        if source == "kafka" and sample.format != "json":
+            raise StartError(
+                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
+            )
     options = replace(options, source=source, kind=kind)
     content, notes = _join_config(options, samples) if kind == "join" else _window_config(options, samples)
     try:
@@ -142,9 +141,10 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
             f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])})"
             f"{_wrong_time_text(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
         )
-    named = next((t for t in columns if t.name == options.time or t.name == f"CAST({options.time} AS TIMESTAMP)"), None)
-    if named is not None:
-        return named
+    names = (options.time, f"CAST({options.time} AS TIMESTAMP)")
+    column = next((t for t in columns if t.name in names), None)
+    if column is not None:
+        return column
     if options.time not in sample.columns:
         raise StartError(
             f"--time: {format_value(options.time)} is not a column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
@@ -271,8 +271,8 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         )
     length = 300_000
     if time is not None and len(time.times_us) > 1:
-        whole = max(time.times_us) - min(time.times_us)
-        length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if whole < most * 1_000_000), 3_600_000)
+        span_us = max(time.times_us) - min(time.times_us)
+        length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if span_us < most * 1_000_000), 3_600_000)
     contents = []
     for keys, measured in product(sets, (True, False)):
         measure = propose.measure_column(sample, *keys, time.name if time else "") if measured else None

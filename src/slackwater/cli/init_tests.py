@@ -111,11 +111,11 @@ def _rows_with_partners(
         (input_rows[name], keys) for name, keys in zip(join.sources, (join.left_keys, join.right_keys), strict=True)
     ]
     side_keys = [{tuple(row.get(k) for k in keys) for row in rows} for rows, keys in sides]
-    both = side_keys[0] & side_keys[1]
+    shared_keys = side_keys[0] & side_keys[1]
     joinable = {}
     for name, (rows, keys) in zip(join.sources, sides, strict=True):
-        some = [row for row in rows if tuple(row.get(k) for k in keys) in both]
-        plain = [{c: v for c, v in row.items() if not isinstance(v, dict)} for row in some or rows]
+        matching = [row for row in rows if tuple(row.get(k) for k in keys) in shared_keys]
+        plain = [{c: v for c, v in row.items() if not isinstance(v, dict)} for row in matching or rows]
         joinable[name] = plain[:_ROWS]
     return joinable
 

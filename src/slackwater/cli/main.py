@@ -38,8 +38,8 @@ def root(
     ] = False,
 ) -> None:
     """Windows, sessions and stream joins for Apache Spark."""
-    if (here := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may name modules of the user
-        sys.path.append(here)
+    if (directory := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may name modules of the user
+        sys.path.append(directory)
 
 
 app.command()(configs.init)

@@ -51,23 +51,23 @@ def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
     with closing(store_of(pipeline)) as store:
-        named = previous_name.previous_pipeline(pipeline, store)
-        if named is None:
+        former = previous_name.previous_pipeline(pipeline, store)
+        if former is None:
             return _compare_with_store(pipeline, store, pipeline)
-    with closing(store_of(named)) as store:
-        comparison = _compare_with_store(pipeline, store, named)
+    with closing(store_of(former)) as store:
+        comparison = _compare_with_store(pipeline, store, former)
     if comparison is None:
         return None
     how = "the next start takes over its state, and puts what it was aside"
     return replace(
-        comparison, changes=(KeyChange("name", named.name, pipeline.name, COMPATIBLE, how), *comparison.changes)
+        comparison, changes=(KeyChange("name", former.name, pipeline.name, COMPATIBLE, how), *comparison.changes)
     )
 
 
-def _compare_with_store(pipeline: Pipeline, store: StateStore, named: Pipeline) -> ConfigComparison | None:
+def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> ConfigComparison | None:
     """Compare a pipeline with the state in a store.
 
-    `named`: the pipeline under the name that its targets know, which may be a former one.
+    `target_pipeline`: the pipeline under the name that its targets know, which may be a former one.
     """
     with store.peek() as snapshot:
         if snapshot is None:
@@ -75,12 +75,12 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, named: Pipeline) 
         commit = snapshot.commit
         comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = with_tables(comparison, pipeline, commit)
-        wrong, _, unread = target_marks.find_mismatches(named, commit, snapshot.missing)
-        refused = [_damage_text(snapshot), target_marks.refuse_mismatches(named, commit, wrong)]
-        if named is not pipeline and snapshot.missing:
+        wrong, _, unread = target_marks.find_mismatches(target_pipeline, commit, snapshot.missing)
+        refused = [_damage_text(snapshot), target_marks.refuse_mismatches(target_pipeline, commit, wrong)]
+        if target_pipeline is not pipeline and snapshot.missing:
             refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
-        waits = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None
-        return replace(comparison, waits=waits, unknown=(*comparison.unknown, *unread))
+        pending_reason = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None
+        return replace(comparison, waits=pending_reason, unknown=(*comparison.unknown, *unread))
 
 
 def _refusal(pipeline: Pipeline) -> str | None:
@@ -120,14 +120,14 @@ def _json_object(pipeline: Pipeline, comparison: ConfigComparison | None, refuse
             "unknown": [],
             "sum": refused or _no_state_text(pipeline),
         }
-    listed = [
+    changes = [
         {"what": c.key, "state": c.before, "config": c.after, "verdict": c.verdict, "how": c.how}
         for c in comparison.changes
     ]
     return {
         "pipeline": pipeline.name,
         "epoch": comparison.epoch,
-        "changes": listed,
+        "changes": changes,
         "startable": comparison.startable,
         "unknown": list(comparison.unknown),
         "sum": comparison.sum,

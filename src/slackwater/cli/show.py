@@ -220,16 +220,16 @@ def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
 
 
 def _format_row(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
-    placed = zip(cells, widths, numbers, strict=True)
-    return "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in placed).rstrip()
+    columns = zip(cells, widths, numbers, strict=True)
+    return "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in columns).rstrip()
 
 
 def format_cell(value: Any) -> str:
     """Format a value for a table cell. Times without fractions are shown to the second; control characters are escaped."""
     if isinstance(value, dt.datetime):
-        shown = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
-        return f"{shown}Z" if value.tzinfo else shown
+        formatted = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
+        return f"{formatted}Z" if value.tzinfo else formatted
     if isinstance(value, list | dict):
         value = text.plain_json(value)
-    shown = escape_controls(text.format_value(value))
-    return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 1]}…"
+    formatted = escape_controls(text.format_value(value))
+    return formatted if len(formatted) <= WIDEST else f"{formatted[: WIDEST - 1]}…"

@@ -44,12 +44,12 @@ def _verdict_line(report: VerifyReport) -> str:
         else f"epochs {kept_epochs[0]} to {kept_epochs[-1]}"
     )
     unit = "table" if report.store == "postgres" else "file"
-    seen = f"{epochs}, {plural(report.files, unit)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
+    extent = f"{epochs}, {plural(report.files, unit)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
     unread = "; the rows were not judged, as the state does not describe its window" if report.unread else ""
     if not report.problems:
-        return f"{report.pipeline}: sound ({seen}){unread}"
+        return f"{report.pipeline}: sound ({extent}){unread}"
     sound = "no commit is sound" if report.sound is None else f"epoch {report.sound} is the last sound commit"
-    return f"{report.pipeline}: {plural(len(report.problems), 'problem')}, {sound} ({seen}){unread}"
+    return f"{report.pipeline}: {plural(len(report.problems), 'problem')}, {sound} ({extent}){unread}"
 
 
 def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
@@ -76,12 +76,12 @@ def _size_lines(measured: Sizes) -> list[str]:
     in_tables = bool(measured.tables)
     head = [*(["stage"] if several else []), "shard", *([] if in_tables else ["segments"]), "rows"]
     rows = [head if in_tables else [*head, "size"]]
-    shown = (
+    listed_shards = (
         measured.shards
         if len(measured.shards) <= MOST_SHARDS
         else sorted(measured.shards, key=lambda s: -s.rows)[:MOST_SHARDS]
     )
-    for s in shown:
+    for s in listed_shards:
         cells = [*([str(s.stage + 1)] if several else []), str(s.shard)]
         rows.append(
             [*cells, f"{s.rows:,}"]
@@ -94,8 +94,10 @@ def _size_lines(measured: Sizes) -> list[str]:
         *align_rows(rows),
         "",
     ]
-    if len(shown) < len(measured.shards):
-        rest = f"the {len(shown)} with the most rows of {len(measured.shards):,} shards; all of them with --json"
+    if len(listed_shards) < len(measured.shards):
+        rest = (
+            f"the {len(listed_shards)} with the most rows of {len(measured.shards):,} shards; all of them with --json"
+        )
         lines[-1:] = [rest, ""]
     if in_tables:
         tables = [["table", "rows", "size", "dead rows"]]
@@ -129,12 +131,12 @@ def _size_lines(measured: Sizes) -> list[str]:
 
 
 def _requests_text(costs: RequestCosts) -> str:
-    each = f"{costs.per_shard:.1f} per shard and {costs.per_commit:.1f} per commit (means of {plural(costs.epochs, 'kept epoch')})"
+    rates = f"{costs.per_shard:.1f} per shard and {costs.per_commit:.1f} per commit (means of {plural(costs.epochs, 'kept epoch')})"
     if costs.dollars is None or costs.seconds is None:
-        return each
+        return rates
     low, high = costs.dollars
     cost = f"{low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:,.2f} to {high:,.2f}"
-    return f"{each}; at a commit every {format_age(int(costs.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
+    return f"{rates}; at a commit every {format_age(int(costs.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
 
 
 def _count_and_size(pair: tuple[int, int]) -> str:

@@ -27,23 +27,23 @@ def list_states(where: str, schema: str, as_json: bool) -> None:
         raise StartError(f"{where}: no pipeline has its state there")
     summaries = [_summary(store_at(where, name, schema), name) for name in names]
     if as_json:
-        print("\n".join(json.dumps(one, ensure_ascii=False) for one in summaries))
+        print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))
         return
     rows = [["pipeline", "epoch", "committed", "watermark", "open", "rows", "size", "runner"]]
-    for one in summaries:
-        if "error" in one:
-            rows.append([one["pipeline"], one["error"]])
+    for state in summaries:
+        if "error" in state:
+            rows.append([state["pipeline"], state["error"]])
             continue
         rows.append(
             [
-                one["pipeline"],
-                str(one["epoch"]),
-                one["committed"],
-                one["watermark"] or "none yet",
-                f"{one['open']:,}",
-                f"{one['rows']:,}",
-                format_size(one["bytes"]),
-                one["runner"] or "-",
+                state["pipeline"],
+                str(state["epoch"]),
+                state["committed"],
+                state["watermark"] or "none yet",
+                f"{state['open']:,}",
+                f"{state['rows']:,}",
+                format_size(state["bytes"]),
+                state["runner"] or "-",
             ]
         )
     print("\n".join(align_rows([r + [""] * (8 - len(r)) for r in rows])))
@@ -54,15 +54,15 @@ def _summary(store: StateStore, name: str) -> dict[str, Any]:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
                 return {"pipeline": name, "error": "no commit yet"}
-            m = snapshot.commit
+            commit = snapshot.commit
             return {
                 "pipeline": name,
-                "epoch": m.epoch,
-                "committed": format_iso(m.committed_us),
-                "watermark": _time(m.watermark_us),
-                "open": _count_open(m),
-                "rows": sum(s.rows for s in m.metas),
-                "bytes": m.state_bytes,
+                "epoch": commit.epoch,
+                "committed": format_iso(commit.committed_us),
+                "watermark": _time(commit.watermark_us),
+                "open": _count_open(commit),
+                "rows": sum(s.rows for s in commit.metas),
+                "bytes": commit.state_bytes,
                 "runner": store.runner(),
             }
     except SlackwaterError as error:
@@ -85,27 +85,30 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
-        m, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
+        commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
     if as_json:
         hidden: Any = {"output": True, "letters": True, "stages": {"__all__": {"segments"}}}
-        shown = m.model_dump(mode="json", exclude=hidden) | {
+        fields = commit.model_dump(mode="json", exclude=hidden) | {
             "published": published,
             "runner": runner,
             "kept": kept_epochs,
         }
-        print(json.dumps(shown, ensure_ascii=False))
+        print(json.dumps(fields, ensure_ascii=False))
         return
     now = time.time_ns() // 1000
     lines = [
-        ["pipeline", m.pipeline],
-        ["epoch", f"{m.epoch}, committed {format_iso(m.committed_us)}, {format_age(now - m.committed_us)} ago"],
-        ["published", "yes" if not m.staged or published >= m.epoch else _unpublished_text(m, missing)],
+        ["pipeline", commit.pipeline],
+        [
+            "epoch",
+            f"{commit.epoch}, committed {format_iso(commit.committed_us)}, {format_age(now - commit.committed_us)} ago",
+        ],
+        ["published", "yes" if not commit.staged or published >= commit.epoch else _unpublished_text(commit, missing)],
         ["runner", runner or "none is up"],
-        ["kept epochs", f"{kept_epochs[0]} to {kept_epochs[-1]}" if kept_epochs[1:] else str(m.epoch)],
+        ["kept epochs", f"{kept_epochs[0]} to {kept_epochs[-1]}" if kept_epochs[1:] else str(commit.epoch)],
     ]
-    for number, stage in enumerate(m.stages):
-        name = f"stage {number + 1} " if m.stages[1:] else ""
+    for number, stage in enumerate(commit.stages):
+        name = f"stage {number + 1} " if commit.stages[1:] else ""
         lines += [
             [
                 f"{name}step",
@@ -119,14 +122,14 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
             [
                 f"{name}state",
                 f"{plural(sum(s.rows for s in stage.metas), 'row')} in "
-                f"{plural(m.shards, 'shard')}, {format_size(sum(s.bytes for s in stage.metas))}",
+                f"{plural(commit.shards, 'shard')}, {format_size(sum(s.bytes for s in stage.metas))}",
             ],
         ]
     print("\n".join(align_rows(lines)))
     print()
     sources = [["source", "rows", "newest event", "idle", "goes on at"]]
-    for name, s in m.sources.items():
-        clock = m.clocks[name]
+    for name, s in commit.sources.items():
+        clock = commit.clocks[name]
         newest = "none yet" if clock.max_event_us is None else format_iso(clock.max_event_us)
         offsets = "Spark's checkpoint" if s.offsets is None else _brief(s.offsets.to_json())
         sources.append([name, f"{clock.rows:,}", newest, "yes" if clock.idle else "no", offsets])

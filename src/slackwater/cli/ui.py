@@ -96,8 +96,8 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
 
     if len(watched) != 1:
         raise StartError("--save writes the page of one pipeline; name one FILE")
-    seen, of_stages = look_at_all(watched[0], time.time_ns() // 1000)
-    content = render_page(seen, PageLocation(None), of_stages=of_stages)
+    page_data, of_stages = look_at_all(watched[0], time.time_ns() // 1000)
+    content = render_page(page_data, PageLocation(None), of_stages=of_stages)
     try:
         to.write_bytes(content)
     except OSError as error:

@@ -184,8 +184,8 @@ def _join_lines(w: StageReport, head: str) -> Iterator[str]:
         ]
     )
     yield "a pair comes out in the epoch that reads the second of its rows"
-    if alone := " and ".join(s.side for s in w.sides if s.outer):
-        yield f"a row without a partner, of the {alone} side, comes out once its wait is over"
+    if outer_sides := " and ".join(s.side for s in w.sides if s.outer):
+        yield f"a row without a partner, of the {outer_sides} side, comes out once its wait is over"
 
 
 def _window_lines(w: StageReport, head: str) -> Iterator[str]:
@@ -196,16 +196,16 @@ def _window_lines(w: StageReport, head: str) -> Iterator[str]:
         return
     yield f"{head}{plural(w.open_windows, f'open {noun}')}{keys_text}; the next to close:"
     keys = list(w.next[0].key or {})
-    counted = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
+    count_header = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
     yield from align_rows(
         [
-            ["", *keys, "start", *counted, "closes at watermark", "that is once"],
+            ["", *keys, "start", *count_header, "closes at watermark", "that is once"],
             *(
                 [
                     "",
                     *(_key_value_text(v) for v in (o.key or {}).values()),
                     format_iso(o.start_us),
-                    *([f"{o.rows if o.groups is None else o.groups:,}"] if counted else []),
+                    *([f"{o.rows if o.groups is None else o.groups:,}"] if count_header else []),
                     format_iso(o.closes_us),
                     _closing_text(w, o),
                 ]

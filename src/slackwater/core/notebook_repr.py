@@ -17,10 +17,10 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.printed`). `repr()` shows
+    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.value_text`). `repr()` shows
     the fields.
     """
 
     def __str__(self) -> str:
-        text: str = import_module("slackwater.cli.printed").text(self)
+        text: str = import_module("slackwater.cli.value_text").text(self)
         return text

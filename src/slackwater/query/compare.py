@@ -144,10 +144,10 @@ def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """Keep the newest revision of each row and drop superseded rows. Rows without revisions are returned as they are."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
-    alone = pl.col("_emit_reason") == "standalone"
-    newest = rows.filter(~alone).sort(pl.col("_revision").cast(pl.Int64), maintain_order=True)
+    standalone = pl.col("_emit_reason") == "standalone"
+    newest = rows.filter(~standalone).sort(pl.col("_revision").cast(pl.Int64), maintain_order=True)
     newest = newest.unique(by, keep="last", maintain_order=True).filter(pl.col("_emit_reason") != "supersede")
-    return pl.concat([newest, rows.filter(alone)])
+    return pl.concat([newest, rows.filter(standalone)])
 
 
 def _number_repeats(rows: pl.DataFrame, by: Sequence[str], repeated: bool) -> pl.DataFrame:
@@ -232,8 +232,8 @@ def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series
     kind = typed.dtype
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")
-        whole = pl.when(bare.str.len_chars() == 10).then(bare + " 00:00:00").otherwise(bare)
-        parsed = pl.select(whole.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
+        padded = pl.when(bare.str.len_chars() == 10).then(bare + " 00:00:00").otherwise(bare)
+        parsed = pl.select(padded.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False)).to_series()
         parsed, typed = parsed.dt.replace_time_zone("UTC"), _utc(typed)
     elif kind == pl.Boolean:
         parsed = text.str.to_lowercase().replace_strict(

@@ -31,22 +31,22 @@ class IcebergResults:
         return f"Iceberg table {self.name}"
 
     def latest(self, limit: int) -> pl.DataFrame | None:
-        table, now = self._load_files()
-        self._files = now
-        return None if table is None else self._read_rows(table, now.values())
+        table, current_files = self._load_files()
+        self._files = current_files
+        return None if table is None else self._read_rows(table, current_files.values())
 
     def count(self, rows_read: int) -> RowCount:
         return RowCount(rows_read)
 
     def poll(self) -> pl.DataFrame | None:
         """Return the rows of added files without those of removed files, because a merge rewrites whole files."""
-        before = self._files or {}
-        table, now = self._load_files()
-        self._files = now
-        if table is None or now.keys() <= before.keys():
+        former_files = self._files or {}
+        table, current_files = self._load_files()
+        self._files = current_files
+        if table is None or current_files.keys() <= former_files.keys():
             return None
-        added = self._read_rows(table, (now[f] for f in now.keys() - before.keys()))
-        removed = self._read_rows(table, (before[f] for f in before.keys() - now.keys()))
+        added = self._read_rows(table, (current_files[f] for f in current_files.keys() - former_files.keys()))
+        removed = self._read_rows(table, (former_files[f] for f in former_files.keys() - current_files.keys()))
         new_rows = None if added is None else subtract_rows(added, removed)
         return None if new_rows is None or new_rows.is_empty() else new_rows
 

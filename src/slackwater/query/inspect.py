@@ -271,12 +271,12 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
     latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
     base, step, row_count = max(since, first - 1), 1000, count
     while True:
-        near = [r.nearest(since, row_count) for r in readers]
-        if any(n is None for n in near):
+        due_times = [r.nearest(since, row_count) for r in readers]
+        if any(n is None for n in due_times):
             horizon = base + step
         else:
-            soon = np.sort(np.concatenate([n for n in near if n is not None]))[:row_count]
-            horizon = int(soon[-1]) if len(soon) == row_count else latest
+            first_due = np.sort(np.concatenate([n for n in due_times if n is not None]))[:row_count]
+            horizon = int(first_due[-1]) if len(first_due) == row_count else latest
         due = _closing_between(logic, since, horizon)
         units = pl.concat([r.due(due) for r in readers])
         sessions = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)

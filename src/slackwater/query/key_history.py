@@ -77,8 +77,8 @@ def _key_frames(
     """Return the operator and the key as one row, for each stage with such keys. Raises StartError if there is none."""
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
-        alone = pipeline.stage_pipelines.get(stage.name, pipeline)
-        operator = inspect.operator_of(alone, commit_of(commit, number))
+        stage_pipeline = pipeline.stage_pipelines.get(stage.name, pipeline)
+        operator = inspect.operator_of(stage_pipeline, commit_of(commit, number))
         if isinstance(operator, WindowOperator):
             try:
                 key_frames[stage.name] = operator, inspect.key_of(operator, key, "--key")
@@ -167,8 +167,8 @@ def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFr
         return PublishedResults(name, reader.location, (), str(error))
     finally:
         reader.close()
-    listed = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
-    return PublishedResults(name, reader.location, tuple(listed))
+    newest = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
+    return PublishedResults(name, reader.location, tuple(newest))
 
 
 def _sql_text(key: pl.DataFrame, field: Field) -> str | None:

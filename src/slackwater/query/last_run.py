@@ -14,12 +14,12 @@ def failure_text(store: StateStore, pipeline: str) -> str | None:
     Return None if it ended well, if a runner is up, or if no run is recorded.
     """
     try:
-        noted = store.runs()
-        if not noted or store.runner() is not None:
+        runs = store.runs()
+        if not runs or store.runner() is not None:
             return None
     except (SlackwaterError, OSError):  # an unreadable history must not hide the results
         return None
-    run = noted[-1]
+    run = runs[-1]
     if run.outcome is None:
         return f"the last run, begun {format_iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
     if run.outcome != "failed" or run.ended_us is None:

@@ -152,9 +152,11 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         raise StartError(f"{place}: no pipeline has its state there")
     if name is None and len(names) == 1:
         return names[0]
-    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    names_text = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
     if name is None:
-        raise StartError(f"{place}: several pipelines have their state there: {listed}; name one of them")
+        raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them")
     if name not in names:
-        raise StartError(f'{place}: "{name}" has no state there{suggestion(name, names) or f"; there are: {listed}"}')
+        raise StartError(
+            f'{place}: "{name}" has no state there{suggestion(name, names) or f"; there are: {names_text}"}'
+        )
     return name

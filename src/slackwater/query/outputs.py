@@ -236,12 +236,14 @@ def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
             ).fetchall()
         if not columns:
             return None
-        types = {column: _polars_type(spelled) for column, spelled in columns}
-        listed = (client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items())
+        types = {column: _polars_type(type_text) for column, type_text in columns}
+        selected = (
+            client.quote_name(c) if t is not None else f"{client.quote_name(c)}::text" for c, t in types.items()
+        )
         with client.arrow_cursor(url) as cursor:
             return client.fetch_frame(
                 cursor,
-                f"SELECT {', '.join(listed)} FROM {place}{tail}",
+                f"SELECT {', '.join(selected)} FROM {place}{tail}",
                 {c: t or pl.String() for c, t in types.items()},
             )
     except (psycopg.Error, ConnectionError) as error:
@@ -276,13 +278,13 @@ def _label_and_sql_name(url: str, table: str) -> tuple[str, str]:
     )
 
 
-def _polars_type(spelled: str) -> pl.DataType | None:
+def _polars_type(type_text: str) -> pl.DataType | None:
     """Return the Polars type of a column; None for a column that is read as text."""
-    if spelled in ("text", "character varying"):
+    if type_text in ("text", "character varying"):
         return pl.String()
-    if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", spelled):
+    if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_text):
         return pl.Decimal(int(match[1]), int(match[2]))
-    if spelled.endswith("[]"):
-        inner = _polars_type(spelled.removesuffix("[]"))
+    if type_text.endswith("[]"):
+        inner = _polars_type(type_text.removesuffix("[]"))
         return None if inner is None else pl.List(inner)
-    return _TYPES.get(spelled)
+    return _TYPES.get(type_text)

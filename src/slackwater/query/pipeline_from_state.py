@@ -74,9 +74,9 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
-        waits = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
+        final_wait_us = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
         if source in of_us:
-            lateness_values.add(max(of_us[source] - waits, 0) // 1000)
+            lateness_values.add(max(of_us[source] - final_wait_us, 0) // 1000)
     return lateness_values.pop() if len(lateness_values) == 1 else None
 
 

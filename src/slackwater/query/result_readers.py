@@ -176,19 +176,19 @@ class _FileResults:
     def poll(self) -> pl.DataFrame | None:
         ending = {"json": "jsonl"}.get(self.form, self.form)
         writers = "|".join(map(re.escape, self.writers))
-        ours = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
+        pattern = re.compile(rf"(?:{writers})-(?:[0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         try:
             paths = sorted(
-                (p for p in self.folder.local_copy().iterdir() if ours.fullmatch(p.name)),
+                (p for p in self.folder.local_copy().iterdir() if pattern.fullmatch(p.name)),
                 key=lambda p: p.stat().st_mtime_ns,
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise StartError(f"{self.location} cannot be looked at ({error.strerror}); check who may read it") from None
-        new = [p for p in paths if p.name not in self._seen]
-        self._seen |= {p.name for p in new}
-        frames = [f for f in (outputs.read_file(p, self.form) for p in new) if f.height]
+        new_paths = [p for p in paths if p.name not in self._seen]
+        self._seen |= {p.name for p in new_paths}
+        frames = [f for f in (outputs.read_file(p, self.form) for p in new_paths) if f.height]
         return pl.concat(frames, how="diagonal_relaxed") if frames else None
 
     def close(self) -> None:
@@ -321,15 +321,15 @@ class PostgresResults:
 
     def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "newest was asked"
-        counted = outputs.count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
-        return RowCount(min(counted, COUNTED), counted > COUNTED)
+        row_count = outputs.count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
+        return RowCount(min(row_count, COUNTED), row_count > COUNTED)
 
     def poll(self) -> pl.DataFrame | None:
-        before, now = self._snapshot, self._current_snapshot()
-        if before is None or now == before:
+        previous, current = self._snapshot, self._current_snapshot()
+        if previous is None or current == previous:
             return None
-        self._snapshot = now
-        return self._read(now, f" AND NOT {_visible_in(before)}")
+        self._snapshot = current
+        return self._read(current, f" AND NOT {_visible_in(previous)}")
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
         """Return the rows of this snapshot. A row that was written after it belongs to the next one."""

@@ -26,8 +26,8 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
     `names`: column names; one text may hold several names, separated by commas. Raises StartError.
     """
-    listed = [n for text in names for n in ([text] if text in frame.columns else text.split(","))]
-    selected = list(dict.fromkeys(n if n in frame.columns else n.strip() for n in listed))
+    split_names = [n for text in names for n in ([text] if text in frame.columns else text.split(","))]
+    selected = list(dict.fromkeys(n if n in frame.columns else n.strip() for n in split_names))
     for name in selected:
         if name not in frame.columns:
             raise StartError(

@@ -135,10 +135,10 @@ def _answer_request(
 
 def _parse_query(query: str) -> dict[str, str]:
     try:
-        every = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
+        values_by_name = parse_qs(query, keep_blank_values=True, max_num_fields=50, errors="strict")
     except ValueError:
         raise StartError("the query string has more than 50 parts, or is not UTF-8") from None
-    return {name: ",".join(values) if name == "key" else values[-1] for name, values in every.items()}
+    return {name: ",".join(values) if name == "key" else values[-1] for name, values in values_by_name.items()}
 
 
 def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:

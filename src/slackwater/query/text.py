@@ -66,11 +66,11 @@ def waiting_text(w: StageReport) -> str:
     """Describe what the watermark of a stage waits for: a source, or a stage that itself waits for something."""
     if w.holder is None:
         return _blocked_text("all sources are idle", w.through)
-    held = ""
+    hold_text = ""
     if w.held_back_us:
         length = format_duration(max(w.held_back_us // 1000, 1))
-        held = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
-    return _blocked_text(clock_name(w.holder), w.through) + held
+        hold_text = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
+    return _blocked_text(clock_name(w.holder), w.through) + hold_text
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:

@@ -51,12 +51,12 @@ def why(
     runner = store.runner()
     with store.peek() as snapshot:
         if snapshot is None:
-            begun = (
+            hint = (
                 f"{runner} runs and has not committed its first epoch"
                 if runner
                 else f"start it with: {start_text(file)}"
             )
-            raise StateError(f"{pipeline.name}: there is no state yet; {begun}")
+            raise StateError(f"{pipeline.name}: there is no state yet; {hint}")
         return replace(why_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
 
@@ -69,25 +69,25 @@ def why_from_snapshot(
     stage: str | None = None,
 ) -> WhyReport:
     """Return the report of a snapshot that is open already. See `why`; `runner`: the process that runs the pipeline."""
-    m = snapshot.commit
+    commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
-    if stage is not None and m.stages[1:]:
-        number = place_of(m, stage)
+    if stage is not None and commit.stages[1:]:
+        number = place_of(commit, stage)
         inspectors = [inspector for inspector in inspectors if inspector.number == number]
     keyed = _key_reports(pipeline.name, inspectors, key) if key else {}
-    read_by = {s.name: tuple(other.name for other in m.stages if s.name in other.clocks) for s in m.stages}
+    read_by = {s.name: tuple(other.name for other in commit.stages if s.name in other.clocks) for s in commit.stages}
     reports = tuple(replace(i.report(), key=keyed.get(i.name), read_by=read_by[i.name]) for i in inspectors)
     return WhyReport(
         **vars(reports[-1]),
         pipeline=pipeline.name,
         now_us=now_us,
         runner=runner,
-        epoch=m.epoch,
-        committed_us=m.committed_us,
-        is_published=not m.staged or snapshot.published >= m.epoch,
+        epoch=commit.epoch,
+        committed_us=commit.committed_us,
+        is_published=not commit.staged or snapshot.published >= commit.epoch,
         changed_files={
             n: s.offsets.changed.to_json()
-            for n, s in m.sources.items()
+            for n, s in commit.sources.items()
             if s.offsets is not None and s.offsets.changed is not None
         },
         stages=reports if reports[1:] else (),
@@ -102,9 +102,9 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     commit = snapshot.commit
     compare.compare_config(pipeline, commit).check()
     names, inspectors = [s.name for s in commit.stages], dict[str, StageInspector]()
-    alone = pipeline.stage_pipelines
+    stage_pipelines = pipeline.stage_pipelines
     matched = match_stages(pipeline.former_names, commit).matched
-    for (name, stage_pipeline), state in zip(alone.items(), matched, strict=True):
+    for (name, stage_pipeline), state in zip(stage_pipelines.items(), matched, strict=True):
         if state is not None:
             read = {
                 s.name: inspectors[s.name] for s in stage_pipeline.sources if s.is_stage_output and s.name in inspectors
@@ -125,5 +125,5 @@ def _key_reports(pipeline: str, inspectors: Sequence[StageInspector], key: inspe
         return reports
     if not problems[1:]:
         raise problems[0]
-    listed = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
-    raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {listed}")
+    keys_text = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
+    raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {keys_text}")

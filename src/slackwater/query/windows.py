@@ -35,9 +35,9 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
     """
     windows = _assemble(logic, rows, watermark)
     closes = windows["__closes"].to_numpy()
-    still = closes > logic.horizon(watermark)
-    if not still.all():
-        windows, closes = windows[np.flatnonzero(still)], closes[still]
+    in_state = closes > logic.horizon(watermark)
+    if not in_state.all():
+        windows, closes = windows[np.flatnonzero(in_state)], closes[in_state]
     nothing = windows.clear().select("__kh", *logic.key_names, "__start", "__rev")
     output = logic.output_frame(EmitResult(windows, nothing, nothing))
     hidden = {"__reason", *(f.name for f in METADATA if logic.window.emit_metadata)}
@@ -79,10 +79,10 @@ def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
 def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Return whole sessions as they are, and merge fragments into sessions."""
     kind = rows["__kind"].to_numpy()
-    whole = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
+    whole_sessions = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
     fragments = _select_rows(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
     if fragments.is_empty():
-        return whole
+        return whole_sessions
     fragments = fragments.with_columns(pl.lit(FRAGMENT, pl.Int8).alias("__kind"))
     sessions = session_emission.emit_sessions(logic, fragments, logic.horizon(watermark), FAR, True).rows
     cut = (sessions["__reason"] == "cap").to_numpy()
@@ -91,7 +91,7 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
         pl.Series("__closes", np.where(cut, start + logic.cap_us, end + 1)),
         pl.Series("__last", _last_events(logic, sessions, fragments)),
     )
-    return pl.concat([whole, sessions.select(whole.columns)])
+    return pl.concat([whole_sessions, sessions.select(whole_sessions.columns)])
 
 
 def _whole_sessions(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:

@@ -20,9 +20,11 @@ def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[
     from slackwater.runner.components import targets_of
 
     store = pipeline.state_store
-    held = ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
+    store_limits = (
+        ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
+    )
     real = {n: t for n, t in targets_of(pipeline, operators).items() if not n.startswith(WATCHED)}
-    return {name: held & value_limits_of(target) for name, target in real.items()}
+    return {name: store_limits & value_limits_of(target) for name, target in real.items()}
 
 
 _T = TypeVar("_T", Transform, Stage)

@@ -140,8 +140,8 @@ class CaseRestart(Spec):
 
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {"shards": integer_parser(1), "pipeline": parse_text}
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "shards": "How many parts the state is spread over from now on.",
-        "pipeline": "Another config from now on; a path from this file.",
+        "shards": "The number of shards from now on.",
+        "pipeline": "Another config from now on, as a path relative to this file.",
     }
     DOC_LINK: ClassVar[str] = _PAGE
 
@@ -169,13 +169,13 @@ class CaseStep(Spec):
         "flush": parse_flag,
     }
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "rows": "Rows that arrive together, as one epoch: of the only source, or per source.",
-        "files": "The same from files, read as the source reads them; paths from this file.",
+        "rows": "Rows that arrive together in one epoch, of the only source or by source.",
+        "files": "Files that arrive together in one epoch, as paths relative to this file. The source reads them.",
         "took": "How long that epoch takes on the virtual clock.",
-        "quiet": "So long all sources are asked and have nothing.",
-        "crash": "The next epoch dies at this step, and is repeated by a new process.",
+        "quiet": "How long all sources return no rows.",
+        "crash": "The next epoch dies at this step, and a new process repeats it.",
         "restart": "The process stops and starts again: restart = { shards = 3 }.",
-        "replay": "Dead letters are applied again, as `slackwater dlq replay` does.",
+        "replay": "Dead letters are replayed, as by `slackwater dlq replay`.",
         "flush": "All open windows are closed.",
     }
     DOC_LINK: ClassVar[str] = _PAGE
@@ -232,10 +232,10 @@ class Expectation(Spec):
         "fails": parse_text,
     }
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "rows": "What a reader of the target finds at the end, in any order; of several targets of each that is named.",
-        "stages": "What stages have emitted by the end, whether a target gets it or not, in any order.",
-        "late": "The rows that came too late, as they were given; none unless told.",
-        "bad": "The rows that could not be used, with `_reason`; of one that cannot be decoded `_value` is its text.",
+        "rows": "The rows in the target at the end, in any order; with several targets, by target.",
+        "stages": "The results of stages at the end, in any order, whether a target gets them or not.",
+        "late": "The rows that came too late, as in the input. By default none.",
+        "bad": "The rows that could not be used, with `_reason`. A row that cannot be decoded has its text in `_value`.",
         "fails": "A part of the error with which the pipeline stops.",
     }
     DOC_LINK: ClassVar[str] = _PAGE
@@ -266,12 +266,12 @@ class TestCase(Spec):
         "expect": table_parser(Expectation),
     }
     TEXTS: ClassVar[Mapping[str, str]] = {
-        "pipeline": "The config under test, a path from this file; by default the TOML next to the folder that has this file's name.",
-        "shards": "How many parts the state is spread over at first.",
-        "clock": "What the virtual clock shows at first; by default a time after all event times.",
+        "pipeline": "The config under test, as a path relative to this file. By default, the TOML above this folder with the name of this file.",
+        "shards": "The number of shards at the start.",
+        "clock": "The start of the virtual clock. By default, a time after all event times.",
         "flush": "Whether all open windows are closed at the end.",
-        "steps": "What happens, in this order: [[steps]].",
-        "expect": "What is there at the end.",
+        "steps": "The steps of the test, in this order: [[steps]].",
+        "expect": "The expected results at the end.",
     }
     DOC_LINK: ClassVar[str] = _PAGE
     REQUIRED: ClassVar[tuple[str, ...]] = ("steps",)
@@ -357,10 +357,10 @@ def tested_config(case: Path, named: Any) -> Path:
         return path
     home = case.parent.parent
     configs = sorted(p for p in home.glob("*.toml") if p.name != "pyproject.toml")
-    named_so = [
+    name_matches = [
         p for p in configs if case.stem == p.stem or case.stem.startswith((f"{p.stem}-", f"{p.stem}_", f"{p.stem}."))
     ]
-    best = max(named_so, key=lambda p: len(p.stem), default=configs[0] if len(configs) == 1 else None)
+    best = max(name_matches, key=lambda p: len(p.stem), default=configs[0] if len(configs) == 1 else None)
     if best is None:
         listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(

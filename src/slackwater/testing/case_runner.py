@@ -122,8 +122,8 @@ class CaseTest:
         location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
-                listed = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
-                yield f"{location}: rows of which target? write rows.{show_key(targets[0])} or one of {listed}"
+                names_text = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
+                yield f"{location}: rows of which target? write rows.{show_key(targets[0])} or one of {names_text}"
             elif name not in (ONLY, *targets):
                 yield f"{location}.{show_key(name)}: there is no such target{suggestion_or_list(name, targets)}"
         for name in self.case.expect.stages:
@@ -209,9 +209,9 @@ class CaseTest:
             target = test.pipeline.per_target.get(name or first)
             if target is None:
                 raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
-            held = result.tables[name or first]
+            actual = result.tables[name or first]
             differences[f"rows.{name}" if name else "rows"] = _compare_table(
-                rows, held, test.identity_of(str(target.target.from_))
+                rows, actual, test.identity_of(str(target.target.from_))
             )
         for name, rows in expect.stages.items():
             if name not in result.stages:

@@ -63,10 +63,10 @@ class Difference:
         lines += _shorten([f"  + unexpected  {self._text(self.actual[i])}" for i in self.unexpected])
         differing_lines = []
         for i, j, columns in self.pairs:
-            named = [c for c in self.columns if c not in columns and (not self.identity or c in self.identity)] or [
-                c for c in self.columns if c not in columns
-            ]
-            place = " ".join(f"{c}={format_value(self.actual[j].get(c))}" for c in named)
+            shown_columns = [
+                c for c in self.columns if c not in columns and (not self.identity or c in self.identity)
+            ] or [c for c in self.columns if c not in columns]
+            place = " ".join(f"{c}={format_value(self.actual[j].get(c))}" for c in shown_columns)
             parts = [
                 f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.actual[j].get(c))}"
                 for c in columns
@@ -96,17 +96,20 @@ def compare_rows(
         columns: All columns that a row may have.
         identity: The columns that identify a row.
     """
-    named = dict.fromkeys(c for row in expected for c in row)
-    order = [*(c for c in columns if c in named), *(c for c in named if c not in columns)] or list(columns)
-    telling = [c for c in identity if c in order]
-    difference = Difference(order, telling, expected, actual)
+    expected_columns = dict.fromkeys(c for row in expected for c in row)
+    order = [
+        *(c for c in columns if c in expected_columns),
+        *(c for c in expected_columns if c not in columns),
+    ] or list(columns)
+    identity_columns = [c for c in identity if c in order]
+    difference = Difference(order, identity_columns, expected, actual)
     missing, unexpected = list(range(len(expected))), list(range(len(actual)))
     for i in list(missing):
         same = next((j for j in unexpected if not _differing(expected[i], actual[j], order)), None)
         if same is not None:
             missing.remove(i)
             unexpected.remove(same)
-    for needed in (telling if len(telling) == len(identity) else (), None):
+    for needed in (identity_columns if len(identity_columns) == len(identity) else (), None):
         for i in list(missing):
             best = _nearest(expected[i], actual, unexpected, order, needed)
             if best is not None:
@@ -127,8 +130,8 @@ def _nearest(
     """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)
-    near = [(len(_differing(row, actual[j], columns)), j) for j in among]
-    best = min(near, default=None)
+    distances = [(len(_differing(row, actual[j], columns)), j) for j in among]
+    best = min(distances, default=None)
     return None if best is None or 2 * best[0] >= len(columns) else best[1]
 
 

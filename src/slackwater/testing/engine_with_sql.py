@@ -92,17 +92,17 @@ class GivenEngine:
         parts, origins = list[pl.DataFrame](), list[pl.DataFrame]()
         tagged = len(names) > 1 or any(idle.values()) or 0 in tasks[0].idle_sources
         for index, name in enumerate(names):
-            listed = batch.partitions.get(name, {})
+            batch_partitions = batch.partitions.get(name, {})
             if (rows := prepared_rows.get(name)) is None:
-                if listed:
-                    stats[name] = SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None)))
+                if batch_partitions:
+                    stats[name] = SourceStats(partitions=dict.fromkeys(batch_partitions, SourceActivity(0, None)))
                 continue
-            stats[name] = _stats(rows.timed, listed)
+            stats[name] = _stats(rows.timed, batch_partitions)
             samples[name] = self._stage_bad_rows(name, rows.timed, tasks[0], staged)
             out = self._storable_rows(name, rows, tasks[0], unfit, staged).sort(NUMBER, maintain_order=True)
             timed_rows = out.select(NUMBER).join(rows.timed, on=NUMBER, how="left", maintain_order="left")
             source = np.full(out.height, index)
-            if idle.get(name) and listed:
+            if idle.get(name) and batch_partitions:
                 source += len(names) * timed_rows["partition"].is_in(list(idle[name])).fill_null(False).to_numpy()
             tag = [pl.Series("__src", source, dtype=pl.Int32)] if tagged else []
             parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
@@ -122,12 +122,12 @@ class GivenEngine:
         origins: Sequence[pl.DataFrame],
         staged: list[LetterFile],
     ) -> list[Any]:
-        every, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_preaggregated
-        every = lift_inputs(self.logic, as_declared(self.logic, every))
-        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        all_rows, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_preaggregated
+        all_rows = lift_inputs(self.logic, as_declared(self.logic, all_rows))
+        owner = pl.Series(shard_of(all_rows["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
         reports = [
-            ingest_and_emit.ingest_and_emit(t, every.filter(m), None if folded else origin[ORIGIN].filter(m))
+            ingest_and_emit.ingest_and_emit(t, all_rows.filter(m), None if folded else origin[ORIGIN].filter(m))
             for t, m in shard_masks
         ]
         if folded and tasks[0].late is not None:
@@ -195,18 +195,18 @@ def _usable_times(timed: pl.DataFrame) -> pl.DataFrame:
     return rows.select("ts", *partition)
 
 
-def _stats(timed: pl.DataFrame, listed: Mapping[str, int]) -> SourceStats:
+def _stats(timed: pl.DataFrame, batch_partitions: Mapping[str, int]) -> SourceStats:
     usable, why = timed.filter(pl.col("bad").is_null()), timed["bad"]
     newest = usable["ts"].max()
-    heard = {p: usable["ts"].filter(usable["partition"] == p).max() for p in listed}
-    counts = {p: int((timed["partition"] == p).sum()) for p in listed}
+    newest_times = {p: usable["ts"].filter(usable["partition"] == p).max() for p in batch_partitions}
+    counts = {p: int((timed["partition"] == p).sum()) for p in batch_partitions}
     return SourceStats(
         timed.height,
         usable.height,
         newest if isinstance(newest, int) else None,
         undecodable=int((why == "undecodable").sum()),
         future=int((why == "future").sum()),
-        partitions={p: SourceActivity(counts[p], t if isinstance(t, int) else None) for p, t in heard.items()},
+        partitions={p: SourceActivity(counts[p], t if isinstance(t, int) else None) for p, t in newest_times.items()},
         outside=int((why == OUTSIDE).sum()),
     )
 

@@ -133,12 +133,12 @@ class GivenSource:
             return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
         assert isinstance(self.real, files.FilesSource)
         times, options = self.real.text_schema, dict(self.spec.options)
-        whole = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+        full_schema = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
         reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         if form == "json":
-            parsed = F.from_json(text, whole, reading)
+            parsed = F.from_json(text, full_schema, reading)
         else:
-            fields = ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in whole.fields)
+            fields = ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in full_schema.fields)
             parsed = F.from_csv(text, fields, reading)
         return times.convert(records.withColumn("_p", parsed).selectExpr(*columns, f"_p.{CORRUPT}", *metadata))
 

@@ -67,20 +67,24 @@ class LocalEngine:
         return FAR if name in batch.stage_names else clock_us + self.max_future_ms * 1000
 
     def _stats(self, batch: Batch, name: str, clock_us: int) -> SourceStats | None:
-        rows, listed = batch.payload.get(name), batch.partitions.get(name, {})
+        rows, batch_partitions = batch.payload.get(name), batch.partitions.get(name, {})
         latest = self._latest_time_us(batch, name, clock_us)
         if rows is None or rows.is_empty():
-            return SourceStats(partitions=dict.fromkeys(listed, SourceActivity(0, None))) if listed else None
-        sane = self._in_time_range(rows)
+            return (
+                SourceStats(partitions=dict.fromkeys(batch_partitions, SourceActivity(0, None)))
+                if batch_partitions
+                else None
+            )
+        in_range = self._in_time_range(rows)
         usable = self._usable(rows, latest)
         newest = usable["ts"].max()
         return SourceStats(
             rows.height,
             usable.height,
             newest if isinstance(newest, int) else None,
-            future=int((sane & (rows["ts"] > latest)).sum()),
-            outside=int((~sane).sum()),
-            partitions={p: _activity(rows, usable, p) for p in listed},
+            future=int((in_range & (rows["ts"] > latest)).sum()),
+            outside=int((~in_range).sum()),
+            partitions={p: _activity(rows, usable, p) for p in batch_partitions},
         )
 
     def _in_time_range(self, rows: pl.DataFrame) -> pl.Series:
@@ -107,7 +111,7 @@ class LocalEngine:
         origins: list[pl.DataFrame] = []
         unfit, staged = list[UnstorableRows](), list[LetterFile]()
         for index, name in enumerate(self.sources):
-            rows, listed = frames.get(name), batch.partitions.get(name, {})
+            rows, batch_partitions = frames.get(name), batch.partitions.get(name, {})
             if (source_stats := self._stats(batch, name, clock_us)) is not None:
                 stats[name] = source_stats
             if rows is None or rows.is_empty():
@@ -116,7 +120,7 @@ class LocalEngine:
             for which in self.inputs.get(name, (name,)):
                 fit = self._storable_rows(name, which, usable, tasks[0], unfit, staged)
                 source = np.full(fit.height, index)
-                if idle.get(name) and listed:
+                if idle.get(name) and batch_partitions:
                     source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
                 prepared.append(prepare_rows(self.logic, which, fit, source if tagged else None))
                 if self.keeps_late:
@@ -125,13 +129,13 @@ class LocalEngine:
         if not prepared:
             return IngestOutcome((), stats, unstorable=unfit, staged=staged)
         spans = Spans(frames, latest)
-        every = pl.concat(prepared)
-        owner = pl.Series(shard_of(every["__kh"].to_numpy(), len(tasks)))
+        all_rows = pl.concat(prepared)
+        owner = pl.Series(shard_of(all_rows["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
         origin_rows, folded = pl.concat(origins) if self.keeps_late else None, self.logic.is_preaggregated
         alongside = None if origin_rows is None or folded else origin_rows[ORIGIN]
         reports = [
-            ingest_and_emit.ingest_and_emit(t, every.filter(m), None if alongside is None else alongside.filter(m))
+            ingest_and_emit.ingest_and_emit(t, all_rows.filter(m), None if alongside is None else alongside.filter(m))
             for t, m in shard_masks
         ]
         if origin_rows is not None and folded:
@@ -206,9 +210,9 @@ class Spans:
 
     def __call__(self, source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
         rows = self.frames[source].filter(pl.col("ts") <= self.latest[source])
-        named = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
+        partitions = rows["__partition"].unique().to_list() if "__partition" in rows.columns else []
         return {"": _newest_spans(rows, jump_us)} | {
-            p: _newest_spans(rows.filter(pl.col("__partition") == p), jump_us) for p in named
+            p: _newest_spans(rows.filter(pl.col("__partition") == p), jump_us) for p in partitions
         }
 
 

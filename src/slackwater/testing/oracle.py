@@ -215,11 +215,11 @@ def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[
     late = missed = 0
     for rows in epochs:
         for row in rows:
-            held = window_starts(window, row)
-            open_ = [s for s in held if watermark is None or s + duration > watermark]
+            starts = window_starts(window, row)
+            open_ = [s for s in starts if watermark is None or s + duration > watermark]
             pairs += [(row, s) for s in open_]
             late += not open_
-            missed += len(held) - len(open_)
+            missed += len(starts) - len(open_)
         times = [r["ts"] for r in rows]
         newest = max([*times, *([newest] if newest is not None else [])], default=None)
         if newest is not None:

@@ -152,14 +152,16 @@ class LocalPipeline:
         if self._session is not None:
             from slackwater.testing.sql_frontend import GivenRows
 
-            given_rows = [GivenRows(name, tuple(some), (), self.now_us) for name, some in rows_by_source.items()]
+            given_rows = [
+                GivenRows(name, tuple(source_rows), (), self.now_us) for name, source_rows in rows_by_source.items()
+            ]
             self.pipe_prepared(dict(zip(rows_by_source, self.prepare(given_rows), strict=True)), partitions)
             return
         payload, parts = {}, {}
-        for name, some in rows_by_source.items():
-            payload[name] = self._bound.frame(name, some, self.now_us)
+        for name, source_rows in rows_by_source.items():
+            payload[name] = self._bound.frame(name, source_rows, self.now_us)
             if partitions and name in partitions:
-                names = [r["partition"] for r in some]  # type: ignore[index]
+                names = [r["partition"] for r in source_rows]  # type: ignore[index]
                 payload[name] = payload[name].with_columns(pl.Series("__partition", names, dtype=pl.String))
                 parts[name] = {p: names.count(p) for p in partitions[name]}
         self._run_epoch(payload, parts)
@@ -188,11 +190,11 @@ class LocalPipeline:
     def pipe_prepared(self, rows: Mapping[str, Rows], partitions: Mapping[str, Sequence[str]] | None = None) -> None:
         """Run one epoch with rows from `prepare`. See `pipe`."""
         parts = {}
-        for name, one in rows.items():
-            row_partitions = one.timed["partition"].drop_nulls()
-            listed = (partitions or {}).get(name) or row_partitions.unique(maintain_order=True).to_list()
-            if listed:
-                parts[name] = {p: int((row_partitions == p).sum()) for p in listed}
+        for name, prepared in rows.items():
+            row_partitions = prepared.timed["partition"].drop_nulls()
+            all_partitions = (partitions or {}).get(name) or row_partitions.unique(maintain_order=True).to_list()
+            if all_partitions:
+                parts[name] = {p: int((row_partitions == p).sum()) for p in all_partitions}
         self._run_epoch(dict(rows), parts)
 
     def quiet(self, ms: int | str) -> None:
@@ -244,10 +246,10 @@ class LocalPipeline:
     def result(self) -> LocalResult:
         """Return what was published and counted so far."""
         outcome, state = self._result, self._driver.state
-        first, *_ = now = list(self._targets.values())
+        first, *_ = current = list(self._targets.values())
         outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._letter_target.rows
         outcome.former = {
-            place or name: (t.rows, t.gone) for (name, place), t in self._all_targets.items() if t not in now
+            place or name: (t.rows, t.gone) for (name, place), t in self._all_targets.items() if t not in current
         }
         outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
         by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}

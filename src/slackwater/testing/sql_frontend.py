@@ -86,14 +86,16 @@ class SqlFrontend:
             for i, s in enumerate(self.pipeline.sources)
         ]
         reals: Any = self.sources
-        one = stage_binding.bind_stage(self.pipeline, self.session, stage_binding.frames_of(self.session, reals))
-        self.logic = one.operator
+        binding = stage_binding.bind_stage(self.pipeline, self.session, stage_binding.frames_of(self.session, reals))
+        self.logic = binding.operator
         self._clocked = [
-            n for n, t in one.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_stateless
+            n for n, t in binding.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_stateless
         ]
-        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in one.times.items()}
-        self.engine = SparkEngine(RowPlan(self.session, self.pipeline, self.logic, clocked, end=one.end(self.session)))
-        self._carried = {w.key: self._carried_columns(w, one.frames[w.origin]) for w in self.pipeline.input_paths}
+        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in binding.times.items()}
+        self.engine = SparkEngine(
+            RowPlan(self.session, self.pipeline, self.logic, clocked, end=binding.end(self.session))
+        )
+        self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
         """Return the columns that carry the number of a row through the SQL; None if the SQL does not allow it."""
@@ -131,8 +133,8 @@ class SqlFrontend:
                 rows, times = [row for _, _, row in texts], [clock for _, clock, _ in texts]
                 frame = source.decode(self.session, rows, times, offsets)
                 clocks = {i: g.clock_us for i, g in numbered_rows}
-                for i, one in self._prepare_numbered(source, frame, [i for i, _, _ in texts], clocks).items():
-                    pieces[i].append(one)
+                for i, prepared in self._prepare_numbered(source, frame, [i for i, _, _ in texts], clocks).items():
+                    pieces[i].append(prepared)
             for i, g in numbered_rows:
                 if g.files:
                     read, count = self._number_rows(source.read_files(self.session, g.files))
@@ -169,8 +171,8 @@ class SqlFrontend:
             pl.Series(_BATCH, [owners[n] for n in sorted(row_facts[NUMBER])], dtype=pl.Int64)
         )
         ways = self.pipeline.input_paths_from(source.name)
-        apart = any(self._carried[w.key] is None for w in ways)
-        runs = row_facts.partition_by(_BATCH, "partition") if apart else [row_facts]
+        needs_separate_runs = any(self._carried[w.key] is None for w in ways)
+        runs = row_facts.partition_by(_BATCH, "partition") if needs_separate_runs else [row_facts]
         out = pl.concat([self._run_sql(way, timed, run, runs) for way in ways for run in runs])
         out = out.join(row_facts.select(NUMBER, _BATCH), on=NUMBER, how="left", maintain_order="left")
         return {
@@ -187,8 +189,8 @@ class SqlFrontend:
         if len(times) == 1:
             clock = f"{next(iter(times))}L"
         else:
-            every = ", ".join(f"{clocks[i]}L" for i in owners)
-            clock = f"element_at(array({every}), CAST({NUMBER} AS INT) + 1)"
+            clock_list = ", ".join(f"{clocks[i]}L" for i in owners)
+            clock = f"element_at(array({clock_list}), CAST({NUMBER} AS INT) + 1)"
         timed = self.engine.rows.with_event_time(name, frame.selectExpr("*", f"{clock} AS {_CLOCK}"), 0, None)
         if self.engine.rows.is_stage_output(name):
             return timed

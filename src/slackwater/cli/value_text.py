@@ -56,6 +56,8 @@ def _(value: LocalResult) -> str:
         truncation_note = [f"(the last {ROWS} of {plural(frame.height, 'row')})"] if frame.height > ROWS else []
         parts.append("\n".join([*([f"{name}:"] if name else []), *lines, *truncation_note]))
     c = value.counters
-    counted = f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_bad:,} bad"
-    parts.append(f"{plural(sum(f.height for f in tables.values()), 'row')} in the target; of the rows read: {counted}")
+    counts_text = f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_bad:,} bad"
+    parts.append(
+        f"{plural(sum(f.height for f in tables.values()), 'row')} in the target; of the rows read: {counts_text}"
+    )
     return "\n".join(p for p in parts if p)

@@ -18,9 +18,10 @@ def locate_letters(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> 
     """Return the line of each letter, None if it is unknown, and the value that caused it."""
     sources = {s.name: s for s in pipeline.sources}
     places = [
-        (sources.get(one["source"]), local_name(one["file"]) if one["file"] else None, _record(one)) for one in letters
+        (sources.get(letter["source"]), local_name(letter["file"]) if letter["file"] else None, _record(letter))
+        for letter in letters
     ]
-    causes = [_find_cause(pipeline, sources.get(one["source"]), one) for one in letters]
+    causes = [_find_cause(pipeline, sources.get(letter["source"]), letter) for letter in letters]
     return list(zip(bad_values.find_lines(places), causes, strict=True))
 
 
