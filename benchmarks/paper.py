@@ -68,11 +68,11 @@ class PaperBroker(KafkaBroker):
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         return {}
 
-    def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         with self.meter.part("broker"):
             return {p: (0, self.at_.get(p, 0)) for p in partitions}
 
-    def ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
+    def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
         with self.meter.part("broker"):
             self.at_.update({p: self.at_.get(p, 0) + self.more for p in partitions})
             return {p: self.at_[p] for p in partitions}
