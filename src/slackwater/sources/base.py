@@ -35,8 +35,8 @@ class SourceBatch:
     files: int = 0
     partitions: Mapping[str, int] = field(default_factory=dict)  # the records of each partition, also of empty ones
     lost: int = 0  # records that expired before they were read (on_data_loss = "skip")
-    # For files: returns the names of the files that a mark may stand for. See `sources.files.describe_mark`.
-    describe_mark: Callable[[int], str | None] | None = None
+    # for files: names the files that may have a fingerprint; see `sources.files.make_file_namer`
+    name_files: Callable[[int], str | None] | None = None
     column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading a row
 
 
@@ -67,7 +67,7 @@ class Batch:
     files: int | None = None
     partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
-    describe_mark: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
     stage_names: frozenset[str] = frozenset()  # the names in `payload` that are stages; limits of sources do not apply
     replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
@@ -83,7 +83,7 @@ def batch_of(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | No
         sum(part.files for part in batches.values()),
         {name: part.partitions for name, part in batches.items() if part.partitions},
         {name: part.lost for name, part in batches.items() if part.lost},
-        {name: part.describe_mark for name, part in batches.items() if part.describe_mark},
+        {name: part.name_files for name, part in batches.items() if part.name_files},
         {name: part.column_stats for name, part in batches.items() if part.column_stats},
         began=began,
     )

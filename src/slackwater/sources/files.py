@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MERGE_AT = 64  # from this number on, lists of files are merged into one
-MARKS = 1 << 20  # a mark contains the file size modulo this
+SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this
 # reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
 CHANGES_SHOWN = 3  # names of changed files that the state keeps for messages
@@ -78,10 +78,10 @@ class FileEntry:
             return None
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
-    def is_marked(self, mark: int) -> bool:
-        """Return whether a mark, computed from modification time and size, can be the mark of this file."""
-        time, size = divmod(mark, MARKS)
-        return time == self.timestamp and (self.size is None or self.size % MARKS == size)
+    def has_fingerprint(self, fingerprint: int) -> bool:
+        """Return whether a fingerprint can be that of this file. It is computed from modification time and size."""
+        time, size = divmod(fingerprint, SIZE_MODULUS)
+        return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
         """Return whether the file changed. Sizes are compared if both are known; early states have none."""
@@ -146,7 +146,7 @@ class FilesSource(SparkPlannedSource):
             self.read(session, files),
             offsets,
             len(files),
-            describe_mark=describe_mark(files),
+            name_files=make_file_namer(files),
             column_stats=stats_if_complete,
         )
 
@@ -356,11 +356,11 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
     return replace(before, lists=(*lists, name), count=before.count + len(files))
 
 
-def describe_mark(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that names the files a mark may stand for."""
+def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
+    """Return a function that names the files that may have a fingerprint."""
 
-    def name_files(mark: int) -> str | None:
-        return " or ".join(local_name(f.path) for f in files if f.is_marked(mark)) or None
+    def name_files(fingerprint: int) -> str | None:
+        return " or ".join(local_name(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
 
     return name_files
 

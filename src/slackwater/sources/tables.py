@@ -19,7 +19,7 @@ from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.sources import dead_letter_rows, spark_connect
 from slackwater.sources.base import Seekable, SourceBatch, spark_error_reason
-from slackwater.sources.files import MARKS, literal_pattern
+from slackwater.sources.files import SIZE_MODULUS, literal_pattern
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_NAMED = 3  # the most files to name for one mark
+_NAMED = 3  # the most files to name for one fingerprint
 _FILE = "__file_read"
 _PLACE = "__place"  # hidden: the path of the file that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
@@ -286,16 +286,14 @@ class TableFileBatch:
 
     def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
         rows, offsets = self.source.read(session, self.files), self.offsets_after
-        return SourceBatch(
-            rows, offsets, files=len(self.files), lost=self.lost, describe_mark=describe_mark(self.files)
-        )
+        return SourceBatch(rows, offsets, files=len(self.files), lost=self.lost, name_files=make_file_namer(self.files))
 
 
-def describe_mark(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that names the files a mark may stand for, by their size."""
+def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
+    """Return a function that names the files that may have a fingerprint, by their size."""
 
-    def name_files(mark: int) -> str | None:
-        paths = [f.path for f in files if f.size % MARKS == mark % MARKS]
+    def name_files(fingerprint: int) -> str | None:
+        paths = [f.path for f in files if f.size % SIZE_MODULUS == fingerprint % SIZE_MODULUS]
         return " or ".join(paths) if 0 < len(paths) <= _NAMED else None
 
     return name_files

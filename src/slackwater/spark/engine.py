@@ -44,7 +44,7 @@ from slackwater.spark.row_plan import LETTER_NUMBER, RowPlan, TimedRows
 from slackwater.spark.schema_hints import SchemaHints
 from slackwater.spark.source_statistics import (
     FILE,
-    MARK,
+    FINGERPRINT,
     Facts,
     count_unfit,
     facts_from_footers,
@@ -107,7 +107,7 @@ class SparkEngine:
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
         self.hints.begin_sources(batch.payload)
         return {
-            name: source_stats(facts, {}, lambda mark: None)
+            name: source_stats(facts, {}, lambda fingerprint: None)
             for name, facts in self._facts_before_read(batch, clock_us).items()
         }
 
@@ -185,7 +185,7 @@ class SparkEngine:
                 if needs_separate_job(counts)
                 else None
             )
-            stats[name] = source_stats(statistics, counts, batch.describe_mark.get(name, lambda mark: None), newest)
+            stats[name] = source_stats(statistics, counts, batch.name_files.get(name, lambda fingerprint: None), newest)
             self.statistics.record_rows(name, stats[name].rows)
         counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
 
@@ -242,7 +242,9 @@ class SparkEngine:
         frames: list[DataFrame] = []
         for name, frame in payload.items():
             rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
-            plain = [quote_column(c) for c in rows.columns if c not in (FILE, MARK, LETTER_NUMBER, "__bad", CORRUPT)]
+            plain = [
+                quote_column(c) for c in rows.columns if c not in (FILE, FINGERPRINT, LETTER_NUMBER, "__bad", CORRUPT)
+            ]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for input_path in self.pipeline.input_paths_from(name):
                 out = analysis.run_sql(

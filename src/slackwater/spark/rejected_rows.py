@@ -23,7 +23,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.sources.base import CORRUPT
 from slackwater.spark import decode_hints, epoch_sql
 from slackwater.spark.row_plan import RowPlan, TimedRows
-from slackwater.spark.source_statistics import FILE, MARK
+from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.spark.workers import late_task, letters_task, run_over
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote_column
@@ -54,7 +54,10 @@ class RejectedRowHandler:
     def _write_bad(self, name: str, timed: DataFrame, state: ShardState) -> list[LetterFile]:
         bad = timed.where("__bad IS NOT NULL")
         columns = letter_columns(
-            {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK)}, self.rows.pipeline.name, name, state.epoch
+            {c: kind for c, kind in timed.dtypes if c not in (FILE, FINGERPRINT)},
+            self.rows.pipeline.name,
+            name,
+            state.epoch,
         )
         staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
         return [LetterFile.model_validate_json(letters) for letters in staged]

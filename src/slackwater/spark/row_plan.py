@@ -21,7 +21,7 @@ from slackwater.sources.base import CORRUPT
 from slackwater.spark import analysis, shard_columns
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.expression_cache import ExpressionCache
-from slackwater.spark.source_statistics import FILE, MARK, mark_sql
+from slackwater.spark.source_statistics import FILE, FINGERPRINT, fingerprint_sql
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class RowPlan:
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
         data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
         adds_file = name in self._file_sources and FILE not in columns  # letters bring the file name
-        file = [f"_metadata.file_path AS {FILE}", mark_sql()] if adds_file else []
+        file = [f"_metadata.file_path AS {FILE}", fingerprint_sql()] if adds_file else []
         return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
@@ -143,9 +143,9 @@ class RowPlan:
         """Return the usable rows, with their origin if the config needs it after the SQL."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.tracks_origin:
-            return rows.drop(FILE, MARK)
-        plain = [c for c in rows.columns if c not in (FILE, MARK)]
-        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, MARK, CORRUPT)}
+            return rows.drop(FILE, FINGERPRINT)
+        plain = [c for c in rows.columns if c not in (FILE, FINGERPRINT)]
+        bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, FINGERPRINT, CORRUPT)}
         file = FILE if FILE in rows.columns else "NULL"
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
@@ -162,7 +162,7 @@ class RowPlan:
         """Return the SQL of an input path that carries `_origin`, even if late rows are not kept. Raises StartError."""
         if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
             return self.sql.get(input_path.key)
-        plain = frame.drop(FILE, MARK, LETTER_NUMBER)
+        plain = frame.drop(FILE, FINGERPRINT, LETTER_NUMBER)
         return analysis.check_origin(self.session, self.pipeline, input_path, analysis.empty_frame(self.session, plain))
 
 

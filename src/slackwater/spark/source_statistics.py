@@ -14,7 +14,7 @@ from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
 from slackwater.sources import spark_connect
-from slackwater.sources.files import MARKS
+from slackwater.sources.files import SIZE_MODULUS
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from slackwater.sources.parquet_footers import ColumnStats
 
 FILE = "__file"  # hidden column: the file that a row was read from
-MARK = "__mark"  # hidden column: a number that identifies the file within its batch
+FINGERPRINT = "__mark"  # hidden column: a number from time and size of the file, which identifies it within its batch
 _TOPICS = "struct(_topic, _partition, _offset)"  # the position of a record of one of several topics
 MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000  # partitions, and rows times partitions: see `needs_separate_job`
 _OF_PARTITION = 44  # bits of the offset in a position; the partition is above them
@@ -31,9 +31,9 @@ _OF_PARTITION = 44  # bits of the offset in a position; the partition is above t
 Facts = Mapping[str, Any]  # by the names in `statistics_columns`
 
 
-def mark_sql() -> str:
-    """Return SQL for a number that identifies a file. A name would be copied for each row. See `FileEntry.is_marked`."""
-    return f"unix_millis(_metadata.file_modification_time) * {MARKS}L + _metadata.file_size % {MARKS}L AS {MARK}"
+def fingerprint_sql() -> str:
+    """Return SQL for the fingerprint of a file. A name would be copied for each row. See `FileEntry.has_fingerprint`."""
+    return f"unix_millis(_metadata.file_modification_time) * {SIZE_MODULUS}L + _metadata.file_size % {SIZE_MODULUS}L AS {FINGERPRINT}"
 
 
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
@@ -50,7 +50,9 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     topics = {partition.rpartition("-")[0] for partition in partitions}
     offset = f"shiftleft(CAST(_partition AS BIGINT), {_OF_PARTITION}) + _offset"
     of_topics = offset if len(topics) == 1 else _TOPICS
-    place = next((p for c, p in (("_offset", of_topics), (MARK, MARK), (FILE, FILE)) if c in columns), None)
+    place = next(
+        (p for c, p in (("_offset", of_topics), (FINGERPRINT, FINGERPRINT), (FILE, FILE)) if c in columns), None
+    )
     if place is not None:
         where = F.max_by(F.expr(place), event_us)
         if place == _TOPICS:  # as text, because before Spark 4.1 Python cannot read an observed struct
@@ -146,7 +148,7 @@ def source_stats(
     Args:
         facts: The results.
         partitions: The record count of each partition.
-        file_of: Returns the file of a `MARK`.
+        file_of: Returns the files of a fingerprint.
         newest: The newest time of each partition, if a separate job determined it.
     """
     if newest is None:

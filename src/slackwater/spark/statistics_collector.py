@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.errors import EpochError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, spark_error_reason
-from slackwater.spark.source_statistics import MARK, Facts
+from slackwater.spark.source_statistics import FINGERPRINT, Facts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,7 +75,7 @@ class PendingStatistics:
 
 def is_read_by_columns(timed: DataFrame) -> bool:
     """Return whether reading only the event times again is cheap: rows of files that need no decoding."""
-    return MARK in timed.columns and CORRUPT not in timed.columns
+    return FINGERPRINT in timed.columns and CORRUPT not in timed.columns
 
 
 def _collect(timed: DataFrame, aggregates: Sequence[Any]) -> Facts:

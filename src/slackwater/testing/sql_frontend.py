@@ -30,7 +30,7 @@ from slackwater.sources.lookups import Lookups
 from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_plan import RowPlan
-from slackwater.spark.source_statistics import FILE, MARK
+from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.testing.given_sources import NUMBER, GivenSource, Offsets, Row, source_of
 from slackwater.windows.aggregations import quote_column
 
@@ -212,7 +212,15 @@ class SqlFrontend:
         rows = timed.where("__bad IS NULL")
         if len(runs) > 1:
             rows = rows.where(f"{NUMBER} IN ({', '.join(map(str, run[NUMBER]))})")
-        hidden = (FILE, MARK, "__bad", CORRUPT, NUMBER, _CLOCK, *(["_event_ts"] if way.origin in self._clocked else []))
+        hidden = (
+            FILE,
+            FINGERPRINT,
+            "__bad",
+            CORRUPT,
+            NUMBER,
+            _CLOCK,
+            *(["_event_ts"] if way.origin in self._clocked else []),
+        )
         plain = [quote_column(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
@@ -241,7 +249,7 @@ def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, 
 
 
 def _fact_columns(timed: DataFrame, source: str) -> list[str]:
-    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, MARK, CORRUPT, NUMBER, _CLOCK)}
+    bytes_of = {c: kind for c, kind in timed.dtypes if c not in (FILE, FINGERPRINT, CORRUPT, NUMBER, _CLOCK)}
     partition = "concat(_topic, '-', _partition)" if "_offset" in bytes_of else "CAST(NULL AS STRING)"
     origin = origin_column(
         {**bytes_of, **({CORRUPT: "string"} if CORRUPT in timed.columns else {})},

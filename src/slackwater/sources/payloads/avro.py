@@ -30,7 +30,7 @@ class AvroPayload(Payload):
 
     Args:
         writers: The writers' schemas (JSON) by registry id; the key None stands for a single schema.
-        reader: The schema (JSON) of the rows, with the mark field added.
+        reader: The schema (JSON) of the rows, with the field `_MARK` added.
     """
 
     writers: Mapping[int | None, str] = field(default_factory=dict)
