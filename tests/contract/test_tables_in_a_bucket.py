@@ -14,7 +14,7 @@ from tests.support.tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
 from slackwater.core.offsets import TableOffsets
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 from slackwater.testing.object_store import S3
@@ -75,7 +75,7 @@ class InBucket:
     def source(self, connection: Any = None, **more: Any) -> Any:
         connection = connection or self.connection
         spec = sw.Source(name="events", connection=connection, query=self.query, **more)
-        return system_of(connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
+        return connector_for(connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
 
     @property
     def config(self) -> str:

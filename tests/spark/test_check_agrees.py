@@ -32,7 +32,7 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
         def start(spec: Pipeline) -> None:
             sources = [components.source_of(session, spec, i, None) for i in range(len(spec.sources))]
-            stage_binding.bind_stage(spec, session, stage_binding.frames_of(session, sources)).end(session)
+            stage_binding.bind_stage(spec, session, stage_binding.frames_of(session, sources)).end_sql(session)
 
         yield start
 

@@ -19,7 +19,7 @@ from slackwater.errors import ConfigError, StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.runner import backfill_plan, run_log, starting_offsets
 from slackwater.runner.backfill_source import PlannedRangeReader
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.sources import planning
 from slackwater.sources.streaming_plan import DataFrameSource
 from slackwater.state.commit import Commit, SourceRecord
@@ -137,4 +137,4 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
 
 def test_nobody_is_asked_what_waits(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
-    assert system_of(pipeline.connections["clock"]).question(pipeline.sources[0]) is None
+    assert connector_for(pipeline.connections["clock"]).question(pipeline.sources[0]) is None

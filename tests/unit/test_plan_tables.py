@@ -16,7 +16,7 @@ from tests.support.why import SESSION, STORY, ran
 
 from slackwater.cli.main import main
 from slackwater.runner import table_changes
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import SourceRecord
 from slackwater.state.files.arrow import file_checksum
 
@@ -60,7 +60,7 @@ def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 def was_read(table: Any) -> None:
     """Let the state have read this table: what a run leaves of a source in its commits."""
     spec = table.source()
-    source = system_of(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
+    source = connector_for(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
     record = SourceRecord(offsets=source.snapshot.offsets, columns=source.schema.json())
     changed(lambda found: found["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True))))
 
@@ -131,7 +131,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     def away(*given: Any) -> Any:
         raise OSError("connection refused")
 
-    log = type(system_of(table.source().connection).log(table.source()))  # type: ignore[attr-defined]
+    log = type(connector_for(table.source().connection).log(table.source()))  # type: ignore[attr-defined]
     monkeypatch.setattr(log, "snapshot", away)
     code, lines = say()
     assert code == 0

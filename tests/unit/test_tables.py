@@ -15,7 +15,7 @@ from tests.support.tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
 from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.sources.base import SourceUnavailableError
 from slackwater.sources.tables_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
@@ -30,7 +30,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def source_of(table: Any, known: str | None = None, **keys: Any) -> Any:
     spec = table.source(**keys)
-    return system_of(spec.connection).source(None, None, spec, known)  # type: ignore[arg-type]  # Spark reads the data only
+    return connector_for(spec.connection).source(None, None, spec, known)  # type: ignore[arg-type]  # Spark reads the data only
 
 
 class Run:

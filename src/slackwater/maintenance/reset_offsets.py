@@ -115,11 +115,11 @@ def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline |
     current = (kind or (KafkaOffsets if before is None else type(before))).coerce(before)
 
     def ask(word: str | int) -> Offsets:
-        from slackwater.runner.connectors import system_of  # imported here because it imports all targets
+        from slackwater.runner.connectors import connector_for  # imported here because it imports all targets
 
         assert spec is not None
         assert connection is not None
-        return system_of(connection).resolve_position(spec, word)
+        return connector_for(connection).resolve_position(spec, word)
 
     resolve = None if kind is None else ask
     if isinstance(position, Mapping) and isinstance(current, KafkaOffsets):

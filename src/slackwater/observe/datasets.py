@@ -94,7 +94,7 @@ def _written(connection: Connection, target: Target) -> Dataset | None:
 
 @_written.register
 def _(connection: ConsoleConnection, target: Target) -> Dataset | None:
-    return None  # it is no dataset
+    return None  # the console is not a dataset
 
 
 @_written.register

@@ -226,7 +226,7 @@ def _plan(
     sources = [DataFrameSource(source, in_session(plan_session, frame)) for source, frame in frames.items()]
     stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.frames_of(plan_session, sources))
     return _Planner(
-        RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end(plan_session)),
+        RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
         time.time_ns() // 1000,
     )
 

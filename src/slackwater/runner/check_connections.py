@@ -13,7 +13,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.core.local_files import local_name
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import SlackwaterError
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.sources import files
 
 
@@ -35,7 +35,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
     for spec in pipeline.sources:
         connection = resolve_connection(spec.connection, pipeline.connections)
         if connection is not None:
-            attempt(partial(system_of(connection).check_source, spec))
+            attempt(partial(connector_for(connection).check_source, spec))
     store = pipeline.state_store
     if store is not None and store.kind == "postgres":
         attempt(lambda: _check_database(str(store.url), "state store"))
@@ -99,13 +99,13 @@ def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
 def _creation_note(pipeline: Pipeline, key: str, spec: TargetSpec) -> str | None:
     """Return a note if a start will create the target, else None."""
     connection = resolve_connection(spec.connection, pipeline.connections)
-    return None if connection is None else system_of(connection).will_create(spec, key)
+    return None if connection is None else connector_for(connection).will_create(spec, key)
 
 
 def _check_target(pipeline: Pipeline, key: str, spec: TargetSpec) -> None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     if connection is not None:
-        system_of(connection).check_target(spec, key)
+        connector_for(connection).check_target(spec, key)
 
 
 def _check_database(url: str, label: str) -> None:

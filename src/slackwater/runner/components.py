@@ -11,7 +11,7 @@ from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.runner.connectors.base import Connector
 from slackwater.sources.streaming_plan import AnySource, DataFrameSource
 from slackwater.spark import connect_session, packages
@@ -34,7 +34,7 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, schema_json
     connection = resolve_connection(spec.connection, pipeline.connections)
     if spec.dataframe is not None or connection is None:
         return DataFrameSource(spec.name, spec.dataframe)
-    return system_of(connection).source(session, pipeline, spec, schema_json)
+    return connector_for(connection).source(session, pipeline, spec, schema_json)
 
 
 def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> dict[str, str]:
@@ -96,9 +96,9 @@ def targets_of(
 def create_targets(pipeline: Pipeline) -> None:
     """Create the targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
     for target_pipeline in pipeline.per_target.values():
-        _system(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
+        _connector(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
-        _system(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
+        _connector(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
 
 
 def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
@@ -110,7 +110,7 @@ def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
     )
 
 
-def aside_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
+def set_aside_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
     """Return the target for rows of `outbox set-aside`: the dead letters, written with a separate marker."""
     if pipeline.dead_letter is None:
         return None
@@ -120,8 +120,8 @@ def aside_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
 
 
 def _target(spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
-    return _system(spec, pipeline).target(spec, pipeline, table)
+    return _connector(spec, pipeline).target(spec, pipeline, table)
 
 
-def _system(spec: TargetSpec, pipeline: Pipeline) -> Connector[Any]:
-    return system_of(resolve_connection(spec.connection, pipeline.connections) or ConsoleConnection())
+def _connector(spec: TargetSpec, pipeline: Pipeline) -> Connector[Any]:
+    return connector_for(resolve_connection(spec.connection, pipeline.connections) or ConsoleConnection())

@@ -15,7 +15,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.replay.attempts import COLUMNS, AttemptLedger
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.runner.dead_letter_filter import SCHEMA
 from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
@@ -70,7 +70,7 @@ def _read_frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl
             f'{pipeline.name}: the config has no [dead_letter], so no letters are kept; set on_error or late_data to "dlq"'
         )
     connection = resolve_connection(target.connection, pipeline.connections)
-    frames = system_of(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
+    frames = connector_for(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)
     return (_cast_frame(frame, letter_filter.columns_to_read) for frame in frames)
 
 

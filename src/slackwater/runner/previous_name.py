@@ -16,7 +16,7 @@ from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
 from slackwater.runner import target_marks
 from slackwater.runner.components import store_of
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import TargetMark
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
@@ -110,7 +110,7 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str
             connection.kind, target_pipeline.target_stage.transform.window
         ):
             continue
-        target = system_of(connection).marking_target(
+        target = connector_for(connection).marking_target(
             target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
         )
         if target is None:
@@ -129,7 +129,7 @@ def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         target = None
         if connection is not None:
-            target = system_of(connection).marking_target(
+            target = connector_for(connection).marking_target(
                 target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
             )
         if target is None:

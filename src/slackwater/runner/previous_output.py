@@ -10,7 +10,7 @@ from __future__ import annotations
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
 from slackwater.errors import StartError
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.runner.connectors.base import HasPreviousOutput
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
@@ -41,7 +41,9 @@ def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: boo
     kind = connection.kind if connection is not None else ""
     if results and spec.upserts(kind, pipeline.target_stage.transform.window):
         return None  # an upsert replaces rows
-    return None if connection is None else system_of(connection).existing_target(spec, TargetTable(writer, (), None))
+    return (
+        None if connection is None else connector_for(connection).existing_target(spec, TargetTable(writer, (), None))
+    )
 
 
 def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:

@@ -24,7 +24,7 @@ from slackwater.errors import StartError
 from slackwater.evolution.target_marks import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_marks
-from slackwater.runner.components import aside_of, letters_of, store_of
+from slackwater.runner.components import letters_of, set_aside_target, store_of
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import next_maintenance_commit, no_state
 from slackwater.state.protocol import StateStore
@@ -165,7 +165,7 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and letters with separate markers, so that a repetition after a crash writes nothing twice."""
-    of_rows, of_letters = aside_of(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
+    of_rows, of_letters = set_aside_target(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
     rows = [

@@ -32,7 +32,7 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Frames = Mapping[str, "DataFrame"]  # by the name of a source or a stage: a DataFrame of its columns
+Frames = Mapping[str, "DataFrame"]  # DataFrames without rows, by the name of a source or stage
 
 
 class BoundStage(NamedTuple):
@@ -52,10 +52,10 @@ class BoundStage(NamedTuple):
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """Return the engine that runs the stage on Spark. `refresh`: re-reads lookups. Raises StartError."""
         carried = _origin_sql(self, session) if self.pipeline.tracks_origin else {}
-        rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end(session))
+        rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end_sql(session))
         return SparkEngine(rows, refresh)
 
-    def end(self, session: SparkSession) -> str | None:
+    def end_sql(self, session: SparkSession) -> str | None:
         """Return the SQL for the end of a row's session if the gap is an expression, else None. Raises StartError.
 
         The expression is evaluated over the result of the stage's SQL.

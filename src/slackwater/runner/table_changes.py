@@ -18,7 +18,7 @@ from slackwater.evolution import added_columns, commit_from_config
 from slackwater.evolution.added_columns import Types
 from slackwater.evolution.difference import ConfigComparison, KeyChange
 from slackwater.evolution.stage_matching import match_stages
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.runner.connectors.base import C, Connector
 from slackwater.sources.base import SourceUnavailableError
 from slackwater.state.commit import Commit, SourceRecord
@@ -39,9 +39,9 @@ class _TableCheck:
     """
 
     spec: Source
-    stored_columns: str | None  # its columns in the state
+    stored_columns: str | None
     changes: Sequence[KeyChange] = ()
-    columns: Mapping[str, str] | None = None  # as the next start takes them
+    columns: Mapping[str, str] | None = None
     refused: str | None = None
     unknown: str | None = ""
 
@@ -61,10 +61,12 @@ def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
-        if connection is None or record is None or not system_of(connection).has_versions:
+        if connection is None or record is None or not connector_for(connection).has_versions:
             continue
         checks.append(_TableCheck(spec, record.columns))
-        threads.append(threading.Thread(target=checks[-1].compare, args=(system_of(connection), record), daemon=True))
+        threads.append(
+            threading.Thread(target=checks[-1].compare, args=(connector_for(connection), record), daemon=True)
+        )
         threads[-1].start()
     end = time.monotonic() + LONGEST_S
     for thread in threads:

@@ -19,7 +19,7 @@ from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
 from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, branch_off, expected_marks, find_mismatch
 from slackwater.runner import previous_output
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import LETTERS, Commit, TargetMark
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.targets.base import MarkingTarget, TargetTable
@@ -127,7 +127,7 @@ def _marking_target(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: 
     return (
         None
         if connection is None
-        else system_of(connection).marking_target(spec, TargetTable(writer, (), None, lineage))
+        else connector_for(connection).marking_target(spec, TargetTable(writer, (), None, lineage))
     )
 
 

@@ -93,7 +93,7 @@ class SqlFrontend:
         ]
         clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in binding.times.items()}
         self.engine = SparkEngine(
-            RowPlan(self.session, self.pipeline, self.logic, clocked, end=binding.end(self.session))
+            RowPlan(self.session, self.pipeline, self.logic, clocked, end=binding.end_sql(self.session))
         )
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 

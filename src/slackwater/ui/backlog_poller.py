@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.errors import SlackwaterError
-from slackwater.runner.connectors import system_of
+from slackwater.runner.connectors import connector_for
 from slackwater.sources.backlog import Answer, Backlog, Question
 from slackwater.state.protocol import Snapshot
 
@@ -76,7 +76,7 @@ class BacklogPoller:
 
 def _question(pipeline: Pipeline, source: Source) -> Question | None:
     connection = None if source.connection is None else resolve_connection(source.connection, pipeline.connections)
-    return None if connection is None else system_of(connection).question(source)
+    return None if connection is None else connector_for(connection).question(source)
 
 
 def _backlog(source: Source, answer: _BacklogAnswer, snapshot: Snapshot) -> Backlog:

@@ -29,5 +29,5 @@ CONNECTOR_TYPES: Mapping[str, type[Connector[Any]]] = {
 }
 
 
-def system_of(connection: Connection) -> Connector[Any]:
+def connector_for(connection: Connection) -> Connector[Any]:
     return CONNECTOR_TYPES[connection.kind](connection)

@@ -101,7 +101,7 @@ class Connector(Generic[C]):
         raise AssertionError(f"{self.connection.kind} cannot {operation}, which the check of the config knows")
 
 
-def zone_of(pipeline: Pipeline, spec: Source) -> str:
+def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
     """Return the time zone of local times of a source: `event_time_zone` of the first stage that reads it, else UTC."""
     readers = (
         stage_pipeline

@@ -15,7 +15,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.errors import StartError
-from slackwater.runner.connectors.base import Connector, zone_of
+from slackwater.runner.connectors.base import Connector, source_time_zone
 from slackwater.runner.dead_letter_filter import LetterFilter
 from slackwater.sources import backlog, files
 from slackwater.sources.backlog import Question
@@ -35,7 +35,7 @@ class FilesConnector(Connector[FilesConnection]):
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> PlannedFilesSource:
         files.check_exists(spec)
-        return PlannedFilesSource(spec, files.schema_of(session, spec, schema_json), zone_of(pipeline, spec))
+        return PlannedFilesSource(spec, files.schema_of(session, spec, schema_json), source_time_zone(pipeline, spec))
 
     def check_source(self, spec: Source) -> None:
         files.check_exists(spec)

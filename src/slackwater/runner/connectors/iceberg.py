@@ -64,7 +64,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
             table = iceberg.open_catalog(self.connection).load(name)
             if table is not None:
                 yield iceberg.read_all(table)
-        except Exception as error:  # catalogs raise what their clients do
+        except Exception as error:  # catalogs raise errors of their HTTP clients
             raise StartError(
                 f"Iceberg table {name} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
             ) from None

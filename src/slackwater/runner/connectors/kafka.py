@@ -21,7 +21,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import KafkaOffsets, by_topic
 from slackwater.errors import StartError
-from slackwater.runner.connectors.base import Connector, zone_of
+from slackwater.runner.connectors.base import Connector, source_time_zone
 from slackwater.runner.dead_letter_filter import CHUNK, SCHEMA, LetterFilter
 from slackwater.sources import backlog
 from slackwater.sources.backlog import Question
@@ -56,7 +56,7 @@ class KafkaConnector(Connector[KafkaConnection]):
             topics=named_topics(query),
             stored_schema=schema_json,
             sample=lambda: sample_records(session, spec, self.connection),
-            zone=zone_of(pipeline, spec),
+            zone=source_time_zone(pipeline, spec),
         )
         used = pipeline.dead_letter is not None or any(
             not (texts := stage_pipeline.sql_chain(path)) or any("_headers" in sql for _, sql in texts)
@@ -155,7 +155,7 @@ class KafkaConnector(Connector[KafkaConnection]):
                 for message in consumer.consume(CHUNK, timeout=0.5):
                     end = time.monotonic() + _SECONDS
                     if message.error() is None:
-                        rows.append(letter_of(message.key(), message.value(), message.headers() or []))
+                        rows.append(letter_from_message(message.key(), message.value(), message.headers() or []))
                     elif message.error().code() == KafkaError._PARTITION_EOF:
                         ended.add(message.partition())
                 if time.monotonic() > end:
@@ -171,7 +171,9 @@ class KafkaConnector(Connector[KafkaConnection]):
         yield pl.DataFrame(rows, schema=SCHEMA)
 
 
-def letter_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> dict[str, Any]:
+def letter_from_message(
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
+) -> dict[str, Any]:
     """Return a Kafka message as a letter, as `targets.kafka_rows.LetterRows` wrote it.
 
     The headers of the original record come first, then those of the letter.

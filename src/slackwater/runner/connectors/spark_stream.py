@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.runner.connectors.base import C, Connector, zone_of
+from slackwater.runner.connectors.base import C, Connector, source_time_zone
 from slackwater.sources import spark_connect
 from slackwater.sources.payloads.base import RawRecords
 from slackwater.sources.payloads.registry import payload_of
@@ -41,7 +41,7 @@ class SparkStreamConnector(Connector[C]):
             raise not_over_connect(pipeline.name, spec.name)
         records = self.records(session, spec)
         payload = payload_of(
-            RawRecords(session, spec, records.body, stored_schema=schema_json, zone=zone_of(pipeline, spec))
+            RawRecords(session, spec, records.body, stored_schema=schema_json, zone=source_time_zone(pipeline, spec))
         )
         extra_columns = [*records.extra_columns, f"{quote_column(records.body)} AS _value"]
         return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, extra_columns))
